@@ -1,0 +1,48 @@
+"""fedselect: personalized federated learning where every client gets its own model."""
+
+from fedselect import models
+from fedselect.data import ClientData, Federation, load
+from fedselect.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
+from fedselect.method import Down, Method, Received, Up
+from fedselect.methods import FedAvg, FedAvgFT, FedBABU, FedBN, FedPer, FedRep, FedSelect, LGFedAvg, Local, Partial
+from fedselect.models import Model
+from fedselect.select import DeltaSelect, Fixed, RandomSelect
+from fedselect.simulate import Result, run
+from fedselect.step import Training
+from fedselect.work import Pass, Work
+
+__all__ = [
+    "CheckpointError",
+    "ClientData",
+    "DataError",
+    "DeltaSelect",
+    "Down",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedBN",
+    "FedPer",
+    "FedRep",
+    "FedSelect",
+    "Federation",
+    "FedselectError",
+    "Fixed",
+    "InputError",
+    "LGFedAvg",
+    "Local",
+    "Method",
+    "Model",
+    "Partial",
+    "Pass",
+    "RandomSelect",
+    "Received",
+    "Result",
+    "RunError",
+    "Training",
+    "TrainingError",
+    "Up",
+    "Work",
+    "load",
+    "models",
+    "run",
+]

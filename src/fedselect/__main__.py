@@ -1,0 +1,5 @@
+"""python -m fedselect"""
+
+from fedselect.cli import main
+
+main()

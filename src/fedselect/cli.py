@@ -1,0 +1,293 @@
+"""The command line."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedselect.data import DATA
+from fedselect.errors import FedselectError, InputError, unknown
+from fedselect.experiments import runner, tables
+from fedselect.experiments.config import Config, place, read
+from fedselect.experiments.environment import package_version
+from fedselect.experiments.progress import progress
+from fedselect.methods import METHODS
+from fedselect.models import MODELS
+from fedselect.options import Option, find, options, summary
+from fedselect.step import Training
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich",
+    help="Personalized federated learning: every client gets its own model.",
+)  # fmt: skip
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is.")
+app.add_typer(data_app, name="data")
+console = Console()
+
+_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+_MORE = (
+    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 20 "
+    "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
+)
+
+Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run; flags override it.")
+]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds. (default: 30)")]
+Fraction = Annotated[float | None, typer.Option(help="Share of clients that train in a round. (default: 1)")]
+Late = Annotated[str | None, typer.Option(help="COUNT@ROUND: the last COUNT clients join in that round.")]
+EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every so many rounds. (default: 1)")]
+Chunk = Annotated[str | None, typer.Option(help="Clients that train side by side, or auto. (default: auto)")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory.")]
+
+
+@app.command(context_settings=_EXTRA, epilog=_MORE)
+def run(
+    ctx: typer.Context,
+    method: Annotated[str | None, typer.Option(help="Method. (default: fedselect)")] = None,
+    data: DataName = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the partition, the initial model and training. (default: 0)")
+    ] = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    fraction: Fraction = None,
+    late: Late = None,
+    eval_every: EvalEvery = None,
+    chunk: Chunk = None,
+    device: Device = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train one federation with one method."""
+    raw = read(config) if config else {}
+    flags = _flags(ctx.args)
+    made = _config(
+        raw, method, data, model, flags,
+        rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+    )  # fmt: skip
+    out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
+    with progress(console, 1, quiet) as watch:
+        result = runner.start(made, out, overwrite=overwrite, watch=watch)
+    _say_outcome(result.accuracy, out)
+
+
+@app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone.")
+def compare(
+    ctx: typer.Context,
+    methods: Annotated[str | None, typer.Option(help="Names with commas between, or all. (default: all)")] = None,
+    data: DataName = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")] = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    fraction: Fraction = None,
+    late: Late = None,
+    eval_every: EvalEvery = None,
+    chunk: Chunk = None,
+    device: Device = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    report: Annotated[bool, typer.Option(help="Write report.html beside the runs.")] = False,
+) -> None:
+    """Train with several methods and seeds, and print one table."""
+    raw = dict(read(config)) if config else {}
+    listed = raw.pop("methods", {})
+    own_seeds = raw.pop("seeds", [0])
+    if not isinstance(listed, dict) or not isinstance(own_seeds, list):
+        raise InputError(f"{config}: methods is a table of tables and seeds a list.")
+    names = _names(methods, listed)
+    flags = _flags(ctx.args)
+    runs = {}
+    for name in names:
+        for s in _seeds(seeds) if seeds else own_seeds:
+            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
+            runs[f"{name}-seed{s}"] = _config(
+                one, None, data, model, flags, among=names,
+                rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+            )  # fmt: skip
+    out = out or _free("compare")
+    with progress(console, len(runs), quiet) as watch:
+        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
+    _say_table(done, out, report)
+
+
+@app.command()
+def resume(
+    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")], quiet: Quiet = False
+) -> None:
+    """Go on with a run or a comparison that was interrupted, as if it had not been."""
+    many = len(runner.read_configs(out)) if (out / "compare.json").exists() else 1
+    with progress(console, many, quiet) as watch:
+        done = runner.resume(out, watch)
+    _say_table(done, out, report=False)
+
+
+@app.command("report")
+def report_(out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")]) -> None:
+    """Write report.html: table, curves and every client's accuracy on one page."""
+    from fedselect.experiments.report import write_report
+
+    console.print(f"wrote {write_report(out)}", soft_wrap=True)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="One method: its options, a line each.")] = None) -> None:
+    """List the methods and their options."""
+    if name is None:
+        _list("method", METHODS)
+        console.print("common to all, local training: " + _inline(options(Training)))
+        return
+    factory = find("method", name, METHODS)
+    console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
+    _details({**options(factory), **options(Training)})
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets and their options."""
+    _list("data", DATA)
+
+
+@app.command()
+def models() -> None:
+    """List the models and their options."""
+    _list("model", MODELS)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(package_version(), highlight=False)
+
+
+def main() -> None:
+    """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
+    try:
+        app()
+    except runner.Stopped as e:
+        _fail(str(e), 130)
+    except KeyboardInterrupt:
+        _fail("stopped; what the last checkpoint holds is kept: fedselect resume DIR goes on from there.", 130)
+    except FedselectError as e:
+        _fail(f"error: {e}", 2)
+
+
+def _fail(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def _flags(args: list[str]) -> dict[str, str]:
+    """The flags typer does not know: --name value, --name=value."""
+    found: dict[str, str] = {}
+    rest = list(args)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise InputError(f"{flag!r} does not belong to a flag; flags are --name value.")
+        name, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise InputError(f"--{name} needs a value.")
+            value = rest.pop(0)
+        found[name] = value
+    return found
+
+
+def _config(
+    raw: dict[str, Any],
+    method: str | None,
+    data: str | None,
+    model: str | None,
+    flags: dict[str, str],
+    among: list[str] | None = None,
+    **fields: Any,
+) -> Config:
+    """A file's fields, then what the flags say on top."""
+    parts = {k: dict(raw.get(k, {})) for k in ("method", "data", "model", "training")}
+    for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
+        if name and name != parts[part].get("name", default):
+            parts[part] = {}  # options of another one mean nothing here
+        if name or default:
+            parts[part]["name"] = name or parts[part].get("name", default)
+    own = f"method:{parts['method']['name']}"
+    for flag, value in flags.items():
+        for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):
+            if home == own or not home.startswith("method:"):
+                parts[home.partition(":")[0]][option] = value
+    given = {k: v for k, v in fields.items() if v is not None}
+    return Config.from_dict({**raw, **parts, **given}, "this run")
+
+
+def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
+    if methods is None and listed:
+        return list(listed)
+    if methods in (None, "all"):
+        return list(METHODS)
+    names = [m.strip() for m in (methods or "").split(",") if m.strip()]
+    for name in names:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    if not names:
+        raise InputError("name at least one method: --methods fedselect,fedavg.")
+    return list(dict.fromkeys(names))
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(s) for s in text.split(",")))
+    except ValueError:
+        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+
+
+def _free(name: str) -> Path:
+    """A directory under runs/ that does not exist yet."""
+    base = Path("runs") / name
+    return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
+
+
+def _say_outcome(accuracy: float, out: Path) -> None:
+    console.print(
+        f"accuracy {100 * accuracy:.2f}%  (mean over clients, own test data)  in {out}", highlight=False, soft_wrap=True
+    )
+
+
+def _say_table(done: list[Path], out: Path, report: bool) -> None:
+    console.print(tables.render(tables.rows(done)))
+    if report:
+        report_(out)
+    console.print(f"runs in {out}", soft_wrap=True)
+
+
+def _list(kind: str, table: Any) -> None:
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column(kind, style="bold", no_wrap=True)
+    grid.add_column("what it does, and its options with their defaults")
+    for name, factory in table.items():
+        grid.add_row(name, f"{summary(factory)}\n[dim]{_inline(options(factory))}[/dim]")
+    console.print(grid, highlight=False)
+
+
+def _inline(found: dict[str, Option]) -> str:
+    return ", ".join(o.describe() for o in found.values())
+
+
+def _details(found: dict[str, Option]) -> None:
+    for option in found.values():
+        console.print(f"  --{option.name.replace('_', '-'):<14} {option.describe().partition('=')[2]}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

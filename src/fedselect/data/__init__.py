@@ -1,0 +1,18 @@
+"""Data: sources by name, partitions over clients, and one's own tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedselect.data.digits import digits
+from fedselect.data.federation import ClientData, Federation
+from fedselect.options import build
+
+DATA: dict[str, Callable[..., Federation]] = {"digits": digits}
+
+
+def load(name: str, **options: Any) -> Federation:
+    """A data set by name, partitioned over clients: load("digits", clients=10, classes_per_client=2, seed=0)."""
+    return build("data", name, DATA, options)
+
+
+__all__ = ["DATA", "ClientData", "Federation", "load"]

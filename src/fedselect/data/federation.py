@@ -1,0 +1,82 @@
+"""ClientData and Federation: checked data, client by client."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import DataError
+from fedselect.work import Split
+
+Part = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples: (inputs, labels) to train on, to test on, and optionally to validate on."""
+
+    train: Part
+    test: Part
+    val: Part | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The data of all clients. `classes` is found from the labels when it is not given."""
+
+    clients: Sequence[ClientData]
+    classes: int = 0
+    name: str = "tensors"
+    class_names: tuple[str, ...] = ()
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise DataError("there are no clients; give data for at least one.")
+        if not self.classes:
+            top = max(int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel())
+            object.__setattr__(self, "classes", top + 1)
+        object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
+        for i, client in enumerate(self.clients):
+            for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
+                if pair is not None:
+                    self._check(f"client {client.name or i}", part, *pair)
+
+    def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
+        if len(x) != len(y):
+            raise DataError(f"{who} has {len(x)} {part} inputs but {len(y)} labels.")
+        if len(x) == 0:
+            raise DataError(f"{who} has no {part} data; leave it out or give it some.")
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(f"{who} has {part} inputs of shape {tuple(x.shape[1:])}; the first client has {self.shape}.")
+        if not x.is_floating_point():
+            raise DataError(f"{who} has {part} inputs of type {x.dtype}; give floats, e.g. images / 255.")
+        if y.is_floating_point() or y.ndim != 1:
+            raise DataError(
+                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers."
+            )
+        if int(y.min()) < 0 or int(y.max()) >= self.classes:
+            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+        if not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
+            raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; mend or drop it.")
+
+    def labels(self, client: int) -> list[int]:
+        """The classes a client has in its training data."""
+        return sorted(set(self.clients[client].train[1].tolist()))
+
+    def split(self, part: str, dtype: torch.dtype) -> Split:
+        """All clients' samples of one part (train, val or test) in one pool."""
+        x0, y0 = self.clients[0].train
+        empty = (x0[:0], y0[:0])
+        pairs = [getattr(c, part) or empty for c in self.clients]
+        n = torch.tensor([len(y) for _, y in pairs])
+        return Split(
+            torch.cat([x.detach() for x, _ in pairs]).to(dtype),
+            torch.cat([y for _, y in pairs]).to(torch.int64),
+            n.cumsum(0) - n,
+            n,
+        )

@@ -1,0 +1,119 @@
+"""The codec: the marked entries of a tree as one flat array, and the mask as packed bits where the other side cannot know it.
+
+The simulation counts bytes with `size`, the deployment sends what `pack` makes; a test holds the two together. A value
+costs its own width; a mask that is known to both sides (whole tensors, fixed by the method) costs nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import DataError
+from fedselect.method import Down, Up
+from fedselect.tree import Mask, State, Tree, entries
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One client's tree on the wire."""
+
+    values: Tensor  # (k,) the marked entries, in the tree's order
+    bits: Tensor  # uint8, eight entries a byte; empty where no mask travels
+    whole: tuple[str, ...]  # tensors sent whole
+    partly: tuple[str, ...]  # tensors sent entry by entry
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.bits.nbytes
+
+
+def pack(tree: Tree, sent: Mask) -> Packet:
+    """One client's marked entries; `tree` and `sent` without a client axis."""
+    whole = tuple(n for n in tree if sent.get(n, False) is True)
+    partly = tuple(n for n in tree if isinstance(sent.get(n), Tensor))
+    values, marks = [], []
+    for n, v in tree.items():
+        m = sent.get(n, False)
+        if isinstance(m, Tensor):
+            values.append(v[m])
+            marks.append(m.flatten())
+        elif m:
+            values.append(v.flatten())
+    first = next(iter(tree.values()))
+    flat = torch.cat(values) if values else first.new_zeros(0)
+    return Packet(flat, pack_bits(torch.cat(marks)) if marks else torch.zeros(0, dtype=torch.uint8), whole, partly)
+
+
+def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
+    """The tree and mask a packet stands for; entries that were not sent are zero. Sizes are checked before use."""
+    for n in (*packet.whole, *packet.partly):
+        if n not in like:
+            raise DataError(f"a packet names {n!r}, which the model does not have.")
+    marked = sum(like[n].numel() for n in packet.partly)
+    if packet.bits.numel() != -(-marked // 8):
+        raise DataError(f"a packet has {packet.bits.numel()} bytes of mask where {-(-marked // 8)} belong.")
+    marks = unpack_bits(packet.bits, marked)
+    count = int(marks.sum()) + sum(like[n].numel() for n in packet.whole)
+    if packet.values.numel() != count:
+        raise DataError(f"a packet has {packet.values.numel()} values where its mask marks {count}.")
+    tree: Tree = {}
+    sent: dict[str, bool | Tensor] = {}
+    at = bit = 0
+    for n, v in like.items():
+        value = torch.zeros_like(v)
+        if n in packet.partly:
+            mask = marks[bit : bit + v.numel()].view_as(v)
+            bit += v.numel()
+            k = int(mask.sum())
+            value[mask] = packet.values[at : at + k]
+            sent[n] = mask
+        elif n in packet.whole:
+            k = v.numel()
+            value = packet.values[at : at + k].view_as(v)
+            sent[n] = True
+        else:
+            k, sent[n] = 0, False
+        at += k
+        tree[n] = value
+    return tree, sent
+
+
+def pack_bits(marks: Tensor) -> Tensor:
+    """Booleans, eight a byte, first one in the lowest bit."""
+    padded = torch.zeros(-(-marks.numel() // 8) * 8, dtype=torch.uint8, device=marks.device)
+    padded[: marks.numel()] = marks
+    weight = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=marks.device)
+    return (padded.view(-1, 8) * weight).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(1) >> shifts) & 1).flatten()[:count].bool()
+
+
+def size(tree: Tree, sent: Mask, mask_travels: bool) -> Tensor:
+    """Bytes of each client's packet without making it: (C,) int64."""
+    first = next(iter(tree.values()))
+    total = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+    for n, v in tree.items():
+        total += entries({n: sent.get(n, False)}, {n: v}) * v.element_size()
+    if mask_travels:
+        marked = sum(v[0].numel() for n, v in tree.items() if isinstance(sent.get(n), Tensor))
+        total += -(-marked // 8)
+    return total
+
+
+def up_size(up: Up) -> Tensor:
+    return size(up.values, up.sent, mask_travels=True) + _rows(up.extra, len(up.weight))
+
+
+def down_size(down: Down, wants: Mask, clients: int) -> Tensor:
+    """The server knows from a client's last upload which entries it wants back, so no mask travels down."""
+    rows = {n: v.unsqueeze(0).expand(clients, *v.shape) for n, v in down.shared["params"].items()}
+    others = sum(v.nbytes for name, tree in down.shared.items() if name != "params" for v in tree.values())
+    return size(rows, wants, mask_travels=False) + _rows(down.rows, clients) + others
+
+
+def _rows(state: State, clients: int) -> int:
+    return sum(v.nbytes for tree in state.values() for v in tree.values()) // clients

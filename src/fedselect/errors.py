@@ -1,0 +1,50 @@
+"""Everything that can go wrong for a reason a person can act on.
+
+FedselectError
+├── InputError          an option, a name or a value that cannot be used
+├── DataError           data that is missing, damaged or does not fit what was asked
+├── TrainingError       numbers that stopped being finite, naming client, round and tensor
+└── RunError            a run directory that cannot be written or read
+    └── CheckpointError     a checkpoint that is damaged or belongs to another run
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedselectError(Exception):
+    """Base of every error this package raises on purpose; its text is one sentence that says what to do."""
+
+
+class InputError(FedselectError):
+    pass
+
+
+class DataError(FedselectError):
+    pass
+
+
+class TrainingError(FedselectError):
+    pass
+
+
+class RunError(FedselectError):
+    pass
+
+
+class CheckpointError(RunError):
+    pass
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that a mistyped one probably meant, best first."""
+    by_lower = {k.lower(): k for k in known}
+    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=0.5)]
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An InputError for a name that is not in a table: the nearest ones if any is near, else all of them."""
+    known = sorted(known)
+    near = nearest(name, known)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known) or 'none'}."
+    return InputError(f"there is no {kind} {name!r}; {hint}")

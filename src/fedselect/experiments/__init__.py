@@ -1,0 +1,1 @@
+"""Experiments: configurations, run directories, comparisons, tables and reports."""

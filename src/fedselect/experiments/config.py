@@ -1,0 +1,188 @@
+"""Config: everything a run depends on, complete and replayable. A flag, a file and the API use the same names."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedselect.data import DATA, Federation
+from fedselect.errors import InputError, unknown
+from fedselect.method import Method
+from fedselect.methods import METHODS
+from fedselect.models import MODELS, Model
+from fedselect.options import Option, build, find, options, resolve
+from fedselect.simulate import Simulation
+from fedselect.step import Training
+
+DEFAULT_MODEL = {"digits": "small_cnn"}
+TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "method": ("method", METHODS),
+    "data": ("data", DATA),
+    "model": ("model", MODELS),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. `method`, `data` and `model` are {"name": ..., option: value, ...}, with every option filled in."""
+
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
+    data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 30
+    seed: int = 0
+    fraction: float = 1.0
+    late: str | None = None  # "2@10": the last two clients join in round 10
+    eval_every: int = 1
+    chunk: int | str = "auto"
+    device: str = "auto"
+
+    def complete(self) -> "Config":
+        """Check every name and value and fill in the defaults."""
+        data = _entry("data", {"name": "digits", **self.data})
+        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        known = options(Training)
+        for name in self.training:
+            if name not in known:
+                raise unknown("training option", name, known)
+        training = {n: o.parse(self.training[n]) if n in self.training else o.default for n, o in known.items()}
+        if self.rounds < 1:
+            raise InputError(f"rounds must be at least 1, not {self.rounds}.")
+        parse_late(self.late)
+        done = dataclasses.replace(self, method=_entry("method", self.method), data=data, model=model, training=training)
+        done.make_method()
+        done.make_training()
+        return done
+
+    def make_method(self) -> Method:
+        return build("method", self.method["name"], METHODS, _rest(self.method))
+
+    def make_training(self) -> Training:
+        return Training(**self.training)
+
+    def make_data(self) -> Federation:
+        return build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+
+    def make_model(self, data: Federation) -> Model:
+        return build("model", self.model["name"], MODELS, _rest(self.model), data=data)
+
+    def simulation(self, chunk: int | None = None) -> Simulation:
+        data = self.make_data()
+        how: Any = chunk or self.chunk
+        return Simulation(
+            self.make_method(),
+            self.make_model(data),
+            data,
+            seed=self.seed,
+            training=self.make_training(),
+            fraction=self.fraction,
+            late=parse_late(self.late),
+            chunk=how,
+            device=self.device,
+            eval_every=self.eval_every,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], where: str) -> "Config":
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for name in raw:
+            if name not in known:
+                raise InputError(f"{where}: {unknown('field', name, known)}")
+        try:
+            return cls(**{n: _plain(n, v) for n, v in raw.items()}).complete()
+        except InputError as e:
+            raise InputError(f"{where}: {e}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A hand-written TOML or a saved JSON configuration."""
+    try:
+        text = path.read_text()
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    try:
+        raw = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as e:
+        raise InputError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {e}.") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} must hold a table of fields.")
+    return raw
+
+
+def place(name: str, methods: list[str], data: str, model: str | None) -> list[tuple[str, str]]:
+    """Which tables a flag belongs to: [(table, option)], among the options of what was chosen.
+
+    `name` may single a method out: fedselect.limit.
+    """
+    name = name.replace("-", "_") if "." not in name else name
+    for method in methods:
+        find("method", method, METHODS)
+    find("data", data, DATA)
+    head, _, option = name.rpartition(".")
+    if head:
+        if head not in methods:
+            raise unknown("method in this command", head, methods)
+        option = option.replace("-", "_")
+        known = options(METHODS[head])
+        if option not in known:
+            raise unknown(f"option of method {head}:", option, known)
+        return [(f"method:{head}", option)]
+    homes = [(f"method:{m}", options(METHODS[m])) for m in methods]
+    homes.append(("data", options(DATA[data])))
+    homes.append(("model", options(find("model", model or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
+    homes.append(("training", options(Training)))
+    found = [(home, name) for home, known in homes if name in known]
+    if not found:
+        raise unknown("option", name, sorted({o for _, known in homes for o in known}))
+    return found
+
+
+def all_options(table: str, name: str) -> dict[str, Option]:
+    kind, entries = TABLES[table]
+    return options(find(kind, name, entries))
+
+
+def parse_late(late: str | None) -> tuple[int, int] | None:
+    if late is None:
+        return None
+    count, _, at = late.partition("@")
+    if not (count.isdigit() and at.isdigit()):
+        raise InputError(f"late is COUNT@ROUND, such as 2@10, not {late!r}.")
+    return int(count), int(at)
+
+
+def _entry(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind, entries = TABLES[table]
+    if "name" not in given:
+        raise InputError(f"{table} needs a name.")
+    name = str(given["name"])
+    return {"name": name, **resolve(kind, name, entries, _rest(given))}
+
+
+def _rest(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in given.items() if k != "name"}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Fields of the run itself, checked as flags are."""
+    if name in TABLES or name == "training":
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} must be a table.")
+        return dict(value)
+    kinds = {
+        "rounds": int,
+        "seed": int,
+        "fraction": float,
+        "eval_every": int,
+        "chunk": int | str,
+        "late": str | None,
+        "device": str,
+    }
+    return Option(name, None, kinds[name]).parse(value)

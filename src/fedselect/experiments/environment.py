@@ -1,0 +1,47 @@
+"""Where a number came from: software, hardware, commit."""
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedselect.simulate.engine import pick_device
+
+
+def environment(device: str = "auto") -> dict[str, Any]:
+    where = pick_device(device)
+    return {
+        "fedselect": package_version(),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+    }
+
+
+def package_version() -> str:
+    try:
+        return version("fedselect")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "uninstalled"
+
+
+def commit() -> str | None:
+    """The checkout this package runs from, if it is one; + marks changes that are not committed."""
+    here = Path(__file__).resolve().parents[3]
+    if not (here / ".git").exists():
+        return None
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(here), *args], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+            for args in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said[0] + ("+" if said[1] else "")

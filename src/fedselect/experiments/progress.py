@@ -1,0 +1,61 @@
+"""Progress: bars on a terminal, a plain line a round elsewhere, nothing when quiet."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedselect.experiments.config import Config
+from fedselect.experiments.runner import Watch
+from fedselect.simulate.engine import Record
+
+
+def describe(record: Record) -> str:
+    parts = [f"accuracy {100 * record['accuracy']:.2f}%" if record["accuracy"] is not None else "accuracy -"]
+    if record["share"]:
+        parts.append(f"personal {record['share']:.2f}")
+    if record["train_loss"] is not None:
+        parts.append(f"loss {record['train_loss']:.4f}")
+    return "  ".join(parts)
+
+
+@contextmanager
+def progress(console: Console, runs: int, quiet: bool) -> Iterator[Watch | None]:
+    """What to call after every round; shows one bar for the run in progress and, of several runs, one for them all."""
+    if quiet:
+        yield None
+        return
+    if not console.is_terminal:
+        began = time.perf_counter()
+
+        def line(config: Config, record: Record) -> None:
+            took = time.perf_counter() - began
+            console.print(
+                f"{config.method['name']} seed {config.seed}  round {record['round']}/{config.rounds}  "
+                f"{describe(record)}  {took:.1f} s",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bars:
+        total = bars.add_task("all runs", total=runs, note="") if runs > 1 else None
+        tasks: dict[tuple[str, int], object] = {}
+
+        def draw(config: Config, record: Record) -> None:
+            key = (config.method["name"], config.seed)
+            if key not in tasks:
+                tasks[key] = bars.add_task(f"{key[0]} seed {key[1]}", total=config.rounds, note="")
+            task = tasks[key]
+            bars.update(task, completed=record["round"], note=describe(record))  # type: ignore[arg-type]
+            if record["round"] == config.rounds and total is not None:
+                bars.update(total, advance=1)
+                bars.remove_task(task)  # type: ignore[arg-type]
+
+        yield draw

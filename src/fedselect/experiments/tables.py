@@ -1,0 +1,81 @@
+"""Tables from run directories: one row a method, mean and standard deviation over seeds."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedselect.errors import RunError
+from fedselect.experiments.runner import finished
+from fedselect.files import read_json
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    seeds: list[int]
+    accuracy: list[float]
+    local: list[float]
+    merged: list[float]
+    share: float
+    bytes_up: float
+    seconds: float
+    reports: str
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.accuracy)
+
+
+def rows(runs: Sequence[Path]) -> list[Row]:
+    """The finished runs, grouped by method, best first."""
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        if finished(run):
+            s = read_json(run / "summary.json", "it should hold the outcome of a run.")
+            summaries.setdefault(s["method"], []).append(s)
+    if not summaries:
+        raise RunError("there is no finished run to show yet; finish it with: fedselect resume DIR")
+    made = [
+        Row(
+            method,
+            [s["seed"] for s in group],
+            [s["accuracy"] for s in group],
+            [s["accuracy_local"] for s in group],
+            [s["accuracy_merged"] for s in group],
+            statistics.fmean(s["share"] for s in group),
+            statistics.fmean(s["bytes_up"] for s in group),
+            statistics.fmean(s["seconds"] for s in group),
+            "local" if all(s["accuracy"] == s["accuracy_local"] for s in group) else "merged",
+        )
+        for method, group in summaries.items()
+    ]
+    return sorted(made, key=lambda r: -r.mean)
+
+
+def render(found: Sequence[Row]) -> Table:
+    seeds = len(found[0].seeds)
+    table = Table(
+        title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
+        title_justify="left",
+    )
+    table.add_column("method")
+    for column in ("accuracy %", "local %", "merged %", "personal", "MB up", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in found:
+        views = [spread(r.local), spread(r.merged)]
+        mark = 0 if r.reports == "local" else 1
+        views[mark] = f"[bold]{views[mark]}[/bold]"
+        table.add_row(r.method, spread(r.accuracy), *views, f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}")
+    table.caption = "local: after local training; merged: after aggregation; bold: the one reported as accuracy"
+    table.caption_justify = "left"
+    return table
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation in percent."""
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.2f}"

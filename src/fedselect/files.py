@@ -1,0 +1,68 @@
+"""Files that are either whole or not there: written beside their place, flushed to disk, then renamed."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedselect.errors import RunError
+
+
+def replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Put a new file (or folder) in place of an old one at a stroke."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with disk(path):
+        try:
+            write(fresh)
+            for part in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
+                _sync(part)
+            if path.is_dir():
+                shutil.rmtree(path)
+            os.replace(fresh, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True) if fresh.is_dir() else fresh.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    replace(path, lambda p: _write_text(p, json.dumps(value, indent=2) + "\n"))
+
+
+def write_text(path: Path, text: str) -> None:
+    replace(path, lambda p: _write_text(p, text))
+
+
+def read_json(path: Path, what: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; {what}") from None
+    except (OSError, ValueError) as e:
+        raise RunError(f"{path} cannot be read ({e}); {what}") from None
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Say in words what a failing disk means."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f"the disk is full: {path} was not written; free some space, then resume.") from e
+        raise RunError(f"{path} cannot be written: {e.strerror or e}.") from e
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

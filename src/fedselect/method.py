@@ -1,0 +1,88 @@
+"""Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one node of a network."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from fedselect.models import Model
+from fedselect.tree import Mask, State, Tree
+from fedselect.work import Work
+
+View = Literal["local", "merged"]
+
+
+@dataclass(frozen=True)
+class Up:
+    """What clients hand over. Entries of `values` marked in `sent` leave the client, and nothing else does."""
+
+    values: Tree
+    sent: Mask
+    weight: Tensor  # (C,)
+    extra: State = field(default_factory=dict)  # side statistics, one row for each client
+
+
+@dataclass(frozen=True)
+class Down:
+    """What the server hands out: the same for everybody, and rows of a client's own."""
+
+    shared: State
+    rows: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A round's uploads as the server sees them, folded entry by entry; rows of `extra` follow `ids`."""
+
+    ids: Tensor
+    mean: Tree  # over the clients that sent the entry, by weight
+    heard: Mask  # entries that anybody sent
+    extra: State
+
+
+class Method(ABC):
+    """State goes in and comes out; nothing is kept on self.
+
+    Client functions see trees with a leading axis over `work.ids`. In `down`, as a client gets it, everything carries
+    that axis too: shared values are views, one for each client.
+    """
+
+    view: View
+    """Which model the tables show: as local training left it, or merged with the aggregate (and fine-tuned)."""
+
+    @abstractmethod
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        """Server, once: its state from the common initial values."""
+
+    @abstractmethod
+    def join(self, work: Work, params: Tree) -> State:
+        """Client, once: its state from the common initial values."""
+
+    @abstractmethod
+    def down(self, server: State, ids: Tensor) -> Down:
+        """Server: what the clients `ids` get."""
+
+    @abstractmethod
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        """Client: one round."""
+
+    @abstractmethod
+    def server(self, server: State, got: Received) -> State:
+        """Server: one round's uploads folded into its state."""
+
+    @abstractmethod
+    def local(self, state: State) -> Tree:
+        """The clients' models as local training left them."""
+
+    @abstractmethod
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        """The clients' models merged with what the server holds now."""
+
+    @abstractmethod
+    def wants(self, model: Model, state: State) -> Mask:
+        """Which entries of the shared "params" a client takes from the server; the others need not travel down."""
+
+    @abstractmethod
+    def mask(self, model: Model, state: State) -> Mask:
+        """Which parameters are personal from the next round on: for reports and `result.masks`."""

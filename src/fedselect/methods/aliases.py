@@ -1,0 +1,116 @@
+"""The named methods that are Partial with a choice of mask and phases. Defaults are the paper's protocol."""
+
+from typing import Literal
+
+from fedselect.method import View
+from fedselect.methods.partial import Partial, Phases
+from fedselect.select import DeltaSelect, Fixed, body, everything, head, norms, nothing
+from fedselect.tree import Scalar
+
+Weight = Literal["uniform", "samples"]
+Stats = Literal["local", "shared"]
+
+
+def FedSelect(
+    rate: Scalar = 0.05,
+    limit: Scalar = 0.30,
+    epochs: int = 3,
+    lr: Scalar = 0.001,
+    personal_lr: Scalar | None = 0.1,
+    by: Literal["most", "least"] = "most",
+    scope: Literal["global", "tensor"] = "global",
+    share: Literal["shared", "all"] = "shared",
+    strict: bool = True,
+    since: Literal["round", "update"] = "round",
+    every: int = 1,
+    first: int = 0,
+    weights_only: bool = False,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+    view: View = "local",
+) -> Partial:
+    """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
+    select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only)
+    alternate: Phases = (("personal", 1), ("shared", 1)) * epochs
+    return Partial(select, alternate, lr, personal_lr, weight, norm_stats, view=view)
+
+
+def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
+    """Every client trains alone; nothing is communicated."""
+    return Partial(Fixed(everything), (("all", epochs),), lr)
+
+
+def FedAvg(
+    epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", norm_stats: Stats = "shared", view: View = "merged"
+) -> Partial:
+    """One global model, the mean of all clients' models; reported: that model on every client's data."""
+    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, view=view)
+
+
+def FedAvgFT(
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    finetune: int | None = None,
+    finetune_lr: Scalar | None = None,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "shared",
+) -> Partial:
+    """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
+    tune: Phases = (("all", epochs if finetune is None else finetune),)
+    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
+
+
+def FedPer(
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    personal_lr: Scalar | None = None,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+    view: View = "local",
+) -> Partial:
+    """Head personal, body averaged, both trained together."""
+    return Partial(Fixed(head), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+
+
+def FedRep(
+    epochs: int = 3,
+    head_epochs: int | None = None,
+    lr: Scalar = 0.01,
+    personal_lr: Scalar | None = None,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+    view: View = "local",
+) -> Partial:
+    """Head personal: first the head with the body frozen, then the body with the head frozen (each for `epochs`)."""
+    phases: Phases = (("personal", epochs if head_epochs is None else head_epochs), ("shared", epochs))
+    return Partial(Fixed(head), phases, lr, personal_lr, weight, norm_stats, view=view)
+
+
+def FedBABU(
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    finetune: int | None = None,
+    finetune_lr: Scalar | None = None,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+) -> Partial:
+    """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
+    tune: Phases = (("all", epochs if finetune is None else finetune),)
+    return Partial(Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
+
+
+def LGFedAvg(
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    personal_lr: Scalar | None = None,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+    view: View = "local",
+) -> Partial:
+    """Body personal, head averaged, both trained together (the FedSelect paper's reading of LG-FedAvg)."""
+    return Partial(Fixed(body), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+
+
+def FedBN(epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", view: View = "local") -> Partial:
+    """Norm layers personal, affine parameters and statistics; everything else averaged."""
+    return Partial(Fixed(norms), (("all", epochs),), lr, None, weight, "local", view=view)

@@ -1,0 +1,128 @@
+"""Partial: one family for every method that keeps some entries personal and averages the others.
+
+A boolean mask says which entry is which. Nothing personal is FedAvg, everything is Local, the head FedPer, FedRep and
+FedBABU, the body LG-FedAvg, the norm layers FedBN; FedSelect learns it, entry by entry.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import InputError
+from fedselect.method import Down, Method, Received, Up, View
+from fedselect.models import Model
+from fedselect.select import Selector
+from fedselect.step import Rate
+from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate
+from fedselect.work import Pass, Work
+
+Phases = tuple[tuple[Literal["personal", "shared", "all"], int], ...]
+"""Which part trains for how many epochs, in order. Each part counts its own epochs: the i-th walk of the personal
+part and the i-th of the shared part follow the same batches, as in the paper's LocalAlt."""
+
+
+@dataclass(frozen=True)
+class Partial(Method):
+    """Train in phases, average what is shared over exactly the clients that share it, let the selector grow the mask.
+
+    A mask that grows in a round takes effect in the next one; an entry it adds starts there from the aggregate, because
+    merging uses the mask that was trained with.
+    """
+
+    select: Selector
+    phases: Phases
+    lr: Scalar = 0.01
+    personal_lr: Scalar | None = None  # None: as lr
+    weight: Literal["uniform", "samples"] = "uniform"
+    norm_stats: Literal["local", "shared"] = "local"
+    finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
+    finetune_lr: Scalar | None = None
+    view: View = "local"
+
+    def __post_init__(self) -> None:
+        for option, value, known in (
+            ("weight", self.weight, ("uniform", "samples")),
+            ("norm_stats", self.norm_stats, ("local", "shared")),
+            ("view", self.view, ("local", "merged")),
+        ):
+            if value not in known:
+                raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
+        for part, epochs in (*self.phases, *self.finetune):
+            if epochs < 0:
+                raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
+        for name, rate in (("lr", self.lr), ("personal_lr", self.personal_lr), ("finetune_lr", self.finetune_lr)):
+            if rate is not None and not bool((torch.as_tensor(rate) > 0).all()):
+                raise InputError(f"{name} must be positive, not {rate}.")
+
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        return {"params": clone(params)}
+
+    def join(self, work: Work, params: Tree) -> State:
+        memory = self.select.start(work, params)
+        return {"params": clone(params), **memory, **({"kept": clone(memory["mask"])} if "mask" in memory else {})}
+
+    def down(self, server: State, ids: Tensor) -> Down:
+        return Down({"params": server["params"]})
+
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        before = merge(self._kept(work.model, state), state["params"], down["params"])
+        memory = {k: v for k, v in state.items() if k not in ("params", "kept")}
+        mask = self._full(work.model, memory)
+        after = work.train(before, list(self._passes(self.phases, mask, work.model, self.lr, self.personal_lr)))
+        memory = self.select.grow(work, memory, before, after)
+        kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
+        weight = work.n.double() if self.weight == "samples" else torch.ones_like(work.n, dtype=torch.float64)
+        return {"params": after, **memory, **kept}, Up(after, negate(mask), weight)
+
+    def server(self, server: State, got: Received) -> State:
+        return {"params": merge(got.heard, got.mean, server["params"])}
+
+    def local(self, state: State) -> Tree:
+        return state["params"]
+
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        kept = self._kept(work.model, state)
+        merged = merge(kept, state["params"], down["params"])
+        if not self.finetune:
+            return merged
+        lr = self.lr if self.finetune_lr is None else self.finetune_lr
+        passes = self._passes(self.finetune, kept, work.model, lr, None)
+        return work.train(merged, list(passes), key="finetune")
+
+    def wants(self, model: Model, state: State) -> Mask:
+        return negate(self._kept(model, state))
+
+    def mask(self, model: Model, state: State) -> Mask:
+        return self.select.mask(model, state)
+
+    def _kept(self, model: Model, state: State) -> Mask:
+        """The mask the client last trained with."""
+        return self._full(model, {**state, "mask": state["kept"]} if "kept" in state else state)
+
+    def _full(self, model: Model, memory: State) -> Mask:
+        return {**self.select.mask(model, memory), **dict.fromkeys(model.stats, self.norm_stats == "local")}
+
+    def _passes(self, phases: Phases, mask: Mask, model: Model, lr: Scalar, personal_lr: Scalar | None) -> Iterator[Pass]:
+        own = lr if personal_lr is None else personal_lr
+        rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": lr if own is lr else _joint(mask, own, lr)}
+        only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(model.params, True)}
+        walked = dict.fromkeys(only, 0)
+        for part, epochs in phases:
+            for _ in range(epochs):
+                yield Pass(only[part], rates[part], walked[part])
+                walked[part] += 1
+
+
+def _joint(mask: Mask, own: Scalar, lr: Scalar) -> Rate:
+    """Rates by entry for a pass that trains both parts together."""
+
+    def pick(m: bool | Tensor) -> Scalar:
+        if isinstance(m, bool):
+            return own if m else lr
+        own_, lr_ = (torch.as_tensor(v, device=m.device).view(-1, *[1] * (m.ndim - 1)) for v in (own, lr))
+        return torch.where(m, own_, lr_)
+
+    return {n: pick(m) for n, m in mask.items()}

@@ -1,0 +1,10 @@
+"""Models: any nn.Module as a function of a Tree, and three that come with the package."""
+
+from collections.abc import Callable
+
+from fedselect.models.model import Model, Output
+from fedselect.models.nets import mlp, resnet18, small_cnn
+
+MODELS: dict[str, Callable[..., Model]] = {"mlp": mlp, "resnet18": resnet18, "small_cnn": small_cnn}
+
+__all__ = ["MODELS", "Model", "Output", "mlp", "resnet18", "small_cnn"]

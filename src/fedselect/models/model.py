@@ -1,0 +1,177 @@
+"""Model: a network as a pure function of a Tree, split into body and head."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedselect.errors import InputError, nearest
+from fedselect.tree import Tree
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: Tensor
+    features: Tensor | None  # what the head was given; None for a model without a head
+
+
+class Model:
+    """A network whose values live outside it, in a Tree of its trainable parameters and its running statistics.
+
+    `build` makes the module; its values come from `build` run under the seed. Parameters that do not require a
+    gradient and integer buffers are constants of the model: never trained, never sent.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], *, head: str | None = None, name: str = "model") -> None:
+        self._build = build
+        self.name = name
+        self.module = _seeded(build, 0)
+        for path, m in self.module.named_modules():
+            if isinstance(m, _BATCH_NORMS) and m.track_running_stats and m.momentum is None:
+                raise InputError(
+                    f"{path}: BatchNorm with momentum=None counts its batches, which a client's model cannot carry; "
+                    "give it a momentum such as 0.1."
+                )
+        self.params = [n for n, p in self.module.named_parameters() if p.requires_grad]
+        persistent = self.module.state_dict(keep_vars=True)
+        self.stats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
+        tree = set(self.params) | set(self.stats)
+        self.names = [n for n in persistent if n in tree]
+        self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree}
+        if not self.params:
+            raise InputError("the model has no trainable parameter.")
+        self.norms = frozenset(
+            f"{path}.{n}" if path else n
+            for path, m in self.module.named_modules()
+            if isinstance(m, _NORMS)
+            for n in (*dict(m.named_parameters()), *dict(m.named_buffers()))
+        )
+        self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
+        self._guessed = head is None
+        self.head = self._find_head() if head is None else self._check_head(head)
+        self._seen: list[Tensor] = []
+        if self.head is not None:
+            self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
+        self._train = self.module.training
+        self.stackable = True  # until it turns out to use something that cannot run for all clients at once
+
+    @classmethod
+    def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":
+        """Any nn.Module as a Model.
+
+        A module keeps the values it has, whatever the seed; a function that makes one is called under the seed.
+        `head` names the submodule that turns features into class scores; without it the last Linear is taken.
+        """
+        if isinstance(module, nn.Module):
+            kept = copy.deepcopy(module)
+            return cls(lambda: copy.deepcopy(kept), head=head, name=type(module).__name__)
+        if not callable(module):
+            raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
+        return cls(module, head=head, name=getattr(module, "__name__", "model"))
+
+    def init(self, seed: int) -> Tree:
+        """The common initial values; without a client axis."""
+        values = _seeded(self._build, seed).state_dict()
+        return {n: values[n].detach().clone() for n in self.names}
+
+    def is_head(self, name: str) -> bool:
+        return self.head is not None and (name == self.head or name.startswith(self.head + "."))
+
+    def need_head(self, who: str) -> None:
+        if self.head is None:
+            raise InputError(
+                f"{who} needs to know the model's head, and {self.name} has no Linear to take for it; "
+                "name it: Model.wrap(module, head='...')."
+            )
+
+    def to(self, device: torch.device) -> "Model":
+        self.module.to(device)
+        return self
+
+    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> tuple[Output, Tree]:
+        """One client's forward pass: outputs, and its running statistics afterwards."""
+        if self._train != train:
+            self.module.train(train)
+            self._train = train
+        values = dict(tree)
+        stats = {n: tree[n].clone() for n in self.stats} if train else {}
+        values.update(stats)  # the module writes its statistics in place: into the copies
+        with self._features() as seen:
+            logits = functional_call(self.module, values, (x,))
+            return Output(logits, seen[-1] if seen else None), stats
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Run one batch and complain in words when the model does not fit the data."""
+        inner: list[Tensor] = []
+        handle = None
+        if self.head is not None:
+            handle = self.module.get_submodule(self.head).register_forward_hook(lambda m, i, o: inner.append(o))
+        try:
+            with torch.no_grad():
+                out, _ = self.apply({n: v for n, v in self.module.state_dict().items() if n in set(self.names)}, x)
+        except RuntimeError as e:
+            raise InputError(f"{self.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
+        finally:
+            if handle is not None:
+                handle.remove()
+        if not isinstance(out.logits, Tensor) or out.logits.shape != (len(x), classes):
+            got = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else type(out.logits).__name__
+            raise InputError(f"{self.name} returns {got} for {len(x)} inputs; {classes} classes need ({len(x)}, {classes}).")
+        if self._guessed and inner and inner[-1] is not out.logits:
+            raise InputError(
+                f"the last Linear of {self.name}, {self.head!r}, does not produce its output; name the head: "
+                f"Model.wrap(module, head=...) with one of {', '.join(self._linears())}."
+            )
+
+    def state_dict(self, tree: Tree) -> Tree:
+        """One client's values as a state_dict that the plain module loads strictly."""
+        order = self.module.state_dict()
+        full = {**self.constants, **tree}
+        return {n: full[n].detach().clone() for n in order}
+
+    def _linears(self) -> list[str]:
+        return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+
+    def _find_head(self) -> str | None:
+        leaves = [n for n, m in self.module.named_modules() if next(m.parameters(recurse=False), None) is not None]
+        linears = self._linears()
+        if not linears:
+            return None
+        if leaves[-1] != linears[-1]:
+            raise InputError(
+                f"cannot tell the head of {self.name}: its last layer {leaves[-1]!r} is not a Linear; name it: "
+                f"Model.wrap(module, head=...) with one of {', '.join(linears)}."
+            )
+        return linears[-1] or None
+
+    def _check_head(self, head: str) -> str:
+        names = [n for n, _ in self.module.named_modules() if n]
+        if head not in names:
+            near = nearest(head, names) or self._linears()
+            raise InputError(f"{self.name} has no submodule {head!r}; candidates: {', '.join(near)}.")
+        if not any(n == head or n.startswith(head + ".") for n in self.params):
+            raise InputError(f"the head {head!r} of {self.name} has no trainable parameter.")
+        return head
+
+    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._seen.append(inputs[0])
+
+    @contextmanager
+    def _features(self) -> Iterator[list[Tensor]]:
+        try:
+            yield self._seen
+        finally:
+            self._seen.clear()
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()

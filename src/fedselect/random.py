@@ -1,0 +1,62 @@
+"""Randomness keyed by what it is for, never by call order.
+
+A key is an int64 mixed from (seed, client, round, purpose, ...). The numbers drawn from it come from a counter-based
+hash made of integer operations alone, so they are the same stacked or one by one, on a CPU or a GPU, whole or resumed.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _MIX1, _MIX2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # splitmix64, as signed int64
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finaliser on int64; `>>` is arithmetic on signed integers, hence the masks."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX1
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def _number(part: int | str) -> int:
+    if isinstance(part, int):
+        return part
+    return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=7).digest(), "little")
+
+
+def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
+    """A new key from a key and what distinguishes it: whole numbers, names, or one number per client."""
+    for part in parts:
+        key = _mix(key + _GOLDEN)
+        key = _mix(key ^ (part if isinstance(part, Tensor) else torch.tensor(_number(part), device=key.device)))
+    return key
+
+
+def client_keys(seed: int, ids: Tensor, round: int, purpose: str) -> Tensor:
+    """One key for each client: (C,)."""
+    return fold(torch.full_like(ids, seed), ids, round, purpose)
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """`count` hashed int64 per key: key.shape + (count,)."""
+    counter = torch.arange(1, count + 1, device=key.device) * _GOLDEN
+    return _mix(_mix(key.unsqueeze(-1) + counter))
+
+
+def uniform(key: Tensor, count: int) -> Tensor:
+    """`count` float32 in [0, 1) per key."""
+    return ((bits(key, count) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def permutations(key: Tensor, n: Tensor, longest: int) -> Tensor:
+    """For each key (C,) a permutation of range(n_i), as (C, longest); places past n_i are not meaningful."""
+    order = bits(key, longest) & 0x7FFFFFFFFFFFFFFF
+    order = order.masked_fill(torch.arange(longest, device=key.device) >= n.unsqueeze(-1), 0x7FFFFFFFFFFFFFFF)
+    return order.argsort(dim=-1, stable=True)
+
+
+def choose(seed: int, candidates: Tensor, count: int, round: int, purpose: str) -> Tensor:
+    """`count` of the candidate ids, in ascending order; who is drawn depends on ids alone, not on their order."""
+    rank = client_keys(seed, candidates, round, purpose).argsort(stable=True)
+    return candidates[rank[:count]].sort().values

@@ -1,0 +1,247 @@
+"""Selectors: which entries of a client's model are personal, at first and as training goes on."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedselect import random
+from fedselect.errors import InputError, nearest
+from fedselect.models import Model
+from fedselect.tree import Mask, Scalar, State, Tree
+from fedselect.work import Work
+
+Which = Callable[[Model, str], bool]
+"""Whether an entry named so is personal, in this model."""
+
+
+def nothing(model: Model, name: str) -> bool:
+    return False
+
+
+def everything(model: Model, name: str) -> bool:
+    return True
+
+
+def head(model: Model, name: str) -> bool:
+    model.need_head("a method that keeps the head or the body personal")
+    return model.is_head(name)
+
+
+def body(model: Model, name: str) -> bool:
+    return not head(model, name)
+
+
+def norms(model: Model, name: str) -> bool:
+    return name in model.norms
+
+
+class Selector(Protocol):
+    """Growing masks live in the client's state, entry by entry; fixed ones are known to everybody and stored nowhere."""
+
+    def start(self, work: Work, params: Tree) -> State:
+        """What a client that joins must remember."""
+
+    def mask(self, model: Model, memory: State) -> Mask:
+        """The mask over the model's parameters."""
+
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+        """The memory for the next round, from the model before and after this round's local training."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same whole tensors for every client and round."""
+
+    personal: Which
+
+    def start(self, work: Work, params: Tree) -> State:
+        return {}
+
+    def mask(self, model: Model, memory: State) -> Mask:
+        return {n: self.personal(model, n) for n in model.params}
+
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+        return memory
+
+
+@dataclass(frozen=True)
+class DeltaSelect:
+    """FedSelect's choice: of the entries still shared, those that moved most in local training become personal.
+
+    rate   p: the share of entries that joins at a time        limit  alpha: the largest personal share
+    by     most | least moved                                  scope  global: one threshold over a client's entries;
+    share  p counts entries still shared | all                        tensor: one for each tensor
+    strict True: never pass the limit; False: grow whenever below it, even past it
+    since  round: movement in this round | update: since the mask last grew
+    every, first: grow in rounds first, first + every, ...     weights_only: leave vectors (biases, norms) shared
+    """
+
+    rate: Scalar = 0.05
+    limit: Scalar = 0.30
+    by: Literal["most", "least"] = "most"
+    scope: Literal["global", "tensor"] = "global"
+    share: Literal["shared", "all"] = "shared"
+    strict: bool = True
+    since: Literal["round", "update"] = "round"
+    every: int = 1
+    first: int = 0
+    weights_only: bool = False
+
+    def __post_init__(self) -> None:
+        _check_growth(self.rate, self.limit, self.every, self.first)
+        for option, value, known in (
+            ("by", self.by, ("most", "least")),
+            ("scope", self.scope, ("global", "tensor")),
+            ("share", self.share, ("shared", "all")),
+            ("since", self.since, ("round", "update")),
+        ):
+            if value not in known:
+                raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
+
+    def start(self, work: Work, params: Tree) -> State:
+        memory = {"mask": _empty(work, params)}
+        if self.since == "update":
+            memory["anchor"] = {n: params[n].clone() for n in work.model.params}
+            memory["restart"] = {"": torch.ones(len(work.ids), dtype=torch.bool, device=work.ids.device)}
+        return memory
+
+    def mask(self, model: Model, memory: State) -> Mask:
+        return dict(memory["mask"])
+
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+        memory = dict(memory)
+        if self.since == "update":
+            fresh = memory["restart"][""]  # the mask grew last time: movement counts from this round's start
+            before = {n: torch.where(fresh.view(-1, *[1] * (a.ndim - 1)), before[n], a) for n, a in memory["anchor"].items()}
+            memory["anchor"] = before
+            memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
+        if self._due(work.round):
+            sign = 1.0 if self.by == "most" else -1.0
+            score = {n: sign * (after[n] - before[n]).abs() for n in memory["mask"]}
+            memory["mask"] = grow_mask(
+                memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
+                skip=_vectors(score) if self.weights_only else frozenset(),
+            )  # fmt: skip
+        return memory
+
+    def _due(self, round: int) -> bool:
+        return round >= self.first and (round - self.first) % self.every == 0
+
+
+@dataclass(frozen=True)
+class RandomSelect:
+    """The ablation: masks grow as FedSelect's do, by entries drawn at random for each client."""
+
+    rate: Scalar = 0.05
+    limit: Scalar = 0.30
+
+    def __post_init__(self) -> None:
+        _check_growth(self.rate, self.limit)
+
+    def start(self, work: Work, params: Tree) -> State:
+        return {"mask": _empty(work, params)}
+
+    def mask(self, model: Model, memory: State) -> Mask:
+        return dict(memory["mask"])
+
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+        keys = work.keys("select")
+        score = {n: random.uniform(random.fold(keys, n), m[0].numel()).view_as(m) for n, m in memory["mask"].items()}
+        return {"mask": grow_mask(memory["mask"], score, self.rate, self.limit)}
+
+
+def grow_mask(
+    mask: Tree,
+    score: Tree,
+    rate: Scalar,
+    limit: Scalar,
+    *,
+    scope: str = "global",
+    share: str = "shared",
+    strict: bool = True,
+    skip: frozenset[str] = frozenset(),
+) -> Tree:
+    """Add, for each client, the shared entries with the highest score. Of equal scores the earlier entry wins.
+
+    A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. The limit is a share of all
+    parameters (of each tensor, with scope = tensor).
+    """
+    names = [n for n in mask if n not in skip]
+    flat = {n: mask[n].flatten(1) for n in mask}
+    whole = sum(v.shape[1] for v in flat.values())
+    held = torch.stack([v.sum(1) for v in flat.values()]).sum(0)
+    groups = [[n] for n in names] if scope == "tensor" else [names]
+    below = held < _whole(limit, whole)
+    out = dict(mask)
+    for group in groups:
+        taken = torch.cat([flat[n] for n in group], 1)
+        size, personal = taken.shape[1], taken.sum(1)
+        wanted = _whole(rate, size - personal if share == "shared" else size, up=True)
+        room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
+        wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
+        wanted = torch.minimum(wanted, size - personal)
+        value = torch.cat([score[n].flatten(1) for n in group], 1)
+        chosen = taken | top(value.masked_fill(taken, -torch.inf), wanted)
+        for n, part in zip(group, torch.split(chosen, [flat[n].shape[1] for n in group], 1), strict=True):
+            out[n] = part.view_as(mask[n])
+    return out
+
+
+def top(value: Tensor, count: Tensor) -> Tensor:
+    """The `count[i]` largest entries of each row as a mask; of equal ones the earlier wins."""
+    last = value.shape[1] - 1
+    if value.device.type == "cpu":  # selection row by row costs far less there than a sort
+        cut = torch.stack(
+            [row.kthvalue(int(last + 1 - max(k - 1, 0))).values for row, k in zip(value, count.tolist(), strict=True)]
+        )
+    else:
+        cut = value.sort(1, descending=True).values.gather(1, (count - 1).clamp(0, last).unsqueeze(1)).squeeze(1)
+    above = value > cut.unsqueeze(1)
+    level = value == cut.unsqueeze(1)
+    short = (count - above.sum(1)).unsqueeze(1)
+    chosen = above | (level & (level.cumsum(1) <= short))
+    return chosen & (count > 0).unsqueeze(1)
+
+
+def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
+    """share * of as a whole number, float rounding aside."""
+    exact = torch.as_tensor(share, dtype=torch.float64) * torch.as_tensor(of, dtype=torch.float64)
+    return ((exact - 1e-9).ceil() if up else (exact + 1e-9).floor()).to(torch.int64)
+
+
+def _empty(work: Work, params: Tree) -> Tree:
+    return {n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params}
+
+
+def _vectors(tree: Tree) -> frozenset[str]:
+    return frozenset(n for n, v in tree.items() if v.ndim <= 2)  # (C, k): one number per unit
+
+
+def _check_growth(rate: Scalar, limit: Scalar, every: int = 1, first: int = 0) -> None:
+    for option, value in (("rate", rate), ("limit", limit)):
+        v = torch.as_tensor(value)
+        if not bool(((v >= 0) & (v <= 1)).all()):
+            raise InputError(f"{option} is a share and must lie in [0, 1], not {value}.")
+    if every < 1 or first < 0:
+        raise InputError(f"every must be at least 1 and first at least 0, not {every} and {first}.")
+
+
+def layers(*patterns: str) -> Which:
+    """Personal layers by name, or by pattern with * for anything: layers('conv1.weight', 'layer4.*')."""
+
+    def personal(model: Model, name: str) -> bool:
+        return any(_matches(model, pattern, name) for pattern in patterns)
+
+    return personal
+
+
+def _matches(model: Model, pattern: str, name: str) -> bool:
+    regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
+    if not any(regex.fullmatch(n) for n in model.params):
+        near = nearest(pattern, model.params) or model.params
+        raise InputError(f"no parameter of {model.name} matches {pattern!r}; nearest: {', '.join(near[:5])}.")
+    return regex.fullmatch(name) is not None

@@ -1,0 +1,114 @@
+"""Checkpoints: a simulation between two rounds, as safetensors and JSON, never pickle.
+
+checkpoint/000012/state.safetensors and manifest.json (round, checksum, whose run it is). A checkpoint appears under its
+name only when it is whole; the one before it stays until then.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedselect.errors import CheckpointError, RunError
+from fedselect.files import disk, read_json, replace, write_json
+from fedselect.simulate.engine import Simulation
+from fedselect.tree import State
+
+FORMAT = 1
+
+
+def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
+    """Write the simulation's state, then drop checkpoints before the last."""
+    place = folder / f"{simulation.round:06d}"
+    tensors = {**_flat("server", simulation.server), **_flat("rows", simulation.store.rows), "joined": simulation.store.joined}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(fresh: Path) -> None:
+        fresh.mkdir()
+        try:
+            save_file(tensors, fresh / "state.safetensors")
+        except SafetensorError as e:
+            raise _full_or(e, place) from e
+        manifest = {
+            "format": FORMAT,
+            "round": simulation.round,
+            "run": run_id,
+            "chunk": simulation.chunk,
+            "sha256": _digest(fresh / "state.safetensors"),
+        }
+        write_json(fresh / "manifest.json", manifest)
+
+    replace(place, write)
+    for old in _places(folder)[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def latest(folder: Path) -> Path | None:
+    places = _places(folder)
+    return places[-1] if places else None
+
+
+def manifest(place: Path, run_id: str) -> dict[str, Any]:
+    """What a checkpoint says of itself, once its files are checked."""
+    advice = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
+    try:
+        said: dict[str, Any] = read_json(place / "manifest.json", advice)
+    except RunError as e:
+        raise CheckpointError(str(e)) from None
+    if said.get("format") != FORMAT:
+        raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
+    if said.get("run") != run_id:
+        raise CheckpointError(f"{place} belongs to another run (its configuration differs); {advice}")
+    state = place / "state.safetensors"
+    if not state.is_file() or _digest(state) != said.get("sha256"):
+        raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
+    return said
+
+
+def load(place: Path, simulation: Simulation, run_id: str) -> None:
+    """Put a simulation where the checkpoint left it."""
+    said = manifest(place, run_id)
+    tensors = load_file(place / "state.safetensors")
+    simulation.round = int(said["round"])
+    simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
+    store = simulation.store
+    store.rows = {k: {n: v.to(store.device) for n, v in t.items()} for k, t in _nested("rows", tensors).items()}
+    store.joined = tensors["joined"]
+
+
+def _places(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name.isdigit())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _flat(part: str, state: State) -> dict[str, Tensor]:
+    return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}
+
+
+def _nested(part: str, tensors: dict[str, Tensor]) -> State:
+    state: State = {}
+    for path, v in tensors.items():
+        where, _, rest = path.partition("/")
+        if where == part:
+            key, _, name = rest.partition("/")
+            state.setdefault(key, {})[name] = v
+    return state
+
+
+def _full_or(error: SafetensorError, place: Path) -> RunError:
+    if "No space left" in str(error):
+        return RunError(f"the disk is full: {place} was not written; free some space, then resume.")
+    return RunError(f"{place} cannot be written: {error}.")

@@ -1,0 +1,114 @@
+"""Trees of tensors with a leading client axis, masks over them, and the mean over exactly the senders of an entry."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""Flat names as in a state_dict; in client programs every tensor carries a leading client axis C."""
+State = dict[str, Tree]
+Mask = Mapping[str, bool | Tensor]
+"""True = personal. A bool speaks for a whole tensor, a tensor for every entry of every client."""
+Rows = slice | Tensor
+Scalar = float | Tensor
+"""A number, or one number for each client as a tensor (C,)."""
+
+
+def along(per_row: Scalar, like: Tensor) -> Scalar:
+    """Shape a (C,) tensor so that it multiplies `like` client by client; a plain number passes through."""
+    if isinstance(per_row, Tensor) and per_row.ndim == 1:
+        return per_row.to(like.dtype).view(-1, *([1] * (like.ndim - 1)))
+    return per_row
+
+
+def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
+    """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
+    out: Tree = {}
+    for name, value in other.items():
+        m = mask.get(name, False)
+        out[name] = torch.where(m, own[name], value) if isinstance(m, Tensor) else own[name] if m else value
+    return out
+
+
+def negate(mask: Mask) -> Mask:
+    return {name: ~m if isinstance(m, Tensor) else not m for name, m in mask.items()}
+
+
+def take(tree: Tree, rows: Rows) -> Tree:
+    """The given clients' rows: views for a slice, copies for an index tensor."""
+    return {name: v[rows] for name, v in tree.items()}
+
+
+def put(tree: Tree, rows: Rows, values: Tree) -> None:
+    """Write rows back in place; rows taken as a slice are views and need no writing."""
+    for name, v in values.items():
+        tree[name][rows] = v
+
+
+def take_mask(mask: Mask, rows: Rows) -> Mask:
+    return {name: m[rows] if isinstance(m, Tensor) else m for name, m in mask.items()}
+
+
+def expand(tree: Tree, clients: int) -> Tree:
+    """Give every client a view of the same values."""
+    return {name: v.unsqueeze(0).expand(clients, *v.shape) for name, v in tree.items()}
+
+
+def clone(tree: Tree) -> Tree:
+    return {name: v.clone() for name, v in tree.items()}
+
+
+def entries(mask: Mask, tree: Tree) -> Tensor:
+    """How many entries of `tree` the mask marks, per client: (C,) int64."""
+    first = next(iter(tree.values()))
+    total = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
+    for name, v in tree.items():
+        m = mask.get(name, False)
+        total += m.flatten(1).sum(1) if isinstance(m, Tensor) else v[0].numel() * bool(m)
+    return total
+
+
+def per_client(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Lift a function written for one client over the leading client axis of all its tensors."""
+    return torch.func.vmap(fn)
+
+
+@dataclass
+class MaskedSum:
+    """Folds uploads in as they come and yields, per entry, the weighted mean over the clients that sent it.
+
+    Sums are kept in float64: float32 values of like size add up exactly there, so neither the order of clients nor
+    the way a cohort was cut into chunks shows in the result. Memory is that of the model, however many clients.
+    """
+
+    total: Tree = field(default_factory=dict)
+    weight: Tree = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        w = weight.double()
+        for name, v in values.items():
+            s = sent.get(name, False)
+            if s is False:
+                continue
+            row = w.view(-1, *([1] * (v.ndim - 1)))
+            if isinstance(s, Tensor):
+                # where, not multiplication: what was not sent may hold anything, NaN included
+                part = torch.where(s, v.double() * row, 0.0).sum(0)
+                heavy = torch.where(s, row, 0.0).sum(0)
+            else:
+                part = (v.double() * row).sum(0)
+                heavy = w.sum().expand(v.shape[1:]).clone()
+            if name in self.total:
+                self.total[name] += part
+                self.weight[name] += heavy
+            else:
+                self.total[name], self.weight[name], self.dtypes[name] = part, heavy, v.dtype
+
+    def mean(self) -> tuple[Tree, Mask]:
+        """The mean of every entry that anybody sent, and the mask of those entries."""
+        mean = {n: (t / self.weight[n].clamp_min(1e-300)).to(self.dtypes[n]) for n, t in self.total.items()}
+        return mean, {n: w > 0 for n, w in self.weight.items()}
