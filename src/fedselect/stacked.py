@@ -33,8 +33,8 @@ class Forward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.stacked and func is torch.conv2d:
-            return _conv2d(*args, **kwargs)
+        if func is torch.conv2d:
+            return _conv2d(self.stacked, *args, **kwargs)
         if self.stacked and func is F.batch_norm:
             return _batch_norm(*args, **kwargs)
         if self.stacked and func is F.group_norm:
@@ -108,11 +108,43 @@ def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tens
 
 
 def _conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    stacked: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
-    if groups != 1 or isinstance(padding, str) or x.ndim != 4:
+    """A convolution without the taps that only ever meet padding, batched over clients when they are stacked."""
+    if isinstance(padding, str) or x.ndim != 4:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return _StackedConv2d.apply(x, weight, bias, _pair(stride), _pair(padding), _pair(dilation))  # type: ignore[no-any-return, no-untyped-call]
+    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    spans = [_live(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
+    if any(last - first < weight.shape[2 + a] for a, (first, last, _, _) in enumerate(spans)):
+        (top, bottom, above, below), (left, right, before, behind) = spans
+        weight = _Taps.apply(weight, top, bottom, left, right)  # type: ignore[no-untyped-call]
+        if above or below or before or behind:
+            x = F.pad(x, (before, behind, above, below))
+        padding = (0, 0)
+    if groups == 1 and padding == (0, 0) and dilation == (1, 1) and x.shape[2:] == weight.shape[2:]:
+        return F.linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
+    if stacked and groups == 1:
+        return _StackedConv2d.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
+    """The taps first to last of a kernel that ever meet the input, and the padding that those still need on each side."""
+    out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    met = [t for t in range(kernel) if any(0 <= o * stride - padding + t * dilation < size for o in range(out))]
+    if not met:  # nothing but padding: leave it as it is
+        return 0, kernel, padding, padding
+    first, last = met[0], met[-1] + 1
+    before = padding - first * dilation
+    behind = (out - 1) * stride + (last - 1 - first) * dilation + 1 - size - before
+    return first, last, before, max(behind, 0)
 
 
 def _pair(v: Any) -> tuple[int, int]:
@@ -122,6 +154,25 @@ def _pair(v: Any) -> tuple[int, int]:
 
 
 Pair = tuple[int, int]
+
+
+class _Taps(torch.autograd.Function):
+    """Part of a kernel; the gradient of the rest is zero, written in one go."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
+        return weight[..., top:bottom, left:right].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        weight, top, bottom, left, right = inputs
+        ctx.rest = (left, weight.shape[-1] - right, top, weight.shape[-2] - bottom)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return F.pad(grad, ctx.rest), None, None, None, None
 
 
 class _StackedConv2d(torch.autograd.Function):

@@ -1,7 +1,8 @@
 """The hot step: one batch of every client, forward, backward and masked SGD, for all stacked clients at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,8 +71,8 @@ def step(
     data: every training pass updates them, whatever is frozen.
     """
     trained = [n for n in model.params if only.get(n, False) is not False]
-    leaves = {n: tree[n].detach().requires_grad_() for n in trained}
-    rest = {n: v for n, v in tree.items() if n not in leaves}
+    alone = one_by_one(model, x.device)
+    rest = {n: v for n, v in tree.items() if n not in trained}
 
     def loss(params: Tree, fixed: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> tuple[Tensor, Tree]:
         mode.key = key
@@ -79,55 +80,48 @@ def step(
         out, stats = model.apply(values, x, train=True)
         return objective(out, y, values, ctx), stats
 
-    alone = one_by_one(model, x.device)
     with torch.enable_grad(), Forward(None, stacked=not alone) as mode:
-        losses, stats = (
-            _single(loss)(leaves, rest, x, y, keys, ctx) if alone else torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
-        )
+        if alone:
+            leaves = {n: tree[n][0].detach().requires_grad_() for n in trained}
+            losses, stats = loss(leaves, *_first((rest, x, y, keys, ctx)))
+        else:
+            leaves = {n: tree[n].detach().requires_grad_() for n in trained}
+            losses, stats = torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
     with torch.no_grad():
         for n, v in stats.items():
             tree[n].copy_(v)
-        rates = [lr[n] if isinstance(lr, Mapping) else lr for n in trained]
-        _sgd(
-            [tree[n] for n in trained], [velocity[n] for n in trained], list(grads), [only[n] for n in trained], rates, training
-        )
-    return losses.detach()
+        moved = [(tree[n], velocity[n], g.view_as(tree[n]), only[n]) for n, g in zip(trained, grads, strict=True)]
+        _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training)
+    return losses.detach().view(len(x))
 
 
-def _single(fn: Callable[..., tuple[Tensor, Tree]]) -> Callable[..., tuple[Tensor, Tree]]:
-    """vmap for a stack of exactly one client, without vmap."""
-
-    def first(value: object) -> object:
-        return {n: first(v) for n, v in value.items()} if isinstance(value, dict) else value[0]  # type: ignore[index]
-
-    def call(*args: object) -> tuple[Tensor, Tree]:
-        out, tree = fn(*(first(a) for a in args))
-        return out.unsqueeze(0), {n: v.unsqueeze(0) for n, v in tree.items()}
-
-    return call
+def _first(value: Any) -> Any:
+    """The first client of everything."""
+    if isinstance(value, dict):
+        return {n: _first(v) for n, v in value.items()}
+    return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
 
 
-def _sgd(
-    params: list[Tensor],
-    velocity: list[Tensor],
-    grads: list[Tensor],
-    masks: list[bool | Tensor],
-    rates: list[Scalar],
-    how: Training,
-) -> None:
-    """SGD as torch.optim.SGD does it, on the marked entries alone."""
+def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[Scalar], how: Training) -> None:
+    """SGD as torch.optim.SGD does it, on the marked entries of (values, velocity, gradient, mask), in place."""
+    scale: Tensor | None = None
     if how.clip is not None:
-        squares = torch.zeros(len(params[0]), dtype=params[0].dtype, device=params[0].device)
-        for g, m in zip(grads, masks, strict=True):
-            squares += (torch.where(m, g, 0.0) if isinstance(m, Tensor) else g).flatten(1).square().sum(1)
-        scale = (how.clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)
-        grads = [g * along(scale, g) for g in grads]
-    if how.weight_decay:
-        grads = list(torch._foreach_add(grads, params, alpha=how.weight_decay))
-    for p, v, g, m, lr in zip(params, velocity, grads, masks, rates, strict=True):
-        if how.momentum:
-            g = v * how.momentum + g
-            v.copy_(torch.where(m, g, v) if isinstance(m, Tensor) else g)
-        update = g * along(lr, g)
-        p.copy_(torch.where(m, p - update, p)) if isinstance(m, Tensor) else p.sub_(update)
+        parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m in moved]
+        norm = torch.stack([g.flatten(1).square().sum(1) for g in parts]).sum(0).sqrt()
+        scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
+    for (p, v, g, m), lr in zip(moved, rates, strict=True):
+        if scale is not None:
+            g = g * along(scale, g)
+        if how.weight_decay:
+            g = g.add(p, alpha=how.weight_decay)
+        if isinstance(m, Tensor):  # what is not marked keeps its momentum, and its step is zero
+            if how.momentum:
+                g = torch.where(m, g.add(v, alpha=how.momentum), v, out=v)
+            g = torch.where(m, g, 0.0)
+        elif how.momentum:
+            g = torch.add(g, v, alpha=how.momentum, out=v)
+        if isinstance(lr, Tensor):
+            p.sub_(g * along(lr, g))
+        else:
+            p.add_(g, alpha=-lr)

@@ -89,7 +89,7 @@ class Work:
         self.initial = initial
         self.loss = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
         """Each client's mean objective over the last pass it trained."""
-        self._train = train
+        self._data = train
         self._val = val
         self._seed = seed
         self._training = training
@@ -118,10 +118,27 @@ class Work:
 
         A client whose mask marks nothing sits a pass out entirely.
         """
-        tree = {n: v.clone(memory_format=torch.contiguous_format) for n, v in tree.items()}
-        velocity = {n: torch.zeros_like(tree[n]) for n in self.model.params}
+        out = {n: v.clone(memory_format=torch.contiguous_format) for n, v in tree.items()}
+        ctx = ctx or {}
+        if not one_by_one(self.model, self.ids.device):
+            self._train(out, {n: torch.zeros_like(out[n]) for n in self.model.params}, passes, objective, ctx, key)
+            return out
+        # the whole round of one client before the next, so that its values stay in the cache
+        speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}
+        for row in (slice(i, i + 1) for i in range(len(self.ids))):
+            for v in speed.values():
+                v.zero_()
+            alone = self.rows(row)
+            mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
+            alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
+            self.loss[row] = alone.loss
+        return out
+
+    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
+        """Train `tree` in place."""
         base = self.keys(key)
         longest = int(self.n.max())
+        steps = torch.tensor(self._steps, device=self.ids.device)
         for p in passes:
             shuffle = random.fold(base, p.epoch)
             order = random.permutations(shuffle, self.n, longest)
@@ -129,23 +146,32 @@ class Work:
             active = self._active(p.only)
             for rows, first, last, size in self._stretches(active):
                 mine, speed = take(tree, rows), take(velocity, rows)
-                only, data, perm = take_mask(p.only, rows), self._train.rows(rows), order[rows]
+                only, data, perm = take_mask(p.only, rows), self._data.rows(rows), order[rows]
                 lr = _take_rate(p.lr, rows)
-                own = {n: take(t, rows) for n, t in (ctx or {}).items()}
+                own = {n: take(t, rows) for n, t in ctx.items()}
                 for s in range(first, last):
                     # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
                     places = (s * size + torch.arange(size, device=perm.device)) % data.n.unsqueeze(1)
                     x, y = data.batch(perm.gather(1, places))
-                    losses = step(
-                        self.model, mine, speed, x, y, random.fold(shuffle[rows], s), only, lr, objective, own, self._training
-                    )
-                    total[rows] += losses.double()
+                    keys = random.fold(shuffle[rows], s)
+                    total[rows] += step(self.model, mine, speed, x, y, keys, only, lr, objective, own, self._training)
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     put(velocity, rows, speed)
-            steps = torch.tensor(self._steps, device=total.device)
             self.loss = torch.where(torch.tensor(active, device=total.device), total / steps, self.loss)
-        return tree
+
+    def rows(self, rows: Rows) -> "Work":
+        """The same door to fewer clients."""
+        return Work(
+            self.model,
+            self._data.rows(rows),
+            self._val.rows(rows),
+            ids=self.ids[rows],
+            round=self.round,
+            seed=self._seed,
+            initial=self.initial,
+            training=self._training,
+        )
 
     def _active(self, only: Mask) -> list[bool]:
         """Which clients have anything to train under this mask."""
@@ -165,10 +191,6 @@ class Work:
         nothing ever runs on padding.
         """
         rows = [i for i, on in enumerate(active) if on]
-        if one_by_one(self.model, self.ids.device):
-            for i in rows:
-                yield slice(i, i + 1), 0, self._steps[i], self._batch[i]
-            return
         for size in sorted({self._batch[i] for i in rows}, reverse=True):
             group = [i for i in rows if self._batch[i] == size]
             done = 0

@@ -1,0 +1,58 @@
+"""What every test shares: one thread, repeatable hypothesis, a small federation, and the command line in process."""
+
+import sys
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import settings
+
+import fedselect as fs
+
+torch.set_num_threads(1)
+settings.register_profile("fedselect", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("fedselect")
+
+
+@pytest.fixture(scope="session")
+def digits() -> fs.Federation:
+    """Three clients with three classes each: small enough to train in milliseconds."""
+    return fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, seed=0)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def sentence(self) -> str:
+        """The one line of an error: code 2, on stderr, no traceback."""
+        assert self.code == 2, self
+        assert "Traceback" not in self.err
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1, self.err
+        return self.err
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """fedselect's main() with these arguments, in this process; an exception it lets through fails the test."""
+    with warnings.catch_warnings():  # typer still imports names that click has deprecated
+        warnings.filterwarnings("ignore", "'click", DeprecationWarning)
+        from fedselect.cli import main
+
+    def call(*args: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["fedselect", *map(str, args)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        return Said(code, *capsys.readouterr())
+
+    return call

@@ -1,0 +1,404 @@
+"""The command line: what it does, what it leaves behind, and what it says to bad input."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import fedselect as fs
+from fedselect.data import DATA
+from fedselect.experiments import runner
+from fedselect.methods import METHODS
+from fedselect.models import MODELS
+
+TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
+
+
+def metrics(run):
+    """The lines of metrics.jsonl, the times aside."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture
+def done(cli, tmp_path):
+    """A finished run."""
+    assert cli("run", *TINY, "--rounds", 2, "--out", tmp_path / "a").code == 0
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def halfway(done):
+    """The same run as a kill after its second of three rounds leaves it."""
+    raw = json.loads((done / "config.json").read_text())
+    (done / "summary.json").unlink()
+    config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
+    (done / "config.json").write_text(json.dumps(config.to_json()))
+    manifest = done / "checkpoint" / "000002" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner._identity(config)}))
+    return done
+
+
+# ---- what it does
+
+
+def test_a_run_leaves_its_directory(done):
+    assert {p.name for p in done.iterdir()} == {"config.json", "metrics.jsonl", "summary.json", "checkpoint", ".lock"}
+    assert [p.name for p in (done / "checkpoint").iterdir()] == ["000002"]
+    first, last = metrics(done)
+    assert (first["round"], last["round"]) == (1, 2)
+    assert set(last["clients"]) == {
+        "accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down",
+    }  # fmt: skip
+    assert all(len(values) == 3 for values in last["clients"].values())
+    assert last["bytes_up"] == sum(last["clients"]["bytes_up"])
+    summary = json.loads((done / "summary.json").read_text())
+    assert (summary["accuracy"], summary["method"], summary["seed"]) == (last["accuracy"], "fedselect", 0)
+
+
+def test_the_configuration_is_complete_and_replays(cli, done, tmp_path):
+    config = json.loads((done / "config.json").read_text())
+    assert config["method"]["limit"] == 0.3  # a default, written out
+    assert config["model"] == {"name": "mlp", "hidden": 8}
+    assert cli("run", "--config", done / "config.json", "-q", "--out", tmp_path / "b").code == 0
+    assert metrics(tmp_path / "b") == metrics(done)
+    assert json.loads((tmp_path / "b" / "config.json").read_text()) == config
+
+
+def test_flags_override_a_file(cli, done, tmp_path):
+    cli("run", "--config", done / "config.json", "-q", "--rounds", 1, "--limit", 0.1, "--out", tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (config["rounds"], config["method"]["limit"], config["data"]["clients"]) == (1, 0.1, 3)
+
+
+def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, tmp_path):
+    assert cli("run", "--config", done / "config.json", "-q", "--method", "local", "--out", tmp_path / "b").code == 0
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["method"] == {"name": "local", "epochs": 3, "lr": 0.01}
+
+
+def test_a_run_prints_a_line_a_round_and_quiet_the_result_alone(cli, tmp_path):
+    loud = cli("run", *TINY[:-1], "--rounds", 2, "--out", tmp_path / "a").out.splitlines()
+    assert [line.split("  ")[1] for line in loud[:2]] == ["round 1/2", "round 2/2"]
+    quiet = cli("run", *TINY, "--rounds", 2, "--out", tmp_path / "b").out.splitlines()
+    assert len(quiet) == 1
+    assert quiet[0].startswith("accuracy ")
+
+
+def test_a_run_without_out_goes_to_a_new_directory_under_runs(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert cli("run", *TINY, "--rounds", 1, "--method", "local").code == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["local-digits-seed0", "local-digits-seed0-2"]
+
+
+def test_compare_runs_every_method_with_every_seed(cli, tmp_path):
+    said = cli("compare", *TINY, "--methods", "fedselect,local", "--seeds", "0,1", "--rounds", 1, "--out", tmp_path / "c")
+    assert {p.name for p in (tmp_path / "c").iterdir()} == {
+        "compare.json", "fedselect-seed0", "fedselect-seed1", "local-seed0", "local-seed1",
+    }  # fmt: skip
+    assert "2 seeds, ± standard deviation" in said.out
+    rows = [line for line in said.out.splitlines() if "±" in line][1:]
+    assert sorted(name for row in rows for name in ("fedselect", "local") if name in row) == ["fedselect", "local"]
+
+
+def test_compare_reads_methods_from_toml_and_a_flag_can_single_one_out(cli, tmp_path):
+    (tmp_path / "e.toml").write_text(
+        'rounds = 1\nseeds = [3]\n[data]\nname = "digits"\nclients = 3\ntrain = 20\ntest = 10\n[model]\nname = "mlp"\n'
+        "[training]\nbatch_size = 10\n[methods.fedselect]\nlimit = 0.2\n[methods.fedrep]\nhead_epochs = 1\n[methods.fedavg]\n"
+    )
+    said = cli("compare", "--config", tmp_path / "e.toml", "-q", "--fedrep.lr", 0.5, "--momentum", 0, "--out", tmp_path / "c")
+    assert said.code == 0
+    configs = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert list(configs) == ["fedselect-seed3", "fedrep-seed3", "fedavg-seed3"]
+    assert configs["fedselect-seed3"]["method"]["limit"] == 0.2
+    assert [c["method"]["lr"] for c in configs.values()] == [0.001, 0.5, 0.01]
+    assert all(c["training"]["momentum"] == 0.0 for c in configs.values())
+
+
+def test_resume_leaves_a_finished_run_as_it_is(cli, done):
+    before = {p: p.read_bytes() for p in done.rglob("*") if p.is_file()}
+    assert "fedselect" in cli("resume", done, "-q").out
+    assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
+
+
+def test_resume_finishes_a_run(cli, halfway, tmp_path):
+    assert cli("resume", halfway, "-q").code == 0
+    cli("run", "--config", halfway / "config.json", "-q", "--out", tmp_path / "whole")
+    assert metrics(halfway) == metrics(tmp_path / "whole")
+
+
+def test_report_writes_one_page(cli, done):
+    assert cli("report", done).code == 0
+    page = (done / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "fedselect" in page
+    assert not re.search(r"""(src|href)=["']?(http|//)|@import|<script src""", page)  # nothing is fetched
+
+
+def test_report_shows_clients_that_are_never_right(cli, done):
+    lines = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["clients"]["accuracy"] = [0.0, 0.0, 0.0]
+    (done / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cli("report", done).code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [(["methods"], METHODS), (["data", "list"], DATA), (["models"], MODELS)],
+    ids=["methods", "data", "models"],
+)
+def test_lists_name_everything_there_is(cli, args, names):
+    said = cli(*args)
+    assert said.code == 0
+    assert [line.split()[0] for line in said.out.splitlines() if line[:1].isalpha()][1 : len(names) + 1] == list(names)
+
+
+def test_one_methods_options(cli):
+    said = cli("methods", "fedrep").out
+    assert "--head-epochs" in said
+    assert "--batch-size" in said
+    assert "--limit" not in said
+
+
+def test_a_late_client_joins_in_the_round_that_was_said(cli, tmp_path):
+    assert cli("run", *TINY, "--late", "1@2", "--rounds", 3, "--out", tmp_path / "a").code == 0
+    assert [r["clients"]["bytes_up"][2] is not None for r in metrics(tmp_path / "a")] == [False, True, True]
+
+
+def test_a_directory_is_named_as_it_is(cli, tmp_path):
+    out = tmp_path / "[bold]draft"
+    assert f"in {out}" in cli("run", *TINY, "--rounds", 1, "--out", out).out
+
+
+def test_the_module_runs_as_a_program_and_says_its_version():
+    said = subprocess.run([sys.executable, "-m", "fedselect", "version"], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout.strip()) == (0, "0.1.0")
+
+
+def test_an_error_of_the_program_is_one_sentence():
+    said = subprocess.run([sys.executable, "-m", "fedselect", "methods", "fedvg"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2
+    assert said.stderr.startswith("error: there is no method 'fedvg'; did you mean 'fedavg'")
+    assert said.stderr.count("\n") == 1
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--method", "fedslect"], "there is no method 'fedslect'; did you mean 'fedselect'"),
+        (["--data", "digit"], "there is no data 'digit'; did you mean 'digits'"),
+        (["--model", "mpl"], "there is no model 'mpl'; did you mean 'mlp'"),
+        (["--limt", "0.5"], "there is no option 'limt'; did you mean 'limit'"),
+        (["--round", "3"], "there is no option 'round'; did you mean 'rounds'"),
+        (["--method", "local", "--limit", "0.5"], "there is no option 'limit'"),
+        (["--limit", "1.5"], "limit is a share and must lie in [0, 1], not 1.5"),
+        (["--rate", "-0.1"], "rate is a share and must lie in [0, 1], not -0.1"),
+        (["--rate", "nan"], "rate is a share and must lie in [0, 1], not nan"),
+        (["--limit", "much"], "limit must be a number, not 'much'"),
+        (["--limit"], "--limit needs a value"),
+        (["stray"], "'stray' does not belong to a flag"),
+        (["--clients", "0"], "at least one client, not 0"),
+        (["--classes-per-client", "11"], "classes_per_client must lie in 1 to 10 (the classes there are), not 11"),
+        (["--train", "5000"], "lower train or test"),
+        (["--val", "20"], "val is held out of train and must lie in 0 to 19, not 20"),
+        (["--rounds", "0"], "rounds must be at least 1, not 0"),
+        (["--epochs", "-1"], "epochs"),
+        (["--batch-size", "0"], "batch_size must be at least 1, not 0"),
+        (["--fraction", "0"], "fraction is the share of clients in a round and must lie in (0, 1], not 0.0"),
+        (["--chunk", "0"], "chunk must be at least 1 or auto, not 0"),
+        (["--chunk", "some"], "chunk must be at least 1 or auto, not some"),
+        (["--eval-every", "0"], "eval_every must be at least 1, not 0"),
+        (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
+        (["--late", "soon"], "late is COUNT@ROUND, such as 2@10, not 'soon'"),
+        (["--device", "tpu"], "device is auto, cpu or cuda, not 'tpu'"),
+        (["--seed", "-1"], "seed must"),
+        (["--seed", str(2**70)], "seed must"),
+        (["--hidden", "0"], "hidden must be at least 1, not 0"),
+    ],
+    ids=lambda a: " ".join(a) if isinstance(a, list) else "",
+)
+def test_bad_input_gets_one_sentence(cli, tmp_path, args, said):
+    assert said in cli("run", *TINY, *args, "--out", tmp_path / "a").sentence()
+
+
+@pytest.mark.parametrize(
+    "args", [["--limit", 2], ["--clients", 0], ["--hidden", 0], ["--device", "tpu"], ["--chunk", 0]], ids=str
+)
+def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path, args):
+    cli("run", *TINY, *args, "--out", tmp_path / "a").sentence()
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--methods", "fedselect,fedvg"], "there is no method 'fedvg'; did you mean 'fedavg'"),
+        (["--methods", ","], "name at least one method"),
+        (["--seeds", "0,x"], "seeds are whole numbers with commas between, not '0,x'"),
+        (["--methods", "local", "--fedrep.lr", "1"], "there is no method in this command 'fedrep'"),
+        (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
+        (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
+    ],
+    ids=lambda a: " ".join(a) if isinstance(a, list) else "",
+)
+def test_compare_likewise(cli, tmp_path, args, said):
+    assert said in cli("compare", *TINY, *args, "--out", tmp_path / "c").sentence()
+    assert not (tmp_path / "c").exists()
+
+
+FILES = {
+    "no.toml": (None, "cannot be read: No such file"),
+    "broken.toml": (b"rounds = ", "is not valid TOML"),
+    "broken.json": (b'{"rounds": 3', "is not valid JSON"),
+    "list.json": (b"[1]", "must hold a table of fields"),
+    "bytes.toml": (b"\xff\xfe\x00", "bytes.toml"),
+    "field.toml": (b"round = 3", "there is no field 'round'; did you mean 'rounds'"),
+    "name.toml": (b'method = "fedavg"', "method must be a table"),
+    "option.toml": (b'[method]\nname = "fedselect"\nlimt = 1', "there is no option of method fedselect: 'limt'"),
+    "value.toml": (b'rounds = "many"', "rounds must be a whole number, not 'many'"),
+    "training.toml": (b"[training]\nmomentun = 1", "there is no training option 'momentun'; did you mean 'momentum'"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_configuration_file_is_named(cli, tmp_path, name):
+    content, said = FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert said in cli("run", "--config", tmp_path / name, "--out", tmp_path / "a").sentence()
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["methods = 3", "seeds = 3", "[methods]\nlocal = 3", "[methods.loco]", 'seeds = ["x"]', "seeds = []"]
+)
+def test_a_wrong_comparison_file_is_refused(cli, tmp_path, text):
+    (tmp_path / "e.toml").write_text(text)
+    cli("compare", *TINY, "--config", tmp_path / "e.toml", "--rounds", 1, "--out", tmp_path / "c").sentence()
+    assert not (tmp_path / "c").exists()
+
+
+# ---- directories and checkpoints
+
+
+def test_an_existing_directory_is_refused_and_stays(cli, done):
+    before = metrics(done)
+    assert f"{done} exists already" in cli("run", *TINY, "--rounds", 1, "--out", done).sentence()
+    assert metrics(done) == before
+
+
+def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
+    assert cli("run", *TINY, "--rounds", 1, "--method", "local", "--out", done, "--overwrite").code == 0
+    assert len(metrics(done)) == 1
+    assert json.loads((done / "config.json").read_text())["method"]["name"] == "local"
+    assert [p.name for p in (done / "checkpoint").iterdir()] == ["000001"]
+
+
+def test_overwrite_with_bad_input_keeps_the_old_run(cli, done):
+    before = metrics(done)
+    cli("run", *TINY, "--clients", 0, "--out", done, "--overwrite").sentence()
+    assert metrics(done) == before
+
+
+@pytest.mark.parametrize(
+    "content", [{"thesis.tex": "years of work"}, {"config.json": '{"app": 1}', "thesis.tex": "years of work"}]
+)
+def test_overwrite_refuses_a_directory_that_is_not_a_run(cli, tmp_path, content):
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    assert "holds something other than a run" in cli("run", *TINY, "--out", tmp_path, "--overwrite").sentence()
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_overwrite_refuses_a_file(cli, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    cli("run", *TINY, "--rounds", 1, "--out", tmp_path / "notes", "--overwrite").sentence()
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_resume_of_something_else_says_so(cli, tmp_path):
+    assert "is not a run directory" in cli("resume", tmp_path).sentence()
+    assert "no finished run" in cli("report", tmp_path).sentence()
+
+
+def flip(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def cut_newline(run):
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().rstrip("\n"))
+
+
+def manifest(run):
+    return run / "checkpoint/000002/manifest.json"
+
+
+DAMAGE = {
+    "a flipped byte": (lambda r: flip(r / "checkpoint/000002/state.safetensors"), "state.safetensors is damaged"),
+    "no state": (lambda r: (r / "checkpoint/000002/state.safetensors").unlink(), "state.safetensors is missing"),
+    "no manifest": (lambda r: manifest(r).unlink(), "manifest.json is missing"),
+    "half a manifest": (lambda r: manifest(r).write_text('{"format'), "manifest.json cannot be read"),
+    "a list for a manifest": (lambda r: manifest(r).write_text("[]"), "manifest.json"),
+    "another round": (lambda r: edit(manifest(r), round=1), "000002"),
+    "another format": (lambda r: edit(manifest(r), format=9), "has format 9, this version reads 1"),
+    "another seed": (lambda r: edit(r / "config.json", seed=5), "000002 belongs to another run"),
+    "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
+    "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
+    "a metrics line lost": (
+        lambda r: (r / "metrics.jsonl").write_text((r / "metrics.jsonl").read_text().splitlines()[0] + "\n"),
+        "metrics.jsonl has 1 rounds where the checkpoint has 2",
+    ),
+    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), "metrics.jsonl has 0 rounds where the checkpoint has 2"),
+    "half a metrics line": (
+        lambda r: (r / "metrics.jsonl").write_text((r / "metrics.jsonl").read_text()[:-40]),
+        "metrics.jsonl is damaged",
+    ),
+    "no text in metrics": (lambda r: flip(r / "metrics.jsonl", 5), "metrics.jsonl is damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_refused_with_the_files_name(cli, halfway, damage):
+    hurt, said = DAMAGE[damage]
+    hurt(halfway)
+    assert said in cli("resume", halfway, "-q").sentence()
+    assert not (halfway / "summary.json").exists()
+
+
+def test_a_lost_newline_does_not_glue_two_rounds_together(cli, halfway):
+    cut_newline(halfway)
+    assert cli("resume", halfway, "-q").code == 0
+    assert [r["round"] for r in metrics(halfway)] == [1, 2, 3]
+
+
+def test_report_of_damaged_metrics_names_the_file(cli, done):
+    (done / "metrics.jsonl").write_text((done / "metrics.jsonl").read_text()[:-40])
+    assert "metrics.jsonl" in cli("report", done).sentence()
+
+
+def test_numbers_that_explode_stop_the_run_at_its_last_checkpoint(cli, tmp_path):
+    # decay 1 at rate 1e6 multiplies every weight by about -1e6 a step, one step a round: past float32's 3e38 in seven
+    args = ("--method", "fedavg", "--lr", "1e6", "--weight-decay", 1, "--momentum", 0, "--epochs", 1)
+    said = cli("run", *TINY, *args, "--rounds", 20, "--out", tmp_path / "a").sentence()
+    found = re.match(r"error: client \d, round (\d): 1\.weight is no longer finite; lower the learning rate", said)
+    assert found, said
+    (kept,) = (tmp_path / "a" / "checkpoint").iterdir()
+    assert 1 <= int(kept.name) < int(found[1]) <= 7
+    assert cli("resume", tmp_path / "a", "-q").sentence() == said  # the same client, round and tensor
+
+
+def test_an_error_in_the_api_is_the_same_error(digits):
+    with pytest.raises(fs.TrainingError, match=r"client 0, round 1: 1\.weight is no longer finite"):
+        fs.run(fs.FedAvg(lr=1e30), model=fs.models.mlp(digits), data=digits, rounds=1, training=fs.Training(weight_decay=1e30))

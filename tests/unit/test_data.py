@@ -1,0 +1,112 @@
+"""A user's own tensors: what is wrong with them is said before training, by client."""
+
+import pytest
+import torch
+
+import fedselect as fs
+
+
+def part(n=4, shape=(2,), labels=(0, 1)):
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(n)), torch.tensor(labels).repeat(n)[:n]
+
+
+def federation(*, train=None, test=None, val=None, classes=2, name=None):
+    """Two clients; the second has the parts that are given."""
+    good = fs.ClientData(part(), part(2))
+    return fs.Federation([good, fs.ClientData(train or part(), test or part(2), val, name)], classes)
+
+
+def spoiled(value):
+    x, y = part()
+    x[2, 1] = value
+    return x, y
+
+
+def relabelled(label):
+    x, y = part()
+    y[1] = label
+    return x, y
+
+
+X, Y = part()
+
+
+def test_good_data_passes():
+    got = federation(val=part(3))
+    assert (got.classes, got.shape) == (2, (2,))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"train": (X[:0], Y[:0])}, "client 1 has no training data; leave it out or give it some"),
+        ({"test": (X[:0], Y[:0])}, "client 1 has no test data"),
+        ({"val": (X[:0], Y[:0])}, "client 1 has no validation data"),
+        ({"train": (X, Y[:3])}, "client 1 has 4 training inputs but 3 labels"),
+        ({"train": part(shape=(3,))}, r"client 1 has training inputs of shape \(3,\); the first client has \(2,\)"),
+        ({"test": part(shape=(2, 1))}, r"client 1 has test inputs of shape \(2, 1\)"),
+        ({"train": ((X * 255).to(torch.uint8), Y)}, r"client 1 has training inputs of type torch.uint8; give floats"),
+        ({"train": (X, Y.float())}, "client 1 has training labels of type torch.float32"),
+        ({"train": (X, Y.view(-1, 1))}, r"client 1 has training labels of type torch.int64 and shape \(4, 1\)"),
+        ({"train": relabelled(2)}, "client 1 has the training label 2; labels must lie in 0 to 1"),
+        ({"test": relabelled(-1)}, "client 1 has the test label -1; labels must lie in 0 to 1"),
+        ({"val": relabelled(7)}, "client 1 has the validation label 7"),
+        ({"train": spoiled(torch.nan)}, "client 1 has NaN or Inf in its training inputs, first in sample 2"),
+        ({"test": spoiled(-torch.inf)}, "client 1 has NaN or Inf in its test inputs, first in sample 2"),
+        ({"train": spoiled(torch.nan), "name": "Lyon"}, "client Lyon has NaN"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_clients_name(how, said):
+    with pytest.raises(fs.DataError, match=said):
+        federation(**how)
+
+
+def test_no_clients():
+    with pytest.raises(fs.DataError, match="there are no clients"):
+        fs.Federation([])
+
+
+def test_one_client_without_any_data():
+    with pytest.raises(fs.DataError, match="client 0 has no training data"):
+        fs.Federation([fs.ClientData((X[:0], Y[:0]), (X[:0], Y[:0]))])
+
+
+def test_arrays_that_are_not_tensors_are_refused_in_words():
+    with pytest.raises(fs.DataError, match=r"client 0 .*tensor"):
+        fs.Federation([fs.ClientData((X.numpy(), Y.numpy()), (X.numpy(), Y.numpy()))])
+
+
+def test_the_number_of_classes_is_found_from_training_and_test_labels():
+    assert federation(classes=0, test=part(2, labels=(1, 4))).classes == 5
+
+
+def test_a_label_only_validation_has_is_no_class():
+    with pytest.raises(fs.DataError, match="client 1 has the validation label 6; labels must lie in 0 to 1"):
+        federation(classes=0, val=relabelled(6))
+
+
+def test_labels_lists_a_clients_training_classes():
+    assert federation(classes=5, train=part(labels=(3, 0))).labels(1) == [0, 3]
+
+
+def test_split_pools_ragged_clients_and_finds_each_ones_rows():
+    data = fs.Federation([fs.ClientData(part(3), part(1)), fs.ClientData(part(5), part(2), part(4))], 2)
+    split = data.split("train", torch.float64)
+    assert (split.start.tolist(), split.n.tolist(), split.x.dtype) == ([0, 3], [3, 5], torch.float64)
+    x, y = split.batch(torch.tensor([[2, 0], [4, 1]]))
+    assert x[1, 0].equal(part(5)[0][4].double())
+    assert y.tolist() == [[0, 0], [0, 1]]  # labels alternate 0, 1
+    assert data.split("val", torch.float32).n.tolist() == [0, 4]
+
+
+def test_load_names_what_it_does_not_know():
+    with pytest.raises(fs.InputError, match="there is no data 'digts'; did you mean 'digits'"):
+        fs.load("digts")
+    with pytest.raises(fs.InputError, match="there is no option of data digits: 'client'; did you mean 'clients'"):
+        fs.load("digits", client=3)
+
+
+def test_load_is_decided_by_its_seed():
+    a, b, c = (fs.load("digits", clients=2, train=8, test=4, seed=s).clients[0].train[0] for s in (1, 1, 2))
+    assert a.equal(b)
+    assert not a.equal(c)

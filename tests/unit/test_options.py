@@ -1,0 +1,155 @@
+"""Options: a signature is a list of options; flags and files are checked against it."""
+
+from itertools import combinations
+from typing import Literal
+
+import pytest
+from torch import Tensor
+
+import fedselect as fs
+from fedselect.data import DATA
+from fedselect.errors import nearest, unknown
+from fedselect.experiments.config import Config
+from fedselect.methods import METHODS
+from fedselect.models import MODELS
+from fedselect.options import Option, build, find, options, resolve, summary
+from fedselect.step import Training
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (int, "3", 3),
+        (int, 3, 3),
+        (int, "-3", -3),
+        (float, "0.5", 0.5),
+        (float, "1e-3", 0.001),
+        (float, 1, 1.0),
+        (float | Tensor, "0.25", 0.25),
+        (float | Tensor | None, "none", None),
+        (float | None, None, None),
+        (float | None, "2", 2.0),
+        (int | None, "none", None),
+        (bool, "yes", True),
+        (bool, "True", True),
+        (bool, "no", False),
+        (bool, False, False),
+        (str, "abc", "abc"),
+        (str | None, "none", None),
+        (int | str, "auto", "auto"),
+        (int | str, "4", 4),
+        (Literal["most", "least"], "least", "least"),
+    ],
+)
+def test_a_value_is_read_as_its_kind(kind, given, expected):
+    got = Option("x", None, kind).parse(given)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (int, "3.5", "x must be a whole number, not '3.5'"),
+        (int, True, "x must be a whole number, not True"),
+        (int, "", "x must be a whole number"),
+        (int, None, "x needs a value"),
+        (int, "none", "x must be a whole number, not 'none'"),
+        (float, "half", "x must be a number, not 'half'"),
+        (float, [1.0], r"x must be a number, not \[1.0\]"),
+        (float | Tensor | None, "half", "x must be a number, not 'half'"),
+        (bool, "maybe", "x must be yes or no, not 'maybe'"),
+        (int | float, "many", "x must be a whole number or a number, not 'many'"),
+        (Literal["most", "least"], "some", "x is most or least, not 'some'"),
+    ],
+)
+def test_what_is_not_of_its_kind_is_refused(kind, given, said):
+    with pytest.raises(fs.InputError, match=said):
+        Option("x", None, kind).parse(given)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (Option("rate", 0.05, float), "rate=0.05"),
+        (Option("strict", True, bool), "strict=yes"),
+        (Option("clip", None, float | None), "clip=none"),
+        (Option("by", "most", Literal["most", "least"]), "by=most (most|least)"),
+    ],
+)
+def test_an_option_describes_itself(option, said):
+    assert option.describe() == said
+
+
+def thing(data, size: int = 3, seed: int = 0):
+    """Makes a thing.
+
+    At length.
+    """
+    return data, size, seed
+
+
+TABLE = {"thing": thing}
+
+
+def test_data_and_seed_are_not_options():
+    assert list(options(thing)) == ["size"]
+
+
+def test_the_summary_is_the_docstrings_first_line():
+    assert summary(thing) == "Makes a thing."
+
+
+def test_defaults_are_filled_in_and_given_values_parsed():
+    assert resolve("thing", "thing", TABLE, {}) == {"size": 3}
+    assert resolve("thing", "thing", TABLE, {"size": "5"}) == {"size": 5}
+    assert build("thing", "thing", TABLE, {"size": "5", "seed": 7}, data="d") == ("d", 5, 7)
+
+
+def test_unknown_names_get_the_nearest():
+    with pytest.raises(fs.InputError, match="there is no thing 'thin'; did you mean 'thing'"):
+        find("thing", "thin", TABLE)
+    with pytest.raises(fs.InputError, match="there is no option of thing thing: 'sise'; did you mean 'size'"):
+        resolve("thing", "thing", TABLE, {"sise": 1})
+
+
+def test_a_name_near_nothing_gets_the_whole_list():
+    assert str(unknown("fruit", "zzz", ["pear", "apple"])) == "there is no fruit 'zzz'; known: apple, pear."
+
+
+def test_nearest_ignores_case():
+    assert nearest("FEDSELECT", METHODS)[0] == "fedselect"
+    assert nearest("fedselct", ["FedSelect"]) == ["FedSelect"]
+
+
+TABLES = {"data": DATA, "model": MODELS, "training": {"training": Training}, "method": METHODS}
+
+
+def names(table):
+    return {o for factory in TABLES[table].values() for o in options(factory)}
+
+
+@pytest.mark.parametrize(("a", "b"), list(combinations(TABLES, 2)))
+def test_a_flag_belongs_to_one_table(a, b):
+    assert not names(a) & names(b)
+
+
+def test_no_option_is_hidden_by_a_field_of_the_run():
+    fields = {*Config.__dataclass_fields__, "out", "config", "quiet", "overwrite", "report", "methods", "seeds", "name"}
+    assert not fields & set().union(*map(names, TABLES))
+
+
+@pytest.mark.parametrize(("table", "name"), [(t, n) for t, entries in TABLES.items() for n in entries])
+def test_every_entry_says_what_it_is_and_takes_its_own_defaults_as_text(table, name):
+    factory = TABLES[table][name]
+    assert summary(factory).endswith(".")
+    for option in options(factory).values():
+        text = "none" if option.default is None else str(option.default)
+        assert option.parse(text) == option.default
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("bad", [{"epochs": -1}, {"lr": 0.0}, {"lr": float("nan")}], ids=str)
+def test_every_method_refuses_what_cannot_train(name, bad):
+    with pytest.raises(fs.InputError, match=next(iter(bad))):
+        METHODS[name](**bad)

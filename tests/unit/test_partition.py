@@ -1,0 +1,143 @@
+"""Who gets which samples."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import fedselect as fs
+from fedselect.data.partition import by_class, deal_classes
+
+CLASSES, EACH = 6, 60
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(CLASSES), EACH))
+
+
+def deal(clients=4, classes_per_client=3, train=10, test=7, val=0, seed=0, labels=LABELS):
+    return by_class(labels, clients, classes_per_client, train, test, val, seed)
+
+
+@st.composite
+def settings(draw):
+    """Anything the 60 samples of a class surely suffice for."""
+    how = {
+        "clients": draw(st.integers(1, 5)),
+        "classes_per_client": draw(st.integers(1, CLASSES)),
+        "train": draw(st.integers(2, 8)),
+        "test": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 100)),
+    }
+    return {**how, "val": draw(st.integers(0, how["train"] - 1))}
+
+
+@given(settings())
+def test_every_client_gets_what_was_asked_for(how):
+    parts = deal(**how)
+    assert len(parts) == how["clients"]
+    for p in parts:
+        assert (len(p.train), len(p.test), len(p.val)) == (how["train"] - how["val"], how["test"], how["val"])
+
+
+@given(settings())
+def test_no_sample_is_given_twice(how):
+    dealt = np.concatenate([part for p in deal(**how) for part in (p.train, p.test, p.val)])
+    assert len(set(dealt.tolist())) == len(dealt)
+
+
+@given(settings())
+def test_a_client_has_its_own_classes_alone(how):
+    hands = deal_classes(how["clients"], CLASSES, how["classes_per_client"], how["seed"])
+    for p, hand in zip(deal(**how), hands, strict=True):
+        assert set(LABELS[np.concatenate([p.train, p.val, p.test])]) <= set(hand)
+
+
+def test_a_clients_classes_are_as_even_as_can_be_in_training_and_test():
+    for p in deal(train=10, test=7):
+        # ten over three classes: 4, 3, 3; seven: 3, 2, 2
+        assert sorted(Counter(LABELS[p.train]).values()) == [3, 3, 4]
+        assert sorted(Counter(LABELS[p.test]).values()) == [2, 2, 3]
+
+
+@given(settings(), st.integers(1, 20))
+def test_test_sets_stay_when_only_the_training_size_changes(how, more):
+    assume(how["clients"] * (how["train"] + more + how["test"] + 2) <= EACH)
+    for small, large in zip(deal(**how), deal(**{**how, "train": how["train"] + more}), strict=True):
+        assert small.test.tolist() == large.test.tolist()
+
+
+@given(settings(), st.integers(1, 20))
+def test_larger_training_sets_contain_the_smaller_ones(how, more):
+    assume(how["clients"] * (how["train"] + more + how["test"] + 2) <= EACH)
+    how["val"] = 0
+    for small, large in zip(deal(**how), deal(**{**how, "train": how["train"] + more}), strict=True):
+        assert set(small.train) < set(large.train)
+
+
+def test_validation_is_held_out_of_training():
+    for without, with_ in zip(deal(train=10), deal(train=10, val=4), strict=True):
+        assert set(without.train) == set(with_.train) | set(with_.val)
+        assert without.test.tolist() == with_.test.tolist()
+
+
+def test_training_samples_are_not_sorted_by_class():
+    labels = [LABELS[p.train].tolist() for p in deal(train=12)]
+    assert any(run != sorted(run) for run in labels)
+
+
+@given(st.integers(1, 30), st.integers(1, 10), st.integers(0, 1000), st.data())
+def test_every_class_has_as_many_holders_as_any_other_give_or_take_one(clients, classes, seed, data):
+    each = data.draw(st.integers(1, classes))
+    hands = deal_classes(clients, classes, each, seed)
+    assert all(len(set(hand)) == each and hand == sorted(hand) for hand in hands)
+    holders = [sum(c in hand for hand in hands) for c in range(classes)]
+    assert max(holders) - min(holders) <= 1
+
+
+def test_the_seed_decides():
+    def flat(seed):
+        return [p.train.tolist() for p in deal(seed=seed)]
+
+    assert flat(0) == flat(0)
+    assert flat(0) != flat(1)
+    assert deal_classes(5, 10, 3, 0) != deal_classes(5, 10, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"clients": 0}, "at least one client, not 0"),
+        ({"clients": -1}, "at least one client, not -1"),
+        ({"classes_per_client": 7}, r"classes_per_client must lie in 1 to 6 \(the classes there are\), not 7"),
+        ({"classes_per_client": 0}, "classes_per_client must lie in 1 to 6"),
+        ({"train": 0}, "train must be at least 1 sample a client, not 0"),
+        ({"test": 0}, "test must be at least 1 sample a client, not 0"),
+        ({"val": 10}, "val is held out of train and must lie in 0 to 9, not 10"),
+        ({"val": -1}, "val is held out of train and must lie in 0 to 9, not -1"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(how, said):
+    with pytest.raises(fs.InputError, match=said):
+        deal(**how)
+
+
+def test_a_class_with_too_few_samples_says_how_many_it_has():
+    labels = np.array([0] * 50 + [1] * 5)
+    # two clients hold both classes: (4 + 2) samples each of either, where class 1 has five
+    with pytest.raises(fs.DataError, match="class 1 has 5 samples, but its 2 clients ask for 12; lower train or test"):
+        deal(clients=2, classes_per_client=2, train=8, test=4, labels=labels)
+
+
+def test_a_class_that_has_exactly_enough_is_dealt_to_the_last_sample():
+    labels = np.array([0] * 12 + [1] * 12)
+    parts = deal(clients=2, classes_per_client=2, train=8, test=4, labels=labels)
+    assert sorted(np.concatenate([a for p in parts for a in (p.train, p.test)]).tolist()) == list(range(24))
+
+
+def test_digits_are_dealt_as_asked(digits):
+    assert (digits.name, digits.classes, digits.shape, len(digits.clients)) == ("digits", 10, (1, 8, 8), 3)
+    x, y = digits.clients[0].train
+    assert len(x) == len(y) == 20
+    assert 0.0 <= x.min() < x.max() <= 1.0
+    assert digits.clients[0].val is None
+    assert len(digits.labels(0)) == 3

@@ -1,0 +1,233 @@
+"""Stacked layers against torch's own, client by client in float64, and dropout keyed by client."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, vmap
+
+import fedselect as fs
+from fedselect.random import client_keys
+from fedselect.stacked import Conv, Forward, bmm
+
+CLIENTS = 3
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+CONVS = [
+    # kernel, stride, padding, dilation
+    ((1, 1), (1, 1), (0, 0), (1, 1)),
+    ((3, 3), (1, 1), (1, 1), (1, 1)),
+    ((3, 3), (2, 2), (1, 1), (1, 1)),
+    ((3, 3), (2, 3), (0, 2), (1, 1)),
+    ((2, 3), (1, 2), (1, 0), (2, 1)),
+    ((3, 2), (3, 1), (2, 3), (1, 3)),
+    ((7, 7), (2, 2), (3, 3), (1, 1)),
+]
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def leaves(*tensors):
+    return [None if t is None else t.clone().requires_grad_() for t in tensors]
+
+
+def conv_inputs(kernel, bias, size=(7, 8), batch=2, clients=CLIENTS):
+    return randn(clients, batch, 3, *size), randn(clients, 4, 3, *kernel, seed=1), randn(clients, 4, seed=2) if bias else None
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), CONVS)
+def test_convolution_is_torchs_for_every_client(kernel, stride, padding, dilation, bias):
+    x, w, b = leaves(*conv_inputs(kernel, bias))
+    y = Conv.apply(x, w, b, stride, padding, dilation)[0]
+    upstream = randn(*y.shape, seed=3)
+    y.backward(upstream)
+    for c in range(CLIENTS):
+        one = leaves(*(None if t is None else t[c].detach() for t in (x, w, b)))
+        expected = F.conv2d(*one, stride, padding, dilation)
+        expected.backward(upstream[c])
+        torch.testing.assert_close(y[c], expected, **EXACT)
+        for stacked, alone in zip((x, w, b), one, strict=True):
+            if alone is not None:
+                torch.testing.assert_close(stacked.grad[c], alone.grad, **EXACT)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), CONVS[:5])
+def test_convolutions_gradients_are_those_of_finite_differences(kernel, stride, padding, dilation):
+    inputs = leaves(*conv_inputs(kernel, True, size=(4, 5), batch=1, clients=2))
+    # undefined upstream gradients cannot occur: the picture is the one output that has a gradient
+
+    def convolve(x, w, b):
+        return Conv.apply(x, w, b, stride, padding, dilation)[0]
+
+    assert torch.autograd.gradcheck(convolve, inputs, check_undefined_grad=False)
+
+
+def test_a_lone_client_gets_the_bits_it_gets_in_company():
+    x, w, b = (t.float() for t in conv_inputs((3, 3), True))
+    together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))[0]
+    for c in range(CLIENTS):
+        alone = Conv.apply(x[c : c + 1], w[c : c + 1], b[c : c + 1], (1, 1), (1, 1), (1, 1))[0]
+        assert alone[0].equal(together[c])
+
+
+def test_bmm_is_a_batched_matrix_product():
+    a, b = randn(1, 3, 4), randn(1, 4, 2, seed=1)
+    torch.testing.assert_close(bmm(a, b)[0], a[0] @ b[0], **EXACT)
+
+
+def together_and_alone(module, x, train=True):
+    """Outputs, gradients and buffers of C random copies of a module: stacked under Forward, and one by one in torch."""
+    module = module.double().train(train)
+    names = [n for n, v in module.state_dict().items() if v.is_floating_point()]
+    values = {
+        n: module.state_dict()[n] + randn(CLIENTS, *module.state_dict()[n].shape, seed=i).abs() for i, n in enumerate(names)
+    }
+    params = dict(module.named_parameters())
+    upstream = None
+
+    stacked = {n: v.clone().requires_grad_(n in params) for n, v in values.items()}
+    xs = x.clone().requires_grad_()
+
+    def one(tree, x):
+        buffers = {n: v.clone() for n, v in tree.items() if n not in params}
+        return functional_call(module, {**tree, **buffers}, (x,)), buffers
+
+    with Forward(None, stacked=True):
+        y, buffers = vmap(one)(stacked, xs)
+    upstream = randn(*y.shape, seed=9)
+    (y * upstream).sum().backward()
+    results = []
+    for c in range(CLIENTS):
+        tree = {n: v[c].clone().requires_grad_(n in params) for n, v in values.items()}
+        xc = x[c].clone().requires_grad_()
+        yc = functional_call(module, tree, (xc,))  # torch's own layer writes its buffers into the tree
+        (yc * upstream[c]).sum().backward()
+        got = {"y": y[c], "x": xs.grad[c], **{n: stacked[n].grad[c] for n in params}, **{n: v[c] for n, v in buffers.items()}}
+        expected = {"y": yc, "x": xc.grad, **{n: v.grad if n in params else v for n, v in tree.items()}}
+        results.append((got, expected))
+    return results
+
+
+LAYERS = {
+    "batch norm of pictures": (lambda: nn.BatchNorm2d(4), (5, 4, 3, 3)),
+    "batch norm of vectors": (lambda: nn.BatchNorm1d(4), (5, 4)),
+    "batch norm of sequences": (lambda: nn.BatchNorm1d(4, momentum=0.3, eps=1e-3), (5, 4, 6)),
+    "batch norm without affine": (lambda: nn.BatchNorm2d(4, affine=False), (5, 4, 3, 3)),
+    "batch norm without statistics": (lambda: nn.BatchNorm2d(4, track_running_stats=False), (5, 4, 3, 3)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (5, 4, 3, 3)),
+    "group norm without affine": (lambda: nn.GroupNorm(4, 4, affine=False), (5, 4)),
+    "layer norm": (lambda: nn.LayerNorm(4), (5, 4)),
+    "convolution": (lambda: nn.Conv2d(4, 2, 3, 2, 1), (5, 4, 6, 6)),
+    "convolution padded to the same size": (lambda: nn.Conv2d(4, 2, 3, padding="same"), (5, 4, 6, 6)),
+    "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), (5, 4, 6, 6)),
+    "convolution with mirrored borders": (lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), (5, 4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_stacked_layer_is_torchs_for_every_client(layer, train):
+    make, shape = LAYERS[layer]
+    for got, expected in together_and_alone(make(), randn(CLIENTS, *shape, seed=20), train):
+        assert got.keys() >= expected.keys()
+        for n, v in expected.items():
+            torch.testing.assert_close(got[n], v, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
+
+
+def test_a_frozen_convolution_passes_gradients_on():
+    x, w, _ = conv_inputs((3, 3), False)
+    (xs,) = leaves(x)
+    with Forward(None, stacked=True):
+        vmap(lambda x: torch.conv2d(x, w[0]))(xs).sum().backward()
+    (alone,) = leaves(x.flatten(0, 1))
+    F.conv2d(alone, w[0]).sum().backward()
+    torch.testing.assert_close(xs.grad.flatten(0, 1), alone.grad, **EXACT)
+
+
+def test_batch_norm_on_one_value_says_what_to_do():
+    with Forward(None, stacked=True), pytest.raises(fs.InputError, match="more than one value per channel: raise batch_size"):
+        vmap(lambda x: F.batch_norm(x, None, None, training=True))(randn(CLIENTS, 1, 4))
+
+
+# ---- dropout
+
+KEYS = client_keys(0, torch.arange(CLIENTS), 0, "train")
+DROPOUTS = [nn.Dropout(0.3), nn.Dropout1d(0.3), nn.Dropout2d(0.3), nn.Dropout3d(0.3)]
+
+
+def drop(module, x, keys, times=1):
+    """Each client's draws: stacked for several keys, without vmap for one."""
+
+    def one(x, key):
+        mode.key = key
+        return torch.stack([module(x) for _ in range(times)])
+
+    with Forward(None, stacked=keys.ndim == 1) as mode:
+        return vmap(one)(x, keys) if keys.ndim else one(x, keys)
+
+
+@pytest.mark.parametrize("module", DROPOUTS, ids=lambda m: type(m).__name__)
+def test_a_client_drops_the_same_stacked_or_alone(module):
+    x = torch.ones(CLIENTS, 4, 5, *[2] * max(1, int(type(module).__name__[7:-1] or 1)))
+    together = drop(module, x, KEYS, times=2)
+    for c in range(CLIENTS):
+        assert together[c].equal(drop(module, x[c], KEYS[c], times=2))
+
+
+def test_draws_differ_by_client_and_by_call():
+    got = drop(nn.Dropout(0.5), torch.ones(CLIENTS, 4, 50), KEYS, times=2) > 0
+    assert not got[0, 0].equal(got[1, 0])
+    assert not got[0, 0].equal(got[0, 1])
+
+
+def test_dropout_keeps_the_expectation():
+    got = drop(nn.Dropout(0.3), torch.ones(CLIENTS, 100, 100), KEYS)
+    # 3e4 draws of 0 or 1/.7: mean 1 with standard deviation sqrt(.3/.7 / 3e4) = 0.004
+    assert got.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert set(got.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}
+
+
+def test_channel_dropout_drops_whole_channels():
+    got = drop(nn.Dropout2d(0.5), torch.ones(CLIENTS, 4, 8, 3, 3), KEYS)
+    assert (got.flatten(-2).amax(-1) == got.flatten(-2).amin(-1)).all()
+    assert 0 < (got == 0).float().mean() < 1
+
+
+def test_dropout_of_everything_and_of_nothing():
+    x = torch.ones(CLIENTS, 4, 5)
+    assert (drop(nn.Dropout(1.0), x, KEYS) == 0).all()
+    assert drop(nn.Dropout(0.0), x, KEYS)[:, 0].equal(x)
+    assert drop(nn.Dropout(0.5).eval(), x, KEYS)[:, 0].equal(x)
+
+
+def test_dropout_leaves_torchs_generator_alone():
+    before = torch.get_rng_state()
+    drop(nn.Dropout(0.5), torch.ones(CLIENTS, 4, 5), KEYS)
+    assert torch.get_rng_state().equal(before)
+
+
+ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+OTHER_DRAWS = {
+    "rand": lambda x: x + torch.rand(4),
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.full((4,), 0.5)),
+    "normal": lambda x: x + torch.normal(0.0, 1.0, (4,)),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+    "alpha_dropout": nn.AlphaDropout(0.5),
+    "rrelu": nn.RReLU(),
+    "bernoulli_ in place": lambda x: x * torch.empty(4).bernoulli_(0.5),
+    "normal_ in place": lambda x: x + torch.empty(4).normal_(),
+    "torch.dropout": lambda x: torch.dropout(x, 0.5, True),
+    "attention with dropout": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    "MultiheadAttention with dropout": lambda x: ATTENTION(x[None], x[None], x[None])[0],
+    "LSTM with dropout": nn.LSTM(4, 4, num_layers=2, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("draw", OTHER_DRAWS)
+def test_a_model_that_draws_otherwise_is_refused(draw):
+    """Unkeyed numbers would depend on how clients are stacked, and on where a run was resumed."""
+    with Forward(KEYS[0], stacked=False), pytest.raises(fs.InputError, match="while training; its numbers would depend on"):
+        OTHER_DRAWS[draw](torch.ones(3, 4))

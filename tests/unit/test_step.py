@@ -1,0 +1,177 @@
+"""One stacked step against torch.optim.SGD, client by client in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedselect as fs
+from fedselect.objectives import cross_entropy
+from fedselect.random import client_keys
+from fedselect.step import Training, forward, step
+
+CLIENTS, STEPS, BATCH = 3, 3, 5
+HOWS = {
+    "plain": Training(momentum=0.0),
+    "momentum": Training(momentum=0.9),
+    "decay": Training(momentum=0.5, weight_decay=0.1),
+    "clip": Training(momentum=0.5, clip=0.1),
+    "loose clip": Training(momentum=0.5, clip=1e6),
+    "all": Training(momentum=0.9, weight_decay=0.1, clip=0.1),
+}
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 6), nn.ReLU(), nn.Linear(6, 4)
+    ).double()
+
+
+def setting():
+    """A model, every client's own values, and their batches."""
+    g = torch.Generator().manual_seed(0)
+    model = fs.Model.wrap(net)
+    trees = [model.init(seed) for seed in range(CLIENTS)]
+    tree = {n: torch.stack([t[n] for t in trees]) for n in model.names}
+    x = torch.randn(STEPS, CLIENTS, BATCH, 1, 4, 4, generator=g, dtype=torch.float64)
+    return model, tree, x, torch.randint(0, 4, (STEPS, CLIENTS, BATCH), generator=g)
+
+
+def run(how, only=None, lr=0.1):
+    """STEPS stacked steps: the values and velocities before and after."""
+    model, tree, x, y = setting()
+    start = {n: v.clone() for n, v in tree.items()}
+    velocity = (
+        {n: torch.ones_like(tree[n]) for n in model.params} if only else {n: torch.zeros_like(tree[n]) for n in model.params}
+    )
+    only = only(model) if only else dict.fromkeys(model.params, True)
+    keys = client_keys(0, torch.arange(CLIENTS), 0, "train")
+    losses = [step(model, tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, {}, how) for s in range(STEPS)]
+    return model, start, tree, velocity, losses
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_stacked_step_is_torchs_sgd_for_every_client(how):
+    how = HOWS[how]
+    model, start, tree, _, losses = run(how)
+    _, _, x, y = setting()
+    for c in range(CLIENTS):
+        module = net().train()
+        module.load_state_dict({n: v[c] for n, v in start.items()}, strict=False)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=how.momentum, weight_decay=how.weight_decay)
+        for s in range(STEPS):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(x[s, c]), y[s, c])
+            loss.backward()
+            torch.testing.assert_close(losses[s][c], loss.detach(), rtol=1e-9, atol=1e-12)
+            if how.clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), how.clip)
+            optimizer.step()
+        for n in model.names:  # running statistics among them
+            torch.testing.assert_close(
+                tree[n][c], module.state_dict()[n], rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}"
+            )
+
+
+def tensors_only(model):
+    return {"4.weight": True, "6.bias": True}
+
+
+def entries_only(model):
+    """About half of the entries, others for each client; one tensor not at all, one whole."""
+    g = torch.Generator().manual_seed(1)
+    _, tree, _, _ = setting()
+    masks = {n: torch.rand(tree[n].shape, generator=g) < 0.5 for n in model.params}
+    return {**masks, "0.bias": False, "6.weight": True}
+
+
+@pytest.mark.parametrize("only", [tensors_only, entries_only])
+@pytest.mark.parametrize("how", ["momentum", "decay", "all"])
+def test_frozen_entries_and_their_momentum_do_not_move_at_all(how, only):
+    model, start, tree, velocity, _ = run(HOWS[how], only)
+    masks = only(model)
+    for n in model.params:
+        moves = torch.as_tensor(masks.get(n, False)).expand_as(tree[n])
+        assert tree[n][~moves].equal(start[n][~moves])
+        assert (velocity[n][~moves] == 1.0).all()  # as it was before the first step
+        assert (tree[n][moves] != start[n][moves]).all()
+
+
+def test_the_clipped_norm_is_that_of_the_entries_in_training():
+    clip = 1e-3  # far below any gradient here: every client's step then has exactly this norm
+    model, tree, x, y = setting()
+    before = {n: v.clone() for n, v in tree.items()}
+    velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
+    keys = torch.zeros(CLIENTS, dtype=torch.int64)
+    how = Training(momentum=0.0, clip=clip)
+    step(model, tree, velocity, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
+    moved = sum((tree[n] - before[n]).flatten(1).square().sum(1) for n in model.params).sqrt()
+    torch.testing.assert_close(moved, torch.full_like(moved, clip), rtol=1e-2, atol=0.0)
+
+
+def test_a_rate_for_each_client():
+    rates = torch.tensor([0.1, 0.0, 0.3], dtype=torch.float64)
+    model, start, tree, _, _ = run(HOWS["decay"], lr=rates)
+    for c, rate in enumerate(rates.tolist()):
+        alone = run(HOWS["decay"], lr=rate)[2]
+        for n in model.params:
+            torch.testing.assert_close(tree[n][c], alone[n][c], rtol=1e-12, atol=1e-14)
+    assert all(tree[n][1].equal(start[n][1]) for n in model.params)
+
+
+def test_a_rate_for_each_tensor_and_entry():
+    model, tree, x, y = setting()
+    before = {n: v.clone() for n, v in tree.items()}
+    halves = torch.zeros_like(tree["4.weight"])
+    halves[:, ::2] = 0.2
+    lr = {**dict.fromkeys(model.params, 0.1), "4.weight": halves, "6.bias": torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)}
+    velocity = {n: torch.zeros_like(tree[n]) for n in model.params}
+    keys = torch.zeros(CLIENTS, dtype=torch.int64)
+    everything = dict.fromkeys(model.params, True)
+    step(model, tree, velocity, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
+    for n in model.params:  # after the first step the velocity is the gradient
+        rate = lr[n].view(-1, 1) if n == "6.bias" else lr[n]
+        torch.testing.assert_close(tree[n], before[n] - rate * velocity[n], rtol=1e-12, atol=1e-14)
+
+
+def test_a_parameter_the_model_does_not_use_stays_put():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Parameter(torch.ones(2))
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    model = fs.Model.wrap(Spare())
+    tree = {n: v.expand(2, *v.shape).clone() for n, v in model.init(0).items()}
+    velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
+    x, y, keys = torch.ones(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    step(model, tree, velocity, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
+    assert (tree["spare"] == 1.0).all()  # as under torch.optim.SGD, which skips parameters without a gradient
+
+
+def test_forward_is_each_clients_module_in_eval_mode():
+    model, tree, x, _ = setting()
+    logits = forward(model, tree, x[0])
+    assert not logits.requires_grad
+    for c in range(CLIENTS):
+        module = net().eval()
+        module.load_state_dict({n: v[c] for n, v in tree.items()}, strict=False)
+        torch.testing.assert_close(logits[c], module(x[0, c]).detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), not 1.0"),
+        ({"momentum": float("nan")}, "momentum must be in"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative, not -0.1"),
+        ({"clip": 0.0}, "clip must be positive, not 0.0"),
+    ],
+)
+def test_training_refuses_what_cannot_train(bad, said):
+    with pytest.raises(fs.InputError, match=said):
+        Training(**bad)
