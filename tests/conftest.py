@@ -1,7 +1,6 @@
 """What every test shares: one thread, repeatable hypothesis, a small federation, and the command line in process."""
 
 import sys
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +17,7 @@ settings.load_profile("fedselect")
 @pytest.fixture(scope="session")
 def digits() -> fs.Federation:
     """Three clients with three classes each: small enough to train in milliseconds."""
-    return fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, seed=0)
+    return fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=0, seed=0)
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,7 @@ class Said:
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """fedselect's main() with these arguments, in this process; an exception it lets through fails the test."""
-    with warnings.catch_warnings():  # typer still imports names that click has deprecated
-        warnings.filterwarnings("ignore", "'click", DeprecationWarning)
-        from fedselect.cli import main
+    from fedselect.cli import main
 
     def call(*args: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["fedselect", *map(str, args)])

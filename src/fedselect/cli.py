@@ -105,7 +105,7 @@ def compare(
     raw = dict(read(config)) if config else {}
     listed = raw.pop("methods", {})
     own_seeds = raw.pop("seeds", [0])
-    if not isinstance(listed, dict) or not isinstance(own_seeds, list):
+    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
         raise InputError(f"{config}: methods is a table of tables and seeds a list.")
     names = _names(methods, listed)
     flags = _flags(ctx.args)
@@ -139,7 +139,7 @@ def report_(out: Annotated[Path, typer.Argument(help="A run directory, or that o
     """Write report.html: table, curves and every client's accuracy on one page."""
     from fedselect.experiments.report import write_report
 
-    console.print(f"wrote {write_report(out)}", soft_wrap=True)
+    _say(f"wrote {write_report(out)}")
 
 
 @app.command()
@@ -178,8 +178,6 @@ def main() -> None:
         app()
     except runner.Stopped as e:
         _fail(str(e), 130)
-    except KeyboardInterrupt:
-        _fail("stopped; what the last checkpoint holds is kept: fedselect resume DIR goes on from there.", 130)
     except FedselectError as e:
         _fail(f"error: {e}", 2)
 
@@ -216,7 +214,11 @@ def _config(
     **fields: Any,
 ) -> Config:
     """A file's fields, then what the flags say on top."""
-    parts = {k: dict(raw.get(k, {})) for k in ("method", "data", "model", "training")}
+    parts: dict[str, dict[str, Any]] = {}
+    for part in ("method", "data", "model", "training"):
+        if not isinstance(raw.get(part, {}), dict):
+            raise InputError(f"this run: {part} must be a table.")
+        parts[part] = dict(raw.get(part, {}))
     for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
         if name and name != parts[part].get("name", default):
             parts[part] = {}  # options of another one mean nothing here
@@ -259,16 +261,18 @@ def _free(name: str) -> Path:
 
 
 def _say_outcome(accuracy: float, out: Path) -> None:
-    console.print(
-        f"accuracy {100 * accuracy:.2f}%  (mean over clients, own test data)  in {out}", highlight=False, soft_wrap=True
-    )
+    _say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own test data)  in {out}")
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
     console.print(tables.render(tables.rows(done)))
     if report:
         report_(out)
-    console.print(f"runs in {out}", soft_wrap=True)
+    _say(f"runs in {out}")
 
 
 def _list(kind: str, table: Any) -> None:

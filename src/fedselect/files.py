@@ -12,6 +12,11 @@ from typing import Any
 from fedselect.errors import RunError
 
 
+def is_part(path: Path) -> bool:
+    """Whether this is what an interrupted `replace` left behind."""
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
 def replace(path: Path, write: Callable[[Path], None]) -> None:
     """Put a new file (or folder) in place of an old one at a stroke."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -29,20 +34,26 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    replace(path, lambda p: _write_text(p, json.dumps(value, indent=2) + "\n"))
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def write_text(path: Path, text: str) -> None:
-    replace(path, lambda p: _write_text(p, text))
+def write_bytes(path: Path, content: bytes) -> None:
+    def write(fresh: Path) -> None:
+        fresh.write_bytes(content)
+
+    replace(path, write)
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path} is missing; {what}") from None
     except (OSError, ValueError) as e:
         raise RunError(f"{path} cannot be read ({e}); {what}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds no table of fields; {what}")
+    return found
 
 
 @contextmanager
@@ -54,10 +65,6 @@ def disk(path: Path) -> Iterator[None]:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(f"the disk is full: {path} was not written; free some space, then resume.") from e
         raise RunError(f"{path} cannot be written: {e.strerror or e}.") from e
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _sync(path: Path) -> None:

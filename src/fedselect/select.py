@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect import random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree
+from fedselect.tree import Mask, Scalar, State, Tree, rows
 from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
@@ -171,7 +171,7 @@ def grow_mask(
     parameters (of each tensor, with scope = tensor).
     """
     names = [n for n in mask if n not in skip]
-    flat = {n: mask[n].flatten(1) for n in mask}
+    flat = {n: rows(mask[n]) for n in mask}
     whole = sum(v.shape[1] for v in flat.values())
     held = torch.stack([v.sum(1) for v in flat.values()]).sum(0)
     groups = [[n] for n in names] if scope == "tensor" else [names]
@@ -184,7 +184,7 @@ def grow_mask(
         room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
-        value = torch.cat([score[n].flatten(1) for n in group], 1)
+        value = torch.cat([rows(score[n]) for n in group], 1)
         chosen = taken | top(value.masked_fill(taken, -torch.inf), wanted)
         for n, part in zip(group, torch.split(chosen, [flat[n].shape[1] for n in group], 1), strict=True):
             out[n] = part.view_as(mask[n])
@@ -209,7 +209,10 @@ def top(value: Tensor, count: Tensor) -> Tensor:
 
 def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
     """share * of as a whole number, float rounding aside."""
-    exact = torch.as_tensor(share, dtype=torch.float64) * torch.as_tensor(of, dtype=torch.float64)
+    exact = torch.as_tensor(share, dtype=torch.float64)
+    if isinstance(share, Tensor) and share.dtype == torch.float32:
+        exact = exact.round(decimals=7)  # 0.1 is meant, not the nearest float32
+    exact = exact * torch.as_tensor(of, dtype=torch.float64)
     return ((exact - 1e-9).ceil() if up else (exact + 1e-9).floor()).to(torch.int64)
 
 
@@ -234,14 +237,15 @@ def layers(*patterns: str) -> Which:
     """Personal layers by name, or by pattern with * for anything: layers('conv1.weight', 'layer4.*')."""
 
     def personal(model: Model, name: str) -> bool:
-        return any(_matches(model, pattern, name) for pattern in patterns)
+        return name in {n for pattern in patterns for n in _matches(model, pattern)}
 
     return personal
 
 
-def _matches(model: Model, pattern: str, name: str) -> bool:
+def _matches(model: Model, pattern: str) -> list[str]:
     regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
-    if not any(regex.fullmatch(n) for n in model.params):
+    found = [n for n in model.params if regex.fullmatch(n)]
+    if not found:
         near = nearest(pattern, model.params) or model.params
         raise InputError(f"no parameter of {model.name} matches {pattern!r}; nearest: {', '.join(near[:5])}.")
-    return regex.fullmatch(name) is not None
+    return found

@@ -13,10 +13,6 @@ from torch.overrides import TorchFunctionMode
 from fedselect import random
 from fedselect.errors import InputError
 
-_DRAWS = {
-    torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randperm, torch.bernoulli,
-    torch.normal, torch.multinomial, F.alpha_dropout, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu,
-}  # fmt: skip
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
 
 
@@ -28,6 +24,19 @@ class Forward(TorchFunctionMode):
         self.key = key
         self.stacked = stacked
         self.calls = 0
+
+    def __enter__(self) -> "Forward":
+        self._drawn = _generators()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        if kind is None and self.key is not None and not all(map(torch.equal, _generators(), self._drawn)):
+            raise InputError(
+                "the model draws random numbers other than by dropout while training; its numbers would depend on how "
+                "clients are stacked. Use nn.Dropout, or draw before training."
+            )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,11 +52,6 @@ class Forward(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if func in _CHANNEL_DROPOUTS:
             return self._dropout(*args, **{**kwargs, "channels": True})
-        if func in _DRAWS and self.key is not None:
-            raise InputError(
-                f"the model calls torch's {getattr(func, '__name__', func)} while training; its numbers would depend on "
-                "how clients are stacked. Use dropout, or draw before training."
-            )
         return func(*args, **kwargs)
 
     def _dropout(
@@ -64,6 +68,12 @@ class Forward(TorchFunctionMode):
             count *= side
         keep = random.uniform(random.fold(self.key, self.calls), count).view(shape) >= p
         return x * keep / (1.0 - p) if p < 1.0 else x * 0.0
+
+
+def _generators() -> list[Tensor]:
+    """Where torch's own generators stand."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
 
 def _batch_norm(

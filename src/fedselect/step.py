@@ -11,7 +11,7 @@ from fedselect.errors import InputError
 from fedselect.models import Model
 from fedselect.objectives import Objective
 from fedselect.stacked import Forward
-from fedselect.tree import Mask, Scalar, State, Tree, along
+from fedselect.tree import Mask, Scalar, State, Tree, along, rows
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
@@ -87,7 +87,7 @@ def step(
         else:
             leaves = {n: tree[n].detach().requires_grad_() for n in trained}
             losses, stats = torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     with torch.no_grad():
         for n, v in stats.items():
             tree[n].copy_(v)
@@ -108,7 +108,7 @@ def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[
     scale: Tensor | None = None
     if how.clip is not None:
         parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m in moved]
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in parts]).sum(0).sqrt()
+        norm = torch.stack([rows(g).square().sum(1) for g in parts]).sum(0).sqrt()
         scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
     for (p, v, g, m), lr in zip(moved, rates, strict=True):
         if scale is not None:

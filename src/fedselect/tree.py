@@ -24,6 +24,11 @@ def along(per_row: Scalar, like: Tensor) -> Scalar:
     return per_row
 
 
+def rows(tensor: Tensor) -> Tensor:
+    """Each client's entries in a line: (C, k), also where the parameter is a single number."""
+    return tensor.reshape(len(tensor), -1)
+
+
 def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
     """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
     out: Tree = {}
@@ -37,19 +42,19 @@ def negate(mask: Mask) -> Mask:
     return {name: ~m if isinstance(m, Tensor) else not m for name, m in mask.items()}
 
 
-def take(tree: Tree, rows: Rows) -> Tree:
+def take(tree: Tree, who: Rows) -> Tree:
     """The given clients' rows: views for a slice, copies for an index tensor."""
-    return {name: v[rows] for name, v in tree.items()}
+    return {name: v[who] for name, v in tree.items()}
 
 
-def put(tree: Tree, rows: Rows, values: Tree) -> None:
+def put(tree: Tree, who: Rows, values: Tree) -> None:
     """Write rows back in place; rows taken as a slice are views and need no writing."""
     for name, v in values.items():
-        tree[name][rows] = v
+        tree[name][who] = v
 
 
-def take_mask(mask: Mask, rows: Rows) -> Mask:
-    return {name: m[rows] if isinstance(m, Tensor) else m for name, m in mask.items()}
+def take_mask(mask: Mask, who: Rows) -> Mask:
+    return {name: m[who] if isinstance(m, Tensor) else m for name, m in mask.items()}
 
 
 def expand(tree: Tree, clients: int) -> Tree:
@@ -67,7 +72,7 @@ def entries(mask: Mask, tree: Tree) -> Tensor:
     total = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
     for name, v in tree.items():
         m = mask.get(name, False)
-        total += m.flatten(1).sum(1) if isinstance(m, Tensor) else v[0].numel() * bool(m)
+        total += rows(m).sum(1) if isinstance(m, Tensor) else v[0].numel() * bool(m)
     return total
 
 

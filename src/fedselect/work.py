@@ -181,7 +181,7 @@ class Work:
         for n in self.model.params:
             m = only.get(n, False)
             if isinstance(m, Tensor):
-                any_entry |= m.flatten(1).any(1)
+                any_entry |= m.reshape(len(m), -1).any(1)
         return any_entry.tolist()
 
     def _stretches(self, active: list[bool]) -> Iterator[tuple[Rows, int, int, int]]:

@@ -98,7 +98,9 @@ class Network:
     def receive(self, i: int) -> dict:
         """What client i has of the server's state: the entries it wants, and rows of its own."""
         down = self.method.down(self.server, torch.tensor([i]))
-        wants = {n: m[0] if isinstance(m, torch.Tensor) else m for n, m in self.method.wants(self.model, self.states[i]).items()}
+        wants = {
+            n: m[0] if isinstance(m, torch.Tensor) else m for n, m in self.method.wants(self.model, self.states[i]).items()
+        }
         values, sent = wire.unpack(wire.pack(down.shared["params"], wants), self.initial)
         nan = {n: torch.where(torch.as_tensor(sent[n]), v, torch.nan) for n, v in values.items()}
         shared = {k: expand(t, 1) for k, t in {**down.shared, "params": nan}.items()}

@@ -110,7 +110,7 @@ def test_some_clients_at_a_time_and_late(case, model):
     """Two of three take part, two more join in round 3; who sits out keeps its state, and chunks do not show."""
     runs = []
     for chunk in ("auto", 2):
-        sim = simulation(case, model, fraction=0.5, late=(2, 2), chunk=chunk)
+        sim = simulation(case, model, fraction=0.5, late=(2, 3), chunk=chunk)
         history = rounds(sim, 4)
         runs.append((everything(sim), history))
     assert_equal(runs[0][0], runs[1][0])
@@ -145,4 +145,6 @@ def test_result_reads(case, model):
     x, y = data.clients[3].test
     net.module.eval()
     assert float((net.module(x).argmax(1) == y).double().mean()) == pytest.approx(result.clients[3]["accuracy"], abs=1e-6)
-    assert {n: tuple(m.shape[1:]) for n, m in result.masks.items()} == {n: tuple(result.personal(0)[n].shape) for n in net.params}
+    assert {n: tuple(m.shape[1:]) for n, m in result.masks.items()} == {
+        n: tuple(result.personal(0)[n].shape) for n in net.params
+    }

@@ -55,7 +55,9 @@ def assert_same(sim, clients, server):
     for c in clients:
         for n, v in c.module.state_dict().items():
             if n in fast:  # running statistics included
-                torch.testing.assert_close(fast[n][c.number], v, rtol=1e-9, atol=1e-10, msg=lambda m, n=n, c=c: f"{c.number} {n}: {m}")
+                torch.testing.assert_close(
+                    fast[n][c.number], v, rtol=1e-9, atol=1e-10, msg=lambda m, n=n, c=c: f"{c.number} {n}: {m}"
+                )
     for n, v in server.items():
         torch.testing.assert_close(sim.server["params"][n], v, rtol=1e-9, atol=1e-10)
 

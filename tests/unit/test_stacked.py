@@ -229,5 +229,5 @@ OTHER_DRAWS = {
 @pytest.mark.parametrize("draw", OTHER_DRAWS)
 def test_a_model_that_draws_otherwise_is_refused(draw):
     """Unkeyed numbers would depend on how clients are stacked, and on where a run was resumed."""
-    with Forward(KEYS[0], stacked=False), pytest.raises(fs.InputError, match="while training; its numbers would depend on"):
-        OTHER_DRAWS[draw](torch.ones(3, 4))
+    with pytest.raises(fs.InputError, match="while training; its numbers would depend on"), Forward(KEYS[0], stacked=False):
+        OTHER_DRAWS[draw](-torch.ones(3, 4))

@@ -8,7 +8,7 @@ from fedselect.data.partition import Indices, by_class
 
 
 def digits(
-    clients: int = 10, classes_per_client: int = 4, train: int = 40, test: int = 40, val: int = 0, seed: int = 0
+    clients: int = 10, classes_per_client: int = 5, train: int = 25, test: int = 100, val: int = 5, seed: int = 0
 ) -> Federation:
     """Handwritten digits, 8x8 grey, ten classes; sizes are samples a client."""
     from sklearn.datasets import load_digits

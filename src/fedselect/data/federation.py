@@ -35,8 +35,12 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError("there are no clients; give data for at least one.")
+        for i, client in enumerate(self.clients):
+            for pair in (client.train, client.test, client.val):
+                if pair is not None and not all(isinstance(v, Tensor) for v in pair):
+                    raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
         if not self.classes:
-            top = max(int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel())
+            top = max((int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel()), default=0)
             object.__setattr__(self, "classes", top + 1)
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
         for i, client in enumerate(self.clients):

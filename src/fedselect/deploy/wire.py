@@ -18,7 +18,7 @@ from fedselect.tree import Mask, State, Tree, entries
 class Packet:
     """One client's tree on the wire."""
 
-    values: Tensor  # (k,) the marked entries, in the tree's order
+    values: Tensor  # uint8, the marked entries' own bytes, in the tree's order
     bits: Tensor  # uint8, eight entries a byte; empty where no mask travels
     whole: tuple[str, ...]  # tensors sent whole
     partly: tuple[str, ...]  # tensors sent entry by entry
@@ -36,12 +36,11 @@ def pack(tree: Tree, sent: Mask) -> Packet:
     for n, v in tree.items():
         m = sent.get(n, False)
         if isinstance(m, Tensor):
-            values.append(v[m])
+            values.append(v[m].view(torch.uint8))
             marks.append(m.flatten())
         elif m:
-            values.append(v.flatten())
-    first = next(iter(tree.values()))
-    flat = torch.cat(values) if values else first.new_zeros(0)
+            values.append(v.flatten().view(torch.uint8))
+    flat = torch.cat(values) if values else torch.zeros(0, dtype=torch.uint8)
     return Packet(flat, pack_bits(torch.cat(marks)) if marks else torch.zeros(0, dtype=torch.uint8), whole, partly)
 
 
@@ -54,9 +53,13 @@ def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
     if packet.bits.numel() != -(-marked // 8):
         raise DataError(f"a packet has {packet.bits.numel()} bytes of mask where {-(-marked // 8)} belong.")
     marks = unpack_bits(packet.bits, marked)
-    count = int(marks.sum()) + sum(like[n].numel() for n in packet.whole)
+    count = sum(like[n].nbytes for n in packet.whole)
+    at = 0
+    for n in packet.partly:
+        count += int(marks[at : at + like[n].numel()].sum()) * like[n].element_size()
+        at += like[n].numel()
     if packet.values.numel() != count:
-        raise DataError(f"a packet has {packet.values.numel()} values where its mask marks {count}.")
+        raise DataError(f"a packet has {packet.values.numel()} bytes of values where its mask marks {count}.")
     tree: Tree = {}
     sent: dict[str, bool | Tensor] = {}
     at = bit = 0
@@ -65,12 +68,12 @@ def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
         if n in packet.partly:
             mask = marks[bit : bit + v.numel()].view_as(v)
             bit += v.numel()
-            k = int(mask.sum())
-            value[mask] = packet.values[at : at + k]
+            k = int(mask.sum()) * v.element_size()
+            value[mask] = packet.values[at : at + k].clone().view(v.dtype)
             sent[n] = mask
         elif n in packet.whole:
-            k = v.numel()
-            value = packet.values[at : at + k].view_as(v)
+            k = v.nbytes
+            value = packet.values[at : at + k].clone().view(v.dtype).view_as(v)
             sent[n] = True
         else:
             k, sent[n] = 0, False

@@ -52,6 +52,10 @@ class Config:
         training = {n: o.parse(self.training[n]) if n in self.training else o.default for n, o in known.items()}
         if self.rounds < 1:
             raise InputError(f"rounds must be at least 1, not {self.rounds}.")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must lie in 0 to 2**63 - 1, not {self.seed}.")
+        if isinstance(self.chunk, str) and self.chunk != "auto":
+            raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
         parse_late(self.late)
         done = dataclasses.replace(self, method=_entry("method", self.method), data=data, model=model, training=training)
         done.make_method()
@@ -107,6 +111,8 @@ def read(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file.") from None
     try:
         raw = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as e:
@@ -140,7 +146,8 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
     homes.append(("training", options(Training)))
     found = [(home, name) for home, known in homes if name in known]
     if not found:
-        raise unknown("option", name, sorted({o for _, known in homes for o in known}))
+        run = {f.name for f in dataclasses.fields(Config)}
+        raise unknown("option", name, run.union(*(known for _, known in homes)))
     return found
 
 

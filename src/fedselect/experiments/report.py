@@ -1,6 +1,5 @@
 """The report: one self-contained HTML page from run directories."""
 
-import json
 import statistics
 from collections import defaultdict
 from io import StringIO
@@ -9,8 +8,8 @@ from typing import Any
 
 from fedselect.errors import RunError
 from fedselect.experiments import tables
-from fedselect.experiments.runner import finished, read_configs
-from fedselect.files import read_json, write_text
+from fedselect.experiments.runner import finished, read_configs, read_records
+from fedselect.files import read_json, write_bytes
 from fedselect.simulate.engine import Record
 
 Histories = dict[str, list[list[Record]]]
@@ -32,7 +31,7 @@ def write_report(out: Path) -> Path:
     summaries = [read_json(r / "summary.json", "it should hold the outcome of a run.") for r in runs]
     histories: Histories = defaultdict(list)
     for run, s in zip(runs, summaries, strict=True):
-        histories[s["method"]].append(_records(run))
+        histories[s["method"]].append(read_records(run / "metrics.jsonl"))
     histories = {row.method: histories[row.method] for row in found}
     env = jinja2.Environment(loader=jinja2.PackageLoader("fedselect.experiments", "."), autoescape=True)
     views = ("accuracy", "local", "merged")
@@ -62,12 +61,8 @@ def write_report(out: Path) -> Path:
         config={k: v for k, v in configs[0].items() if k not in ("method", "seed")},
         methods={c["method"]["name"]: {k: v for k, v in c["method"].items() if k != "name"} for c in configs},
     )
-    write_text(out / "report.html", page)
+    write_bytes(out / "report.html", page.encode())
     return out / "report.html"
-
-
-def _records(run: Path) -> list[Record]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def _colours(names: list[str]) -> dict[str, Any]:
@@ -112,7 +107,11 @@ def _clients(histories: Histories) -> str:
     colours = _colours(list(histories))
     for at, (method, seeds) in enumerate(histories.items()):
         finals = [next(r for r in reversed(h) if r["accuracy"] is not None)["clients"]["accuracy"] for h in seeds]
-        means = [statistics.fmean(v for v in values if v is not None) for values in zip(*finals, strict=True) if any(values)]
+        means = [
+            statistics.fmean(v for v in values if v is not None)
+            for values in zip(*finals, strict=True)
+            if any(v is not None for v in values)
+        ]
         axes.scatter(means, [-at] * len(means), color=colours[method], alpha=0.7, s=36, linewidths=0)
         axes.scatter([statistics.fmean(means)], [-at], color=colours[method], marker="|", s=420, linewidths=2.4)
     axes.set_yticks([-i for i in range(len(histories))], list(histories))

@@ -22,8 +22,8 @@ from typing import Any
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
-from fedselect.files import disk, read_json, write_json, write_text
-from fedselect.simulate import Result
+from fedselect.files import disk, is_part, read_json, write_bytes, write_json
+from fedselect.simulate import Result, Simulation
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.engine import Record
 
@@ -44,39 +44,35 @@ class Comparison:
 
 def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> Result:
     """A new run in a new directory."""
-    _fresh(out, overwrite)
-    write_json(out / "config.json", config.to_json())
-    return go_on(out, watch=watch)
+    _may_write(out, overwrite)
+    simulation = config.simulation()  # bad input shows before anything is written or replaced
+    with _locked(out), _ctrl_c() as stop:
+        _clear(out)
+        write_json(out / "config.json", config.to_json())
+        return _go_on(out, stop, watch, simulation)
 
 
 def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
-    _fresh(out, overwrite)
-    write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
-    return go_on_comparison(out, watch=watch)
+    if not comparison.runs:
+        raise InputError("there is nothing to compare: give at least one method and one seed.")
+    _may_write(out, overwrite)
+    next(iter(comparison.runs.values())).simulation()
+    with _locked(out), _ctrl_c() as stop:
+        _clear(out)
+        write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
+        return _go_on_comparison(out, stop, watch)
 
 
 def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
-    if (out / "compare.json").exists():
-        return go_on_comparison(out, watch=watch)
-    if not (out / "config.json").exists():
+    if not any((out / f).exists() for f in ("compare.json", "config.json")):
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
-    if not finished(out):
-        go_on(out, watch=watch)
-    return [out]
-
-
-def go_on_comparison(out: Path, watch: Watch | None = None) -> list[Path]:
-    configs = read_configs(out)
-    for name, config in configs.items():
-        place = out / name
-        if finished(place):
-            continue
-        if not (place / "config.json").exists():
-            _fresh(place, overwrite=True)
-            write_json(place / "config.json", config.to_json())
-        go_on(place, watch=watch)
-    return [out / name for name in configs]
+    with _locked(out), _ctrl_c() as stop:
+        if (out / "compare.json").exists():
+            return _go_on_comparison(out, stop, watch)
+        if not finished(out):
+            _go_on(out, stop, watch)
+        return [out]
 
 
 def read_configs(out: Path) -> dict[str, Config]:
@@ -89,41 +85,56 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def go_on(out: Path, watch: Watch | None = None) -> Result:
+def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
+    configs = read_configs(out)
+    for name, config in configs.items():
+        place = out / name
+        if finished(place):
+            continue
+        if stop():
+            raise Stopped(f"stopped before {name}; go on with: fedselect resume {out}")
+        with _locked(place):
+            if not (place / "config.json").exists():
+                _clear(place)
+                write_json(place / "config.json", config.to_json())
+            try:
+                _go_on(place, stop, watch)
+            except Stopped as e:
+                raise Stopped(str(e).replace(str(place), str(out))) from None
+    return [out / name for name in configs]
+
+
+def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation: Simulation | None = None) -> Result:
     """Run from the last checkpoint, or from the beginning, to the end; bit for bit what an unbroken run gives."""
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     run_id = _identity(config)
-    with _locked(out), _ctrl_c() as asked_to_stop:
-        place = checkpoints.latest(out / "checkpoint")
-        chunk = int(checkpoints.manifest(place, run_id)["chunk"]) if place else None
-        simulation = config.simulation(chunk)
-        if place:
-            checkpoints.load(place, simulation, run_id)
-        history = _history(out / "metrics.jsonl", simulation.round)
-        began, spent = time.perf_counter(), 0.0
-        with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
-            while simulation.round < config.rounds:
-                last = simulation.round == config.rounds - 1
-                record = simulation.step(evaluate=True if last else None)
-                history.append(record)
-                metrics.write(json.dumps(record) + "\n")
-                metrics.flush()
-                if watch:
-                    watch(config, record)
-                stop = asked_to_stop() and not last
-                due = spent < OVERHEAD * (time.perf_counter() - began)
-                if due or last or stop:
-                    os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
-                    at = time.perf_counter()
-                    checkpoints.save(out / "checkpoint", simulation, run_id)
-                    spent += time.perf_counter() - at
-                if stop:
-                    raise Stopped(
-                        f"stopped after round {simulation.round} of {config.rounds}; go on with: fedselect resume {out}"
-                    )
-        result = Result(simulation, history)
-        write_json(out / "summary.json", summarise(config, history))
-    return result
+    place = checkpoints.latest(out / "checkpoint")
+    chunk = int(checkpoints.manifest(place, run_id)["chunk"]) if place else None
+    simulation = simulation or config.simulation(chunk)
+    if place:
+        checkpoints.load(place, simulation, run_id)
+    history = _history(out / "metrics.jsonl", simulation.round)
+    began, spent = time.perf_counter(), 0.0
+    with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
+        while simulation.round < config.rounds:
+            last = simulation.round == config.rounds - 1
+            record = simulation.step(evaluate=True if last else None)
+            history.append(record)
+            metrics.write(json.dumps(record) + "\n")
+            metrics.flush()
+            if watch:
+                watch(config, record)
+            stopping = stop() and not last
+            due = spent < OVERHEAD * (time.perf_counter() - began)
+            if due or last or stopping:
+                os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
+                at = time.perf_counter()
+                checkpoints.save(out / "checkpoint", simulation, run_id)
+                spent += time.perf_counter() - at
+            if stopping:
+                raise Stopped(f"stopped after round {simulation.round} of {config.rounds}; go on with: fedselect resume {out}")
+    write_json(out / "summary.json", summarise(config, history))
+    return Result(simulation, history)
 
 
 def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
@@ -158,36 +169,56 @@ def _identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
 
 
-def _history(path: Path, rounds: int) -> list[Record]:
-    """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    if len(lines) < rounds:
-        raise RunError(f"{path} has {len(lines)} rounds where the checkpoint has {rounds}; start again with --overwrite.")
-    kept = lines[:rounds]
-    if len(lines) > rounds:
-        write_text(path, "".join(line + "\n" for line in kept))
+def read_records(path: Path) -> list[Record]:
+    """The rounds of a metrics file."""
     try:
-        return [json.loads(line) for line in kept]
+        return [json.loads(line) for line in (path.read_text() if path.exists() else "").splitlines()]
     except ValueError as e:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 
 
-def _fresh(out: Path, overwrite: bool) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not overwrite:
-            raise InputError(f"{out} exists already; choose another --out, resume it, or replace it with --overwrite.")
-        if out.is_dir() and not any((out / f).exists() for f in ("config.json", "compare.json", "checkpoint")):
-            raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
-        with disk(out):
-            shutil.rmtree(out) if out.is_dir() else out.unlink()
+def _history(path: Path, rounds: int) -> list[Record]:
+    """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    if len(lines) < rounds:
+        raise RunError(f"{path} has {len(lines)} rounds where the checkpoint has {rounds}; start again with --overwrite.")
+    kept = b"".join(line + b"\n" for line in lines[:rounds])
+    if lines and path.read_bytes() != kept:
+        write_bytes(path, kept)
+    return read_records(path)
+
+
+def _may_write(out: Path, overwrite: bool) -> None:
+    """Refuse to touch what is there, unless it is a run and was said to be replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise InputError(f"{out} exists already; choose another --out, resume it, or replace it with --overwrite.")
+    if not _is_run(out):
+        raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
+
+
+def _is_run(out: Path) -> bool:
+    """Whether a directory holds nothing but what runs and comparisons write."""
+    own = {"config.json", "compare.json", "metrics.jsonl", "summary.json", "checkpoint", "report.html", ".lock"}
+    return out.is_dir() and all(p.name in own or is_part(p) or _is_run(p) for p in out.iterdir())
+
+
+def _clear(out: Path) -> None:
+    """Empty a run directory whose lock we hold."""
     with disk(out):
-        out.mkdir(parents=True, exist_ok=True)
+        for p in out.iterdir():
+            if p.name != ".lock":
+                shutil.rmtree(p) if p.is_dir() else p.unlink()
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One process at a time in a run directory."""
-    with disk(out), (out / ".lock").open("w") as handle:
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+        handle = (out / ".lock").open("w")
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -203,7 +234,7 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
     def ask(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            raise KeyboardInterrupt
+            raise Stopped("stopped at once; fedselect resume goes on from the last checkpoint.")
         asked = True
         os.write(2, b"\nfinishing this round, then stopping; press Ctrl-C again to stop at once\n")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedselect.errors import RunError
@@ -61,12 +62,13 @@ def render(found: Sequence[Row]) -> Table:
     table = Table(
         title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
         title_justify="left",
+        box=SIMPLE_HEAD,
     )
-    table.add_column("method")
+    table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
     for column in ("accuracy %", "local %", "merged %", "personal", "MB up", "seconds"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
-        views = [spread(r.local), spread(r.merged)]
+        views = [spread(v).split(" ")[0] for v in (r.local, r.merged)]
         mark = 0 if r.reports == "local" else 1
         views[mark] = f"[bold]{views[mark]}[/bold]"
         table.add_row(r.method, spread(r.accuracy), *views, f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}")

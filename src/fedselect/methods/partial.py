@@ -50,6 +50,8 @@ class Partial(Method):
         ):
             if value not in known:
                 raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
+        if sum(epochs for _, epochs in self.phases) < 1:
+            raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
             if epochs < 0:
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")

@@ -44,7 +44,9 @@ class Model:
         self.stats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
         tree = set(self.params) | set(self.stats)
         self.names = [n for n in persistent if n in tree]
-        self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree}
+        named = {id(v): n for n, v in self.module.named_parameters()}
+        self.tied = {n: named[id(v)] for n, v in persistent.items() if named.get(id(v), n) != n}
+        self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree and n not in self.tied}
         if not self.params:
             raise InputError("the model has no trainable parameter.")
         self.norms = frozenset(
@@ -55,7 +57,8 @@ class Model:
         )
         self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
         self._guessed = head is None
-        self.head = self._find_head() if head is None else self._check_head(head)
+        found = self._find_head() if head is None else head
+        self.head = None if found is None else self._check_head(found)
         self._seen: list[Tensor] = []
         if self.head is not None:
             self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
@@ -134,7 +137,7 @@ class Model:
         """One client's values as a state_dict that the plain module loads strictly."""
         order = self.module.state_dict()
         full = {**self.constants, **tree}
-        return {n: full[n].detach().clone() for n in order}
+        return {n: full[self.tied.get(n, n)].detach().clone() for n in order}
 
     def _linears(self) -> list[str]:
         return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]

@@ -1,7 +1,7 @@
 """Checkpoints: a simulation between two rounds, as safetensors and JSON, never pickle.
 
 checkpoint/000012/state.safetensors and manifest.json (round, checksum, whose run it is). A checkpoint appears under its
-name only when it is whole; the one before it stays until then.
+name only when it is whole; the one before it stays, in case a disk damages the newest.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedselect.errors import CheckpointError, RunError
-from fedselect.files import disk, read_json, replace, write_json
+from fedselect.files import disk, is_part, read_json, replace, write_json
 from fedselect.simulate.engine import Simulation
 from fedselect.tree import State
 
@@ -22,12 +22,14 @@ FORMAT = 1
 
 
 def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
-    """Write the simulation's state, then drop checkpoints before the last."""
+    """Write the simulation's state, then drop all but the last two."""
     place = folder / f"{simulation.round:06d}"
     tensors = {**_flat("server", simulation.server), **_flat("rows", simulation.store.rows), "joined": simulation.store.joined}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for left in filter(is_part, folder.iterdir()):
+            shutil.rmtree(left)
 
     def write(fresh: Path) -> None:
         fresh.mkdir()
@@ -40,12 +42,13 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
             "round": simulation.round,
             "run": run_id,
             "chunk": simulation.chunk,
+            "tensors": list(tensors),  # in the model's own order, which decides between equals; files sort by name
             "sha256": _digest(fresh / "state.safetensors"),
         }
         write_json(fresh / "manifest.json", manifest)
 
     replace(place, write)
-    for old in _places(folder)[:-1]:
+    for old in _places(folder)[:-2]:
         shutil.rmtree(old, ignore_errors=True)
     return place
 
@@ -66,6 +69,8 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
         raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
     if said.get("run") != run_id:
         raise CheckpointError(f"{place} belongs to another run (its configuration differs); {advice}")
+    if str(said.get("round")) != str(int(place.name)):
+        raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
     state = place / "state.safetensors"
     if not state.is_file() or _digest(state) != said.get("sha256"):
         raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
@@ -75,7 +80,8 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
 def load(place: Path, simulation: Simulation, run_id: str) -> None:
     """Put a simulation where the checkpoint left it."""
     said = manifest(place, run_id)
-    tensors = load_file(place / "state.safetensors")
+    found = load_file(place / "state.safetensors")
+    tensors = {name: found[name] for name in said["tensors"]}
     simulation.round = int(said["round"])
     simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
     store = simulation.store

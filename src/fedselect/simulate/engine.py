@@ -19,7 +19,7 @@ from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.simulate.store import Store
 from fedselect.step import Training, one_by_one, step
-from fedselect.tree import MaskedSum, State, Tree, expand
+from fedselect.tree import MaskedSum, State, Tree, expand, rows
 from fedselect.work import Work, score
 
 Record = dict[str, Any]
@@ -55,11 +55,13 @@ class Simulation:
         self.clients = len(data.clients)
         if not 0.0 < fraction <= 1.0:
             raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {fraction}.")
+        if not 0 <= seed < 2**63:
+            raise InputError(f"seed must lie in 0 to 2**63 - 1, not {seed}.")
         if late is not None and not 0 < late[0] < self.clients:
             raise InputError(
                 f"late: {late[0]} of {self.clients} clients cannot join late; at least one must be there at first."
             )
-        if chunk != "auto" and chunk < 1:
+        if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
         if eval_every < 1:
             raise InputError(f"eval_every must be at least 1, not {eval_every}.")
@@ -76,7 +78,7 @@ class Simulation:
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
-            self._from[-late[0] :] = late[1]
+            self._from[-late[0] :] = late[1] - 1
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
         fits = self._fit()
@@ -152,7 +154,7 @@ class Simulation:
         """The personal share of each client's parameters."""
         total = torch.zeros(clients, dtype=torch.float64)
         for n, m in self.method.mask(self.model, state).items():
-            total += m.flatten(1).sum(1).cpu() if isinstance(m, Tensor) else self.initial[n].numel() * bool(m)
+            total += rows(m).sum(1).cpu() if isinstance(m, Tensor) else self.initial[n].numel() * bool(m)
         return total / self.model.size
 
     def _open(self, ids: Tensor, round: int | None = None) -> tuple[Work, State, State]:
@@ -183,7 +185,7 @@ class Simulation:
 
     def _check_finite(self, ids: Tensor, *trees: Tree) -> None:
         for tree in trees:
-            fine = {n: torch.isfinite(v).flatten(1).all(1) for n, v in tree.items()}
+            fine = {n: torch.isfinite(rows(v)).all(1) for n, v in tree.items()}
             if bool(torch.stack(list(fine.values())).all()):
                 continue
             name, ok = next((n, ok) for n, ok in fine.items() if not bool(ok.all()))

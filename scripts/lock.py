@@ -1,0 +1,57 @@
+"""Write requirements.lock (to run) and requirements-test.lock (to test) from what this environment holds.
+
+Pins are the versions that are installed here, for the package's dependencies and theirs; run it with `make lock` in an
+environment that was brought up to date and passes the tests.
+"""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(requirements: list[str]) -> dict[str, str]:
+    """Every package that these need, as {name: version}."""
+    found: dict[str, str] = {}
+    queue = list(requirements)
+    while queue:
+        text = queue.pop()
+        if "extra ==" in text:
+            continue
+        name = canonical(re.match(r"[A-Za-z0-9_.-]+", text).group())
+        if name in found:
+            continue
+        try:
+            dist = distribution(name)
+        except PackageNotFoundError:
+            if ";" in text:  # for another platform
+                continue
+            raise
+        found[name] = dist.version.partition("+")[0]  # a local build's label is not on the index
+        queue.extend(dist.requires or [])
+    return found
+
+
+def write(name: str, pins: dict[str, str], first: str = "") -> None:
+    head = f"# made by scripts/lock.py (make lock); do not edit\n{first}"
+    (ROOT / name).write_text(head + "".join(f"{n}=={v}\n" for n, v in sorted(pins.items())))
+    print(f"{name}: {len(pins)} packages")
+
+
+def main() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    run = closure([*project["dependencies"], *extras["report"], "setuptools", "wheel"])
+    test = closure(extras["test"])
+    write("requirements.lock", run)
+    write("requirements-test.lock", {n: v for n, v in test.items() if n not in run}, "-r requirements.lock\n")
+
+
+if __name__ == "__main__":
+    main()
