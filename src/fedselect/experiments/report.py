@@ -54,7 +54,7 @@ def write_report(out: Path) -> Path:
     ]
     configs = [read_json(r / "config.json", "it should say how to run.") for r in runs]
     page = env.get_template("report.html.j2").render(
-        title=f"{summaries[0]['data']}: {', '.join(r.method for r in found)}",
+        title=f"{found[0].method if len(found) == 1 else f'{len(found)} methods'} on {summaries[0]['data']}",
         rows=[{**vars(r), **{view: tables.spread(getattr(r, view)) for view in views}} for r in found],
         figures=figures,
         summary=summaries[0],
