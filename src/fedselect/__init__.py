@@ -4,9 +4,24 @@ from fedselect import models
 from fedselect.data import ClientData, Federation, load
 from fedselect.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.method import Down, Method, Received, Up
-from fedselect.methods import FedAvg, FedAvgFT, FedBABU, FedBN, FedPer, FedRep, FedSelect, LGFedAvg, Local, Partial
+from fedselect.methods import (
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    FedBABU,
+    FedBN,
+    FedPAC,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSelect,
+    LGFedAvg,
+    Local,
+    LotteryFL,
+    Partial,
+)  # fmt: skip
 from fedselect.models import Model
-from fedselect.select import DeltaSelect, Fixed, RandomSelect
+from fedselect.select import DeltaSelect, Fixed, RandomSelect, layers
 from fedselect.simulate import Result, run
 from fedselect.step import Training
 from fedselect.work import Pass, Work
@@ -16,12 +31,15 @@ __all__ = [
     "ClientData",
     "DataError",
     "DeltaSelect",
+    "Ditto",
     "Down",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
     "FedBN",
+    "FedPAC",
     "FedPer",
+    "FedProx",
     "FedRep",
     "FedSelect",
     "Federation",
@@ -30,6 +48,7 @@ __all__ = [
     "InputError",
     "LGFedAvg",
     "Local",
+    "LotteryFL",
     "Method",
     "Model",
     "Partial",
@@ -42,6 +61,7 @@ __all__ = [
     "TrainingError",
     "Up",
     "Work",
+    "layers",
     "load",
     "models",
     "run",

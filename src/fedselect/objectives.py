@@ -16,3 +16,16 @@ def cross_entropy(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
     """-log p(y), averaged over the batch."""
     picked = out.logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return (torch.logsumexp(out.logits, -1) - picked).mean()
+
+
+def prox(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
+    """Cross-entropy + 0.5 mu ||w - anchor||^2 over the anchor's entries; ctx: prox/mu, and anchor by name."""
+    far = sum(((params[n] - a) ** 2).sum() for n, a in ctx["anchor"].items())
+    return cross_entropy(out, y, params, ctx) + 0.5 * ctx["prox"]["mu"] * far
+
+
+def align(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
+    """Cross-entropy + lam * mean (f - prototype of the label)^2 over batch and features; ctx: align/lam, align/prototypes."""
+    assert out.features is not None
+    off = out.features - ctx["align"]["prototypes"][y]
+    return cross_entropy(out, y, params, ctx) + ctx["align"]["lam"] * (off**2).mean()

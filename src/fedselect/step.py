@@ -11,7 +11,7 @@ from fedselect.errors import InputError
 from fedselect.models import Model
 from fedselect.objectives import Objective
 from fedselect.stacked import Forward
-from fedselect.tree import Mask, Scalar, State, Tree, along, rows
+from fedselect.tree import Mask, Scalar, State, Tree, along, rows, take
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
@@ -44,12 +44,19 @@ def one_by_one(model: Model, device: torch.device) -> bool:
     return not model.stackable or (device.type == "cpu" and model.size > HEAVY)
 
 
-def forward(model: Model, tree: Tree, x: Tensor) -> Tensor:
-    """Logits of every client's model on its own batch, in eval mode: (C, B, classes)."""
-    with torch.no_grad(), Forward(None, stacked=not one_by_one(model, x.device)):
-        if one_by_one(model, x.device):
-            return torch.stack([model.apply({n: v[i] for n, v in tree.items()}, x[i])[0].logits for i in range(len(x))])
-        return torch.func.vmap(lambda t, b: model.apply(t, b)[0].logits)(tree, x)
+def forward(model: Model, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every client's model on its own batch, in eval mode: logits (C, B, classes), and the features its head was given."""
+
+    def one(values: Tree, batch: Tensor) -> tuple[Tensor, Tensor]:
+        out, _ = model.apply(values, batch)
+        return out.logits, out.logits if out.features is None else out.features
+
+    alone = one_by_one(model, x.device)
+    with torch.no_grad(), Forward(None, stacked=not alone):
+        if alone:
+            logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
+            return torch.stack(logits), torch.stack(features)
+        return torch.func.vmap(one)(tree, x)
 
 
 def step(

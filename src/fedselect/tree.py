@@ -12,7 +12,7 @@ Tree = dict[str, Tensor]
 State = dict[str, Tree]
 Mask = Mapping[str, bool | Tensor]
 """True = personal. A bool speaks for a whole tensor, a tensor for every entry of every client."""
-Rows = slice | Tensor
+Rows = slice | Tensor | int
 Scalar = float | Tensor
 """A number, or one number for each client as a tensor (C,)."""
 

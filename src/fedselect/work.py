@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedselect import random
 from fedselect.errors import InputError
 from fedselect.models import Model
 from fedselect.objectives import Objective, cross_entropy
+from fedselect.stacked import bmm
 from fedselect.step import Rate, Training, forward, one_by_one, step
 from fedselect.tree import Mask, Rows, State, Tree, put, take, take_mask
 
@@ -46,17 +48,22 @@ class Pass:
     epoch: int
 
 
-def score(model: Model, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
-    """Accuracy and mean cross-entropy of every client's model on its own data, each (C,) float64; NaN without data."""
-    right = torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device)
-    loss = torch.zeros_like(right)
+def walk(model: Model, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Every client's model over its own data in eval mode: (logits, features, labels, which rows are real)."""
     for at in range(0, int(split.n.max()) if len(split.n) else 0, EVAL_BATCH):
         index = at + torch.arange(EVAL_BATCH, device=split.n.device)
         inside = index < split.n.unsqueeze(1)
         width = int(inside.sum(1).max())
         inside = inside[:, :width]
         x, y = split.batch(torch.where(inside, index[:width], 0))
-        logits = forward(model, tree, x)
+        yield (*forward(model, tree, x), y, inside)
+
+
+def score(model: Model, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
+    """Accuracy and mean cross-entropy of every client's model on its own data, each (C,) float64; NaN without data."""
+    right = torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device)
+    loss = torch.zeros_like(right)
+    for logits, _, y, inside in walk(model, tree, split):
         picked = torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         right += (inside & (logits.argmax(-1) == y)).sum(1)
         loss += torch.where(inside, picked.double(), 0.0).sum(1)
@@ -104,6 +111,30 @@ class Work:
         if int(self._val.n.min()) == 0:
             raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
         return score(self.model, tree, self._val)[0]
+
+    def class_moments(self, tree: Tree) -> Tree:
+        """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
+
+        A class that a client does not have has count, mean and square 0.
+        """
+        total: Tree = {}
+        for logits, features, y, inside in walk(self.model, tree, self._data):
+            if self.model.head is None or features.ndim != 3:
+                shape = tuple(features.shape[2:])
+                raise InputError(
+                    f"this method needs features that are a vector, but the head of {self.model.name} is given {shape}."
+                )
+            kind = (F.one_hot(y, logits.shape[-1]) * inside.unsqueeze(-1)).double()  # (C, b, K)
+            f = features.double()
+            parts = {
+                "count": kind.sum(1),
+                "mean": bmm(kind.transpose(1, 2), f),
+                "square": bmm(kind.transpose(1, 2), (f**2).sum(-1, keepdim=True)).squeeze(-1),
+            }
+            total = {n: total[n] + v if total else v for n, v in parts.items()}
+        many = total["count"].clamp_min(1.0)
+        means = {"count": total["count"], "mean": total["mean"] / many.unsqueeze(-1), "square": total["square"] / many}
+        return {n: v.to(features.dtype) for n, v in means.items()}
 
     def train(
         self,

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 
 from fedselect.method import Method
-from fedselect.methods.aliases import FedAvg, FedAvgFT, FedBABU, FedBN, FedPer, FedRep, FedSelect, LGFedAvg, Local
+from fedselect.methods.aliases import FedAvg, FedAvgFT, FedBABU, FedBN, FedPer, FedProx, FedRep, FedSelect, LGFedAvg, Local
+from fedselect.methods.ditto import Ditto
+from fedselect.methods.fedpac import FedPAC
+from fedselect.methods.lotteryfl import LotteryFL
 from fedselect.methods.partial import Partial
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -11,11 +14,18 @@ METHODS: dict[str, Callable[..., Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedavg+ft": FedAvgFT,
+    "fedprox": FedProx,
+    "ditto": Ditto,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbabu": FedBABU,
     "lg-fedavg": LGFedAvg,
     "fedbn": FedBN,
+    "lotteryfl": LotteryFL,
 }
 
-__all__ = ["METHODS", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPer", "FedRep", "FedSelect", "LGFedAvg", "Local", "Partial"]
+__all__ = [
+    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect",
+    "LGFedAvg", "Local", "LotteryFL", "Partial",
+]  # fmt: skip

@@ -3,12 +3,10 @@
 from typing import Literal
 
 from fedselect.method import View
+from fedselect.methods.common import Stats, Weight
 from fedselect.methods.partial import Partial, Phases
 from fedselect.select import DeltaSelect, Fixed, body, everything, head, norms, nothing
 from fedselect.tree import Scalar
-
-Weight = Literal["uniform", "samples"]
-Stats = Literal["local", "shared"]
 
 
 def FedSelect(
@@ -109,6 +107,18 @@ def LGFedAvg(
 ) -> Partial:
     """Body personal, head averaged, both trained together (the FedSelect paper's reading of LG-FedAvg)."""
     return Partial(Fixed(body), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+
+
+def FedProx(
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    mu: Scalar = 0.01,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "shared",
+    view: View = "merged",
+) -> Partial:
+    """FedAvg with a pull towards the global model received: 0.5 mu ||w - w_t||^2."""
+    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, mu=mu, view=view)
 
 
 def FedBN(epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", view: View = "local") -> Partial:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedselect.errors import InputError
 from fedselect.method import Down, Method, Received, Up, View
+from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, towards, weights
 from fedselect.models import Model
 from fedselect.select import Selector
 from fedselect.step import Rate
@@ -36,28 +37,24 @@ class Partial(Method):
     phases: Phases
     lr: Scalar = 0.01
     personal_lr: Scalar | None = None  # None: as lr
-    weight: Literal["uniform", "samples"] = "uniform"
-    norm_stats: Literal["local", "shared"] = "local"
+    weight: Weight = "uniform"
+    norm_stats: Stats = "local"
     finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
     finetune_lr: Scalar | None = None
+    mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
     view: View = "local"
 
     def __post_init__(self) -> None:
-        for option, value, known in (
-            ("weight", self.weight, ("uniform", "samples")),
-            ("norm_stats", self.norm_stats, ("local", "shared")),
-            ("view", self.view, ("local", "merged")),
-        ):
-            if value not in known:
-                raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
+        check_choice(("uniform", "samples"), weight=self.weight)
+        check_choice(("local", "shared"), norm_stats=self.norm_stats)
+        check_choice(("local", "merged"), view=self.view)
+        check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
+        check_not_negative(mu=self.mu)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
             if epochs < 0:
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
-        for name, rate in (("lr", self.lr), ("personal_lr", self.personal_lr), ("finetune_lr", self.finetune_lr)):
-            if rate is not None and not bool((torch.as_tensor(rate) > 0).all()):
-                raise InputError(f"{name} must be positive, not {rate}.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         return {"params": clone(params)}
@@ -73,11 +70,11 @@ class Partial(Method):
         before = merge(self._kept(work.model, state), state["params"], down["params"])
         memory = {k: v for k, v in state.items() if k not in ("params", "kept")}
         mask = self._full(work.model, memory)
-        after = work.train(before, list(self._passes(self.phases, mask, work.model, self.lr, self.personal_lr)))
+        passes = list(self._passes(self.phases, mask, work.model, self.lr, self.personal_lr))
+        after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
-        weight = work.n.double() if self.weight == "samples" else torch.ones_like(work.n, dtype=torch.float64)
-        return {"params": after, **memory, **kept}, Up(after, negate(mask), weight)
+        return {"params": after, **memory, **kept}, Up(after, negate(mask), weights(work, self.weight))
 
     def server(self, server: State, got: Received) -> State:
         return {"params": merge(got.heard, got.mean, server["params"])}

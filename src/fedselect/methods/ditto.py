@@ -1,0 +1,70 @@
+"""Ditto: a global model by FedAvg, and beside it a personal model of every client, pulled towards the global one."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedselect.errors import InputError
+from fedselect.method import Down, Method, Received, Up, View
+from fedselect.methods.common import Weight, check_choice, check_not_negative, check_positive, towards, weights
+from fedselect.models import Model
+from fedselect.tree import Mask, Scalar, State, Tree, clone, merge
+from fedselect.work import Pass, Work
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """A personal model of every client, pulled towards a global one that is trained by FedAvg beside it.
+
+    The global copy trains and is averaged, statistics included. The personal v takes the same batches:
+    v -= lr (grad f(v) + lam (v - w_t)), w_t the global model received this round.
+    """
+
+    epochs: int = 3
+    lr: Scalar = 0.01
+    lam: Scalar = 0.75
+    personal_lr: Scalar | None = None  # None: as lr
+    personal_epochs: int | None = None  # None: as epochs
+    weight: Weight = "uniform"
+    view: View = "local"
+
+    def __post_init__(self) -> None:
+        check_choice(("uniform", "samples"), weight=self.weight)
+        check_choice(("local", "merged"), view=self.view)
+        check_positive(lr=self.lr, personal_lr=self.personal_lr)
+        check_not_negative(lam=self.lam)
+        if self.epochs < 1 or (self.personal_epochs is not None and self.personal_epochs < 1):
+            raise InputError("epochs and personal_epochs must be at least 1.")
+
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        return {"params": clone(params)}
+
+    def join(self, work: Work, params: Tree) -> State:
+        return {"params": clone(params)}
+
+    def down(self, server: State, ids: Tensor) -> Down:
+        return Down({"params": server["params"]})
+
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        everything: Mask = dict.fromkeys(work.model.names, True)
+        shared = work.train(down["params"], [Pass(everything, self.lr, e) for e in range(self.epochs)])
+        lr = self.lr if self.personal_lr is None else self.personal_lr
+        passes = [Pass(everything, lr, e) for e in range(self.personal_epochs or self.epochs)]
+        own = work.train(state["params"], passes, **towards(down["params"], self.lam, work))
+        return {"params": own}, Up(shared, everything, weights(work, self.weight))
+
+    def server(self, server: State, got: Received) -> State:
+        return {"params": merge(got.heard, got.mean, server["params"])}
+
+    def local(self, state: State) -> Tree:
+        return state["params"]
+
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        return state["params"]
+
+    def wants(self, model: Model, state: State) -> Mask:
+        return dict.fromkeys(model.names, True)
+
+    def mask(self, model: Model, state: State) -> Mask:
+        """Every entry of the model a client uses is its own; the global copy that travels is another model."""
+        return dict.fromkeys(model.params, True)

@@ -1,0 +1,155 @@
+"""FedPAC: a shared body, features aligned to class prototypes, and for every client its own mixture of all clients' heads."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import InputError
+from fedselect.method import Down, Method, Received, Up, View
+from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, per_row, weights
+from fedselect.models import Model
+from fedselect.objectives import align
+from fedselect.tree import Mask, Scalar, State, Tree, clone, merge
+from fedselect.work import Pass, Work
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """Body averaged; features drawn to class prototypes; each client's head is its own best mixture of everybody's heads.
+
+    Client: statistics of the received model, head epochs with the body frozen, body epochs with the head frozen and
+    lam * MSE(feature, prototype of the label) added (not in the first round), prototypes of the trained model.
+    Server: prototypes by class counts, and head_i = sum_j a_j head_j, a = argmin a'(diag(v) + D_i) a on the simplex.
+    """
+
+    epochs: int = 3
+    head_epochs: int = 1
+    lr: Scalar = 0.01
+    head_lr: Scalar | None = None  # None: as lr
+    lam: Scalar = 1.0
+    weight: Weight = "samples"
+    norm_stats: Stats = "local"
+    view: View = "local"
+
+    def __post_init__(self) -> None:
+        check_choice(("uniform", "samples"), weight=self.weight)
+        check_choice(("local", "shared"), norm_stats=self.norm_stats)
+        check_choice(("local", "merged"), view=self.view)
+        check_positive(lr=self.lr, head_lr=self.head_lr)
+        check_not_negative(lam=self.lam, head_epochs=self.head_epochs)
+        if self.epochs < 1:
+            raise InputError(f"epochs must be at least 1, not {self.epochs}.")
+
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        model.need_head("FedPAC")
+        heads = {n: v.expand(clients, *v.shape).clone() for n, v in params.items() if model.is_head(n)}
+        return {"params": clone(params), "heads": heads}
+
+    def join(self, work: Work, params: Tree) -> State:
+        return {"params": clone(params)}
+
+    def down(self, server: State, ids: Tensor) -> Down:
+        shared = {k: v for k, v in server.items() if k != "heads"}
+        return Down(shared, {"head": {n: v[ids] for n, v in server["heads"].items()}})
+
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        model = work.model
+        tree = self._merged(model, state, down)
+        seen = work.class_moments(tree)
+        share = seen["count"] / work.n.unsqueeze(-1)
+        h = share.unsqueeze(-1) * seen["mean"]
+        v = ((share * seen["square"]).sum(-1) - (h**2).sum((-2, -1))).clamp_min(0.0) / work.n
+        heads: Mask = {n: model.is_head(n) for n in model.names}
+        bodies: Mask = {n: not model.is_head(n) for n in model.names}
+        head_lr = self.lr if self.head_lr is None else self.head_lr
+        tree = work.train(tree, [Pass(heads, head_lr, e) for e in range(self.head_epochs)], key="head")
+        passes = [Pass(bodies, self.lr, e) for e in range(self.epochs)]
+        if "prototypes" in down:
+            known = down["prototypes"]["count"].unsqueeze(-1) > 0
+            points = torch.where(known, down["prototypes"]["mean"], seen["mean"])
+            ctx = {"align": {"prototypes": points, "lam": per_row(self.lam, points)}}
+            tree = work.train(tree, passes, objective=align, ctx=ctx)
+        else:
+            tree = work.train(tree, passes)
+        after = work.class_moments(tree)
+        extra = {
+            "head": {n: t for n, t in tree.items() if model.is_head(n)},
+            "prototypes": {"mean": after["mean"], "count": after["count"]},
+            "statistics": {"h": h, "v": v},
+        }
+        return {"params": tree}, Up(tree, self.wants(model, state), weights(work, self.weight), extra)
+
+    def server(self, server: State, got: Received) -> State:
+        a = mixtures(got.extra["statistics"]["h"], got.extra["statistics"]["v"])
+        heads = clone(server["heads"])
+        for n, sent in got.extra["head"].items():
+            heads[n][got.ids] = torch.einsum("ij,j...->i...", a, sent.double()).to(sent.dtype)
+        means, counts = got.extra["prototypes"]["mean"].double(), got.extra["prototypes"]["count"].double()
+        total = counts.sum(0)  # a class nobody has keeps count 0: absent
+        points = (counts.unsqueeze(-1) * means).sum(0) / total.clamp_min(1.0).unsqueeze(-1)
+        dtype = got.extra["prototypes"]["mean"].dtype
+        prototypes = {"mean": points.to(dtype), "count": total.to(dtype)}
+        return {"params": merge(got.heard, got.mean, server["params"]), "heads": heads, "prototypes": prototypes}
+
+    def local(self, state: State) -> Tree:
+        return state["params"]
+
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        return self._merged(work.model, state, down)
+
+    def wants(self, model: Model, state: State) -> Mask:
+        local = set(model.stats) if self.norm_stats == "local" else set()
+        return {n: not model.is_head(n) and n not in local for n in model.names}
+
+    def mask(self, model: Model, state: State) -> Mask:
+        return {n: model.is_head(n) for n in model.params}
+
+    def _merged(self, model: Model, state: State, down: State) -> Tree:
+        body = merge(self.wants(model, state), down["params"], state["params"])
+        return {n: down["head"][n] if model.is_head(n) else v for n, v in body.items()}
+
+
+def mixtures(h: Tensor, v: Tensor) -> Tensor:
+    """Every client's weights over all clients' heads, (m, m): rows are non-negative and sum to 1; below 1e-3 is 0.
+
+    h (m, K, D): class shares times class feature means; v (m,): the variance of that estimate.
+    """
+    flat = h.double().flatten(1)
+    flat = flat - flat.mean(0)  # differences alone matter; fewer digits cancel
+    gram = flat @ flat.T
+    own = gram.diagonal()
+    d = own.view(-1, 1, 1) - gram.unsqueeze(1) - gram.unsqueeze(2) + gram.unsqueeze(0)  # (h_i - h_j) . (h_i - h_l)
+    a = simplex_qp(d + torch.diag(v.double()))
+    a = torch.where(a > 1e-3, a, 0.0)
+    return a / a.sum(1, keepdim=True)
+
+
+def simplex_qp(p: Tensor, steps: int = 60) -> Tensor:
+    """argmin a'Pa, a >= 0, sum a = 1 for a batch of positive semi-definite P (B, m, m): a primal-dual interior-point method."""
+    m = p.shape[-1]
+    q = 2.0 * p / p.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-300).view(-1, 1, 1)
+    a = torch.full(p.shape[:-1], 1.0 / m, dtype=p.dtype, device=p.device)
+    s, y = torch.ones_like(a), torch.zeros_like(a[:, :1])
+    ones = torch.ones_like(a).unsqueeze(-1)
+    for _ in range(steps):
+        gap = (a * s).mean(-1, keepdim=True)
+        if float(gap.max()) < 1e-13:
+            break
+        dual = (q @ a.unsqueeze(-1)).squeeze(-1) - y - s
+        centre = 0.1 * gap - a * s
+        system = q + torch.diag_embed(s / a)
+        both = torch.linalg.solve(system, torch.cat([(centre / a - dual).unsqueeze(-1), ones], -1))
+        u, w = both[..., 0], both[..., 1]
+        dy = (1.0 - a.sum(-1, keepdim=True) - u.sum(-1, keepdim=True)) / w.sum(-1, keepdim=True)
+        da = u + w * dy
+        ds = (centre - s * da) / a
+        reach = torch.cat([_reach(a, da), _reach(s, ds)], -1).amin(-1, keepdim=True)
+        length = (0.99 * reach).clamp_max(1.0)
+        a, s, y = a + length * da, s + length * ds, y + length * dy
+    return a / a.sum(-1, keepdim=True)
+
+
+def _reach(value: Tensor, change: Tensor) -> Tensor:
+    """How far each entry can go before it would be negative."""
+    return torch.where(change < 0, -value / change, torch.inf)

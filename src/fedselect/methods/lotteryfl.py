@@ -1,0 +1,97 @@
+"""LotteryFL: every client prunes the global model to its own ticket, and entries are averaged over those who keep them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import InputError
+from fedselect.method import Down, Method, Received, Up, View
+from fedselect.methods.common import Stats, Weight, check_choice, check_positive, check_shares, weights
+from fedselect.models import Model
+from fedselect.select import top
+from fedselect.tree import Mask, Scalar, State, Tree, clone, entries, merge, rows
+from fedselect.work import Pass, Work
+
+
+@dataclass(frozen=True)
+class LotteryFL(Method):
+    """Each client keeps a mask of weights: it prunes the smallest once it is good enough, and trains what it keeps.
+
+    Ticket = global model times mask. Where its accuracy on validation data is above `above` and the kept share above
+    `floor`, the share `rate` of smallest weights goes, tensor by tensor, and the rest starts again from its initial values.
+    """
+
+    epochs: int = 3
+    lr: Scalar = 0.01
+    rate: Scalar = 0.2
+    floor: Scalar = 0.5
+    above: Scalar = 0.2
+    weight: Weight = "uniform"
+    norm_stats: Stats = "shared"
+    view: View = "merged"
+
+    def __post_init__(self) -> None:
+        check_choice(("uniform", "samples"), weight=self.weight)
+        check_choice(("local", "shared"), norm_stats=self.norm_stats)
+        check_choice(("local", "merged"), view=self.view)
+        check_positive(lr=self.lr)
+        check_shares(rate=self.rate, floor=self.floor, above=self.above)
+        if self.epochs < 1:
+            raise InputError(f"epochs must be at least 1, not {self.epochs}.")
+
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        return {"params": clone(params)}
+
+    def join(self, work: Work, params: Tree) -> State:
+        kept = {n: torch.ones_like(params[n], dtype=torch.bool) for n in work.model.params if params[n].ndim > 2}
+        return {"params": clone(params), "kept": kept}
+
+    def down(self, server: State, ids: Tensor) -> Down:
+        return Down({"params": server["params"]})
+
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        kept, model = state["kept"], work.model
+        ticket = self.personal(work, state, down)
+        count = entries(kept, kept)
+        share = count / sum(m[0].numel() for m in kept.values())
+        ready = (work.accuracy(ticket) > self.above) & (share > self.floor)
+        pruned = {n: prune(m, ticket[n].abs(), self.rate, ready) for n, m in kept.items()}
+        fewer = entries(pruned, kept) < count  # who pruned starts again from the initial values
+        start = {n: torch.where(_by(fewer, v), work.initial[n], v) if n in model.params else v for n, v in ticket.items()}
+        start = {n: torch.where(pruned[n], v, 0.0) if n in pruned else v for n, v in start.items()}
+        only: Mask = {n: pruned.get(n, True) for n in model.params}
+        after = work.train(start, [Pass(only, self.lr, e) for e in range(self.epochs)])
+        new = {"params": after, "kept": pruned}
+        return new, Up(after, self.wants(model, new), weights(work, self.weight))
+
+    def server(self, server: State, got: Received) -> State:
+        return {"params": merge(got.heard, got.mean, server["params"])}
+
+    def local(self, state: State) -> Tree:
+        return state["params"]
+
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        merged = merge(self.wants(work.model, state), down["params"], state["params"])
+        return {n: torch.where(state["kept"][n], v, 0.0) if n in state["kept"] else v for n, v in merged.items()}
+
+    def wants(self, model: Model, state: State) -> Mask:
+        local = set(model.stats) if self.norm_stats == "local" else set()
+        return {n: state["kept"].get(n, n not in local) for n in model.names}
+
+    def mask(self, model: Model, state: State) -> Mask:
+        """What a client does not share: the entries it pruned."""
+        return {n: ~state["kept"][n] if n in state["kept"] else False for n in model.params}
+
+
+def prune(kept: Tensor, size: Tensor, rate: Scalar, who: Tensor) -> Tensor:
+    """Without the share `rate` of smallest kept entries, rounded down, for the clients in `who`; the earlier of equals goes."""
+    held = rows(kept)
+    share = torch.as_tensor(rate, dtype=torch.float64, device=kept.device)
+    count = (share * held.sum(1) + 1e-9).floor().to(torch.int64) * who
+    gone = top((-rows(size)).masked_fill(~held, -torch.inf), count)
+    return (held & ~gone).view_as(kept)
+
+
+def _by(who: Tensor, like: Tensor) -> Tensor:
+    return who.view(-1, *[1] * (like.ndim - 1))
