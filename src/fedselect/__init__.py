@@ -19,6 +19,7 @@ from fedselect.methods import (
     Local,
     LotteryFL,
     Partial,
+    PersonalLayers,
 )  # fmt: skip
 from fedselect.models import Model
 from fedselect.select import DeltaSelect, Fixed, RandomSelect, layers
@@ -53,6 +54,7 @@ __all__ = [
     "Model",
     "Partial",
     "Pass",
+    "PersonalLayers",
     "RandomSelect",
     "Received",
     "Result",

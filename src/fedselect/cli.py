@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedselect.data import DATA
 from fedselect.errors import FedselectError, InputError, unknown
-from fedselect.experiments import runner, tables
+from fedselect.experiments import presets, runner, tables
 from fedselect.experiments.config import Config, place, read
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.progress import progress
@@ -45,6 +45,10 @@ Late = Annotated[str | None, typer.Option(help="COUNT@ROUND: the last COUNT clie
 EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every so many rounds. (default: 1)")]
 Chunk = Annotated[str | None, typer.Option(help="Clients that train side by side, or auto. (default: auto)")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")]
+Cross = Annotated[
+    bool | None, typer.Option("--cross", help="At the end, also try every client's model on every other client's data.")
+]
+Preset = Annotated[str | None, typer.Option(help="Published values to start from: paper, or authors (the method's own).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory.")]
 
@@ -66,6 +70,8 @@ def run(
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
     device: Device = None,
+    cross: Cross = None,
+    preset: Preset = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -75,6 +81,7 @@ def run(
     made = _config(
         raw, method, data, model, flags,
         rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+        cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with progress(console, 1, quiet) as watch:
@@ -97,6 +104,8 @@ def compare(
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
     device: Device = None,
+    cross: Cross = None,
+    preset: Preset = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
     report: Annotated[bool, typer.Option(help="Write report.html beside the runs.")] = False,
@@ -116,6 +125,7 @@ def compare(
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+                cross=cross, preset=preset,
             )  # fmt: skip
     out = out or _free("compare")
     with progress(console, len(runs), quiet) as watch:
@@ -152,6 +162,8 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
     factory = find("method", name, METHODS)
     console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
     _details({**options(factory), **options(Training)})
+    for chosen in ("paper", "authors"):
+        console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
 
 
 @data_app.command("list")

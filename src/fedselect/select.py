@@ -39,6 +39,11 @@ def norms(model: Model, name: str) -> bool:
     return name in model.norms
 
 
+def not_convolutions(model: Model, name: str) -> bool:
+    """Everything but convolution kernels and their biases."""
+    return name not in model.convolutions
+
+
 class Selector(Protocol):
     """Growing masks live in the client's state, entry by entry; fixed ones are known to everybody and stored nowhere."""
 
@@ -54,18 +59,25 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """The same whole tensors for every client and round."""
+    """The same whole tensors for every client, from the start or after some rounds in which nothing is personal."""
 
     personal: Which
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if self.after < 0:
+            raise InputError(f"the rounds before anything is personal must not be negative, not {self.after}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        return {}
+        return {"mask": _empty(work, params)} if self.after else {}
 
     def mask(self, model: Model, memory: State) -> Mask:
-        return {n: self.personal(model, n) for n in model.params}
+        return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
     def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        return memory
+        if not self.after or work.round + 1 < self.after:
+            return memory
+        return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class DeltaSelect:
     """FedSelect's choice: of the entries still shared, those that moved most in local training become personal.
 
     rate   p: the share of entries that joins at a time        limit  alpha: the largest personal share
-    by     most | least moved                                  scope  global: one threshold over a client's entries;
+    by     most | least moved | random (the ablation)          scope  global: one threshold over a client's entries;
     share  p counts entries still shared | all                        tensor: one for each tensor
     strict True: never pass the limit; False: grow whenever below it, even past it
     since  round: movement in this round | update: since the mask last grew
@@ -82,7 +94,7 @@ class DeltaSelect:
 
     rate: Scalar = 0.05
     limit: Scalar = 0.30
-    by: Literal["most", "least"] = "most"
+    by: Literal["most", "least", "random"] = "most"
     scope: Literal["global", "tensor"] = "global"
     share: Literal["shared", "all"] = "shared"
     strict: bool = True
@@ -94,7 +106,7 @@ class DeltaSelect:
     def __post_init__(self) -> None:
         _check_growth(self.rate, self.limit, self.every, self.first)
         for option, value, known in (
-            ("by", self.by, ("most", "least")),
+            ("by", self.by, ("most", "least", "random")),
             ("scope", self.scope, ("global", "tensor")),
             ("share", self.share, ("shared", "all")),
             ("since", self.since, ("round", "update")),
@@ -120,38 +132,25 @@ class DeltaSelect:
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
         if self._due(work.round):
-            sign = 1.0 if self.by == "most" else -1.0
-            score = {n: sign * (after[n] - before[n]).abs() for n in memory["mask"]}
+            score = {n: self._score(work, n, after[n] - before[n]) for n in memory["mask"]}
             memory["mask"] = grow_mask(
                 memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
                 skip=_vectors(score) if self.weights_only else frozenset(),
             )  # fmt: skip
         return memory
 
+    def _score(self, work: Work, name: str, moved: Tensor) -> Tensor:
+        if self.by == "random":
+            return random.uniform(random.fold(work.keys("select"), name), moved[0].numel()).view_as(moved)
+        return moved.abs() if self.by == "most" else -moved.abs()
+
     def _due(self, round: int) -> bool:
         return round >= self.first and (round - self.first) % self.every == 0
 
 
-@dataclass(frozen=True)
-class RandomSelect:
+def RandomSelect(rate: Scalar = 0.05, limit: Scalar = 0.30) -> DeltaSelect:
     """The ablation: masks grow as FedSelect's do, by entries drawn at random for each client."""
-
-    rate: Scalar = 0.05
-    limit: Scalar = 0.30
-
-    def __post_init__(self) -> None:
-        _check_growth(self.rate, self.limit)
-
-    def start(self, work: Work, params: Tree) -> State:
-        return {"mask": _empty(work, params)}
-
-    def mask(self, model: Model, memory: State) -> Mask:
-        return dict(memory["mask"])
-
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        keys = work.keys("select")
-        score = {n: random.uniform(random.fold(keys, n), m[0].numel()).view_as(m) for n, m in memory["mask"].items()}
-        return {"mask": grow_mask(memory["mask"], score, self.rate, self.limit)}
+    return DeltaSelect(rate, limit, by="random")
 
 
 def grow_mask(

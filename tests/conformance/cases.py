@@ -21,7 +21,8 @@ READINGS = {
 CASES = {
     **{name: lambda f=f: _quick(f) for name, f in METHODS.items()},
     **{name: lambda o=o: _quick(fs.FedSelect, **o) for name, o in READINGS.items()},
-    "random": lambda: fs.Partial(fs.RandomSelect(0.2, 0.5), (("personal", 1), ("shared", 1)), 0.05, 0.1),
+    "fedselect-random": lambda: _quick(fs.FedSelect, by="random"),
+    "lg-fedavg-authors": lambda: _quick(fs.LGFedAvg, shared="convolutions", warmup=1),
 }
 MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
@@ -34,7 +35,7 @@ SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
 
 def _quick(factory, **given):
     """A method with rates that move things within a few rounds."""
-    wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45}
+    wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight"}
     return factory(**{k: v for k, v in {**wish, **given}.items() if k in options(factory)})
 
 

@@ -1,12 +1,7 @@
 """The same runs on a GPU: equal to the CPU's within float32, and repeatable."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 from cases import CASES, MODELS, SIZES, rounds, simulation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

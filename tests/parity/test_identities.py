@@ -79,10 +79,69 @@ def test_fedavg_with_shared_statistics_is_one_model():
         assert torch.equal(value, value[:1].expand_as(value)), name
 
 
-def test_fine_tuning_as_long_as_a_round_is_the_next_rounds_local_model_but_for_the_shuffle():
-    """FedAvg+FT evaluates what the next round's local training would make of the global model: same start, same steps."""
-    sim = simulate(fs.FedAvgFT(epochs=1, lr=0.05), 2)
-    tuned, merged = sim.models(range(4), "merged"), sim.server["params"]
-    assert any(not torch.equal(v, merged[n].expand_as(v)) for n, v in tuned.items())
-    again = simulate(fs.FedAvg(epochs=1, lr=0.05), 2).models(range(4), "merged")
-    assert all(torch.equal(v, merged[n].expand_as(v)) for n, v in again.items())
+def test_fine_tuning_is_evaluated_and_then_forgotten():
+    """FedAvg+FT leaves the very same global model as FedAvg; only what is evaluated differs."""
+    tuned, plain = simulate(fs.FedAvgFT(epochs=1, lr=0.05), 2), simulate(fs.FedAvg(epochs=1, lr=0.05), 2)
+    for name, value in plain.server["params"].items():
+        assert torch.equal(tuned.server["params"][name], value)
+    own, shared = tuned.models(range(4), "merged"), plain.models(range(4), "merged")
+    assert not any(torch.equal(own[n], shared[n]) for n in own)
+
+
+def test_ditto_without_a_pull_is_local():
+    ditto = simulate(fs.Ditto(epochs=2, lr=0.05, lam=0.0), 3, norm="batch")
+    assert_same_models(ditto, simulate(fs.Local(epochs=2, lr=0.05), 3, norm="batch"))
+
+
+def test_dittos_global_half_is_fedavg():
+    ditto, fedavg = (simulate(m(epochs=2, lr=0.05), 3, norm="batch") for m in (fs.Ditto, fs.FedAvg))
+    for name, value in fedavg.server["params"].items():
+        assert torch.equal(ditto.server["params"][name], value), name
+
+
+def test_a_pull_given_for_each_client_as_zeros_is_no_pull():
+    """The term itself, not only its absence: with mu a tensor of zeros it is computed and adds exactly nothing."""
+    zeros = torch.zeros(4)
+    assert_same_models(simulate(fs.FedProx(epochs=2, lr=0.05, mu=zeros), 2), simulate(fs.FedAvg(epochs=2, lr=0.05), 2))
+
+
+def test_fedprox_without_a_pull_is_fedavg():
+    prox = simulate(fs.FedProx(epochs=2, lr=0.05, mu=0.0), 3, norm="batch")
+    assert_same_models(prox, simulate(fs.FedAvg(epochs=2, lr=0.05), 3, norm="batch"))
+
+
+def test_lotteryfl_that_prunes_nothing_is_fedavg():
+    lottery = simulate(fs.LotteryFL(epochs=2, lr=0.05, rate=0.0, above=0.0), 3, norm="batch")
+    assert_same_models(lottery, simulate(fs.FedAvg(epochs=2, lr=0.05), 3, norm="batch"))
+
+
+def test_lotteryfl_holds_pruned_entries_at_zero_and_stops_at_its_floor():
+    sim = simulate(fs.LotteryFL(epochs=1, lr=0.05, rate=0.3, floor=0.5, above=0.0), 6)
+    for view in ("local", "merged"):
+        models = sim.models(range(4), view)
+        for name, kept in sim.store.rows["kept"].items():
+            assert not bool(models[name][~kept].any())
+    total = sum(m[0].numel() for m in sim.store.rows["kept"].values())
+    left = sum(m.flatten(1).sum(1) for m in sim.store.rows["kept"].values()) / total
+    # who prunes goes to 0.7 and then to 0.7^2 = 0.49, the first share below the floor; each tensor rounds down
+    assert float(left.min()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_personal_layers_named_as_the_head_train_as_fedrep_alternating():
+    layers = simulate(fs.PersonalLayers(layers="fc", epochs=1, lr=0.05, personal_lr=0.05), 3)
+    assert_same_models(layers, simulate(fs.FedRep(epochs=1, lr=0.05), 3))
+
+
+def test_lg_fedavg_warms_up_as_fedavg():
+    warm = simulate(fs.LGFedAvg(epochs=1, lr=0.05, warmup=2, norm_stats="shared"), 2)
+    fedavg = simulate(fs.FedAvg(epochs=1, lr=0.05), 2)
+    for name, value in fedavg.server["params"].items():
+        assert torch.equal(warm.server["params"][name], value)
+    body = {n: bool(m.all()) for n, m in warm.store.rows["mask"].items()}
+    assert body == {n: not warm.model.is_head(n) for n in warm.model.params}
+
+
+def test_lg_fedavg_may_share_the_convolutions():
+    sim = simulate(fs.LGFedAvg(shared="convolutions"), 1)
+    masks = {n: bool(m.any()) for n, m in fs.Result(sim, []).masks.items()}
+    assert masks == {n: not n.startswith("conv") for n in sim.model.params}

@@ -10,8 +10,8 @@ import fedselect as fs
 PUBLIC = [
     "CheckpointError", "ClientData", "DataError", "DeltaSelect", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
     "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "InputError", "LGFedAvg",
-    "Local", "LotteryFL", "Method", "Model", "Partial", "Pass", "RandomSelect", "Received", "Result", "RunError", "Training",
-    "TrainingError", "Up", "Work", "layers", "load", "models", "run",
+    "Local", "LotteryFL", "Method", "Model", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Received", "Result",
+    "RunError", "Training", "TrainingError", "Up", "Work", "layers", "load", "models", "run",
 ]  # fmt: skip
 
 # who may import whom: a part imports parts of its own layer's left neighbours and below, never beside or above

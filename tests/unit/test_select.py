@@ -229,7 +229,7 @@ def test_a_share_outside_zero_to_one_is_refused(select, bad):
 
 
 @pytest.mark.parametrize(
-    ("option", "known"), [("by", "most or least"), ("scope", "global or tensor"), ("since", "round or update")]
+    ("option", "known"), [("by", "most or least or random"), ("scope", "global or tensor"), ("since", "round or update")]
 )
 def test_an_unknown_choice_is_refused(option, known):
     with pytest.raises(fs.InputError, match=f"{option} is {known}, not 'sideways'"):

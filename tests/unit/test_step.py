@@ -154,7 +154,8 @@ def test_a_parameter_the_model_does_not_use_stays_put():
 
 def test_forward_is_each_clients_module_in_eval_mode():
     model, tree, x, _ = setting()
-    logits = forward(model, tree, x[0])
+    logits, features = forward(model, tree, x[0])
+    assert features.shape[:2] == logits.shape[:2]
     assert not logits.requires_grad
     for c in range(CLIENTS):
         module = net().eval()

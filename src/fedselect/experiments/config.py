@@ -6,10 +6,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedselect.data import DATA, Federation
 from fedselect.errors import InputError, unknown
+from fedselect.experiments.presets import preset
 from fedselect.method import Method
 from fedselect.methods import METHODS
 from fedselect.models import MODELS, Model
@@ -40,16 +41,23 @@ class Config:
     eval_every: int = 1
     chunk: int | str = "auto"
     device: str = "auto"
+    cross: bool = False  # also evaluate every client's model on every other client's data, at the end
+    preset: str | None = None  # published values that were filled in; kept for the record
 
     def complete(self) -> "Config":
         """Check every name and value and fill in the defaults."""
         data = _entry("data", {"name": "digits", **self.data})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        method, given = self.method, self.training
+        if self.preset is not None:
+            find("method", str(method.get("name")), METHODS)
+            said = preset(self.preset, method["name"], data["name"])
+            method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
         known = options(Training)
-        for name in self.training:
+        for name in given:
             if name not in known:
                 raise unknown("training option", name, known)
-        training = {n: o.parse(self.training[n]) if n in self.training else o.default for n, o in known.items()}
+        training = {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
         if self.rounds < 1:
             raise InputError(f"rounds must be at least 1, not {self.rounds}.")
         if not 0 <= self.seed < 2**63:
@@ -57,7 +65,7 @@ class Config:
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
         parse_late(self.late)
-        done = dataclasses.replace(self, method=_entry("method", self.method), data=data, model=model, training=training)
+        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
         done.make_method()
         done.make_training()
         return done
@@ -183,13 +191,4 @@ def _plain(name: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise InputError(f"{name} must be a table.")
         return dict(value)
-    kinds = {
-        "rounds": int,
-        "seed": int,
-        "fraction": float,
-        "eval_every": int,
-        "chunk": int | str,
-        "late": str | None,
-        "device": str,
-    }
-    return Option(name, None, kinds[name]).parse(value)
+    return Option(name, None, get_type_hints(Config)[name]).parse(value)

@@ -133,7 +133,10 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
                 spent += time.perf_counter() - at
             if stopping:
                 raise Stopped(f"stopped after round {simulation.round} of {config.rounds}; go on with: fedselect resume {out}")
-    write_json(out / "summary.json", summarise(config, history))
+    summary = summarise(config, history)
+    if config.cross:
+        summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in simulation.cross().tolist()]
+    write_json(out / "summary.json", summary)
     return Result(simulation, history)
 
 

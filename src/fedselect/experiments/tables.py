@@ -25,6 +25,7 @@ class Row:
     bytes_up: float
     seconds: float
     reports: str
+    others: float | None  # accuracy on other clients' data, where it was measured
 
     @property
     def mean(self) -> float:
@@ -51,6 +52,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             statistics.fmean(s["bytes_up"] for s in group),
             statistics.fmean(s["seconds"] for s in group),
             "local" if all(s["accuracy"] == s["accuracy_local"] for s in group) else "merged",
+            statistics.fmean(_elsewhere(s["cross"]) for s in group) if all("cross" in s for s in group) else None,
         )
         for method, group in summaries.items()
     ]
@@ -65,16 +67,25 @@ def render(found: Sequence[Row]) -> Table:
         box=SIMPLE_HEAD,
     )
     table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
-    for column in ("accuracy %", "local %", "merged %", "personal", "MB up", "seconds"):
+    crossed = any(r.others is not None for r in found)
+    for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
         views = [spread(v).split(" ")[0] for v in (r.local, r.merged)]
         mark = 0 if r.reports == "local" else 1
         views[mark] = f"[bold]{views[mark]}[/bold]"
-        table.add_row(r.method, spread(r.accuracy), *views, f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}")
-    table.caption = "local: after local training; merged: after aggregation; bold: the one reported as accuracy"
+        others = [f"{100 * r.others:.2f}" if r.others is not None else "-"] if crossed else []
+        figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
+        table.add_row(r.method, spread(r.accuracy), *views, *others, *figures)
+    table.caption = "local: after local training; merged: after aggregation; bold: the one that counts"
     table.caption_justify = "left"
     return table
+
+
+def _elsewhere(cross: list[list[float | None]]) -> float:
+    """The mean of a cross-client matrix without its diagonal."""
+    apart = [v for i, row in enumerate(cross) for j, v in enumerate(row) if i != j and v is not None]
+    return statistics.fmean(apart) if apart else float("nan")
 
 
 def spread(values: Sequence[float]) -> str:

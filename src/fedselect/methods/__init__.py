@@ -3,7 +3,19 @@
 from collections.abc import Callable
 
 from fedselect.method import Method
-from fedselect.methods.aliases import FedAvg, FedAvgFT, FedBABU, FedBN, FedPer, FedProx, FedRep, FedSelect, LGFedAvg, Local
+from fedselect.methods.aliases import (
+    FedAvg,
+    FedAvgFT,
+    FedBABU,
+    FedBN,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSelect,
+    LGFedAvg,
+    Local,
+    PersonalLayers,
+)
 from fedselect.methods.ditto import Ditto
 from fedselect.methods.fedpac import FedPAC
 from fedselect.methods.lotteryfl import LotteryFL
@@ -23,9 +35,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lg-fedavg": LGFedAvg,
     "fedbn": FedBN,
     "lotteryfl": LotteryFL,
+    "layers": PersonalLayers,
 }
 
 __all__ = [
     "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect",
-    "LGFedAvg", "Local", "LotteryFL", "Partial",
+    "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
 ]  # fmt: skip

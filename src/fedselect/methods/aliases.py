@@ -3,10 +3,18 @@
 from typing import Literal
 
 from fedselect.method import View
-from fedselect.methods.common import Stats, Weight
+from fedselect.methods.common import Stats, Weight, check_choice
 from fedselect.methods.partial import Partial, Phases
-from fedselect.select import DeltaSelect, Fixed, body, everything, head, norms, nothing
+from fedselect.select import DeltaSelect, Fixed, body, everything, head, norms, not_convolutions, nothing
+from fedselect.select import layers as by_name
 from fedselect.tree import Scalar
+
+LAYERS = {  # the paper's ablation, by torchvision's names for ResNet18
+    "A": "conv1.weight",
+    "B": "layer1.0.conv1.weight",
+    "C": "layer2.0.conv1.weight",
+    "D": "layer4.1.conv1.weight",
+}
 
 
 def FedSelect(
@@ -15,7 +23,7 @@ def FedSelect(
     epochs: int = 3,
     lr: Scalar = 0.001,
     personal_lr: Scalar | None = 0.1,
-    by: Literal["most", "least"] = "most",
+    by: Literal["most", "least", "random"] = "most",
     scope: Literal["global", "tensor"] = "global",
     share: Literal["shared", "all"] = "shared",
     strict: bool = True,
@@ -101,12 +109,35 @@ def LGFedAvg(
     epochs: int = 3,
     lr: Scalar = 0.01,
     personal_lr: Scalar | None = None,
+    shared: Literal["head", "convolutions"] = "head",
+    warmup: int = 0,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Body personal, head averaged, both trained together (the FedSelect paper's reading of LG-FedAvg)."""
-    return Partial(Fixed(body), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+    """Body personal, head averaged, both trained together: the FedSelect paper's reading of a name with four meanings.
+
+    The authors' CIFAR code shares the convolutions instead (shared="convolutions") and starts from a model trained by
+    FedAvg (warmup: rounds in which everything is averaged).
+    """
+    check_choice(("head", "convolutions"), shared=shared)
+    select = Fixed(body if shared == "head" else not_convolutions, warmup)
+    return Partial(select, (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+
+
+def PersonalLayers(
+    layers: str = "A",
+    epochs: int = 3,
+    lr: Scalar = 0.001,
+    personal_lr: Scalar | None = 0.1,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+    view: View = "local",
+) -> Partial:
+    """The paper's layer ablation: chosen layers personal, trained as FedSelect trains (A, B, C, D, or names with commas)."""
+    alternate: Phases = (("personal", 1), ("shared", 1)) * epochs
+    chosen = [LAYERS.get(name.strip(), name.strip()) for name in layers.split(",")]
+    return Partial(Fixed(by_name(*chosen)), alternate, lr, personal_lr, weight, norm_stats, view=view)
 
 
 def FedProx(

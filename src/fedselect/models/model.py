@@ -49,12 +49,8 @@ class Model:
         self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree and n not in self.tied}
         if not self.params:
             raise InputError("the model has no trainable parameter.")
-        self.norms = frozenset(
-            f"{path}.{n}" if path else n
-            for path, m in self.module.named_modules()
-            if isinstance(m, _NORMS)
-            for n in (*dict(m.named_parameters()), *dict(m.named_buffers()))
-        )
+        self.norms = self._of(_NORMS)
+        self.convolutions = self._of((nn.Conv1d, nn.Conv2d, nn.Conv3d))
         self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
         self._guessed = head is None
         found = self._find_head() if head is None else head
@@ -138,6 +134,13 @@ class Model:
         order = self.module.state_dict()
         full = {**self.constants, **tree}
         return {n: full[self.tied.get(n, n)].detach().clone() for n in order}
+
+    def _of(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
+        """The parameters and buffers of all layers of these kinds."""
+        layers = [(path, m) for path, m in self.module.named_modules() if isinstance(m, kinds)]
+        return frozenset(
+            f"{p}.{n}" if p else n for p, m in layers for n in (*dict(m.named_parameters()), *dict(m.named_buffers()))
+        )
 
     def _linears(self) -> list[str]:
         return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]

@@ -135,6 +135,16 @@ class Simulation:
             return self.method.local(state)
         return self.method.personal(work, state, down)
 
+    def cross(self) -> Tensor:
+        """Accuracy of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
+        out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
+        for ids in self._chunks(self.store.joined.nonzero().flatten()):
+            models, test = self.models(ids), self._split["test"]
+            for j in range(self.clients):
+                theirs = test.rows(torch.full_like(ids, j, device=self.device))
+                out[ids, j] = score(self.model, models, theirs)[0].cpu()
+        return out
+
     def _evaluate(self, present: Tensor, lists: dict[str, list[Any]]) -> None:
         for ids in self._chunks(present):
             work, state, down = self._open(ids, self.round - 1)
@@ -274,6 +284,10 @@ class Result:
             shape = (s.clients, *s.initial[n].shape)
             out[n] = m if isinstance(m, Tensor) else torch.full(shape, m)
         return out
+
+    def cross(self) -> Tensor:
+        """Accuracy of client i's model on client j's test data: (i, j)."""
+        return self.simulation.cross()
 
     def personal(self, client: int) -> Tree:
         """One client's model as a state_dict for the plain module."""

@@ -1,0 +1,60 @@
+"""Presets: published values by name. What a flag or a file says comes on top of them.
+
+paper    FedSelect's comparison: three local epochs, one tuned rate for every method and data set
+authors  each method's own published values; of FedSelect, the reading of its released code
+"""
+
+from typing import Any
+
+from fedselect.errors import InputError, unknown
+from fedselect.methods import METHODS
+from fedselect.options import options
+
+Values = dict[str, dict[str, Any]]
+"""Options by table: method, training."""
+
+PAPER_RATES = {"cifar10": 0.01, "cifar10c": 0.01, "miniimagenet": 0.001, "officehome": 0.001}
+PAPER: dict[str, dict[str, Any]] = {
+    "fedselect": {"lr": 0.001, "personal_lr": 0.1, "rate": 0.05, "limit": 0.30},
+    "layers": {"lr": 0.001, "personal_lr": 0.1},
+    "ditto": {"lam": 0.75},
+}
+AUTHORS: dict[str, Values] = {
+    "fedselect": {
+        "method": {
+            "lr": 0.05, "personal_lr": 0.05, "scope": "tensor", "weights_only": True, "strict": False,
+            "since": "update", "every": 3, "first": 3,
+        }
+    },
+    "fedavg+ft": {"method": {"finetune": 5, "finetune_lr": 0.001}},
+    "fedrep": {"method": {"head_epochs": 10, "epochs": 1, "lr": 0.01}, "training": {"momentum": 0.5}},
+    "fedbabu": {"method": {"finetune": 5, "finetune_lr": 0.001}, "training": {"momentum": 0.9}},
+    "fedpac": {
+        "method": {"head_epochs": 1, "head_lr": 0.1, "epochs": 5, "lr": 0.02, "lam": 1.0},
+        "training": {"momentum": 0.5, "weight_decay": 5e-4},
+    },
+    "lg-fedavg": {"method": {"shared": "convolutions"}},
+    "lotteryfl": {"method": {"rate": 0.2, "floor": 0.5, "above": 0.2}},
+}  # fmt: skip
+
+
+def preset(name: str, method: str, data: str) -> Values:
+    """What a preset sets for a method on a data set."""
+    if name == "paper":
+        common = {"epochs": 3, "lr": PAPER_RATES.get(data, 0.01)}
+        known = options(METHODS[method])
+        return {"method": {k: v for k, v in {**common, **PAPER.get(method, {})}.items() if k in known}}
+    if name == "authors":
+        if method not in AUTHORS:
+            raise InputError(f"there are no authors' values for {method}; there are for {', '.join(AUTHORS)}.")
+        return AUTHORS[method]
+    raise unknown("preset", name, ("paper", "authors"))
+
+
+def describe(name: str, method: str, data: str) -> str:
+    """One line: what the preset sets, or that there is none."""
+    try:
+        values = preset(name, method, data)
+    except InputError:
+        return "none published"
+    return ", ".join(f"{k}={v}" for table in values.values() for k, v in table.items())

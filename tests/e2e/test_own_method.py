@@ -1,0 +1,63 @@
+"""docs/own-method.md: its examples run, and the method passes the checks every method passes."""
+
+import re
+from pathlib import Path
+
+import cases
+import pytest
+import torch
+
+import fedselect as fs
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-method.md").read_text(), re.S)
+
+
+@pytest.fixture
+def halfway(monkeypatch):
+    scope: dict = {"__name__": __name__}
+    exec(BLOCKS[1], scope)
+    monkeypatch.setitem(cases.CASES, "halfway", scope["Halfway"])
+    return scope["Halfway"]
+
+
+def test_the_example_is_short():
+    lines = [line for line in BLOCKS[1].splitlines() if line.strip() and "import" not in line]
+    assert len(lines) < 25
+
+
+def test_the_one_line_method_runs():
+    scope: dict = {}
+    exec(BLOCKS[0], scope)
+    data = cases.federation()
+    result = fs.run(scope["personal_norms_and_head"], model=fs.models.small_cnn(data, norm="batch"), data=data, rounds=2)
+    personal = {n for n, m in result.masks.items() if bool(m.all())}
+    assert personal == {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize("model", cases.MODELS)
+def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model):
+    whole = cases.simulation("halfway", model)
+    cases.rounds(whole)
+    chunked = cases.simulation("halfway", model, chunk=2)
+    cases.rounds(chunked)
+    cases.assert_equal(cases.everything(chunked), cases.everything(whole))
+    network = cases.Network("halfway", model)
+    for _ in range(cases.ROUNDS):
+        network.step()
+    for view in ("local", "merged"):
+        cases.assert_equal(network.models(view), whole.models(range(len(cases.SIZES)), view))
+
+
+def test_a_full_step_is_the_global_models_next_round(halfway):
+    """step = 1 forgets the personal model: what is left is the shared copy trained once more."""
+    sim = cases.simulation("halfway", "mlp")
+    sim.method = halfway(step=1.0)
+    sim.step()
+    other = cases.simulation("halfway", "mlp")
+    other.method = halfway(step=1.0)
+    other.store.put(
+        torch.arange(other.clients), {"own": {n: torch.randn(other.clients, *v.shape) for n, v in other.initial.items()}}
+    )
+    other.step()
+    cases.assert_equal(sim.models(range(sim.clients)), other.models(range(sim.clients)), tol=1e-6)
