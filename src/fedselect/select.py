@@ -53,6 +53,9 @@ class Selector(Protocol):
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
+    def begin(self, work: Work, memory: State) -> State:
+        """The memory to train this round with."""
+
     def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
         """The memory for the next round, from the model before and after this round's local training."""
 
@@ -74,10 +77,13 @@ class Fixed:
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        if not self.after or work.round + 1 < self.after:
+    def begin(self, work: Work, memory: State) -> State:
+        if not self.after or work.round < self.after:
             return memory
         return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
+
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+        return memory
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,9 @@ class DeltaSelect:
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
+    def begin(self, work: Work, memory: State) -> State:
+        return memory
+
     def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
         memory = dict(memory)
         if self.since == "update":
@@ -166,15 +175,15 @@ def grow_mask(
 ) -> Tree:
     """Add, for each client, the shared entries with the highest score. Of equal scores the earlier entry wins.
 
-    A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. The limit is a share of all
-    parameters (of each tensor, with scope = tensor).
+    A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. A strict limit is a share of all
+    parameters (of each tensor, with scope = tensor); one that is not is only asked before growing, of all parameters.
     """
     names = [n for n in mask if n not in skip]
     flat = {n: rows(mask[n]) for n in mask}
     whole = sum(v.shape[1] for v in flat.values())
     held = torch.stack([v.sum(1) for v in flat.values()]).sum(0)
     groups = [[n] for n in names] if scope == "tensor" else [names]
-    below = held < _whole(limit, whole)
+    below = held < _whole(limit, whole, up=True)  # held / whole < limit
     out = dict(mask)
     for group in groups:
         taken = torch.cat([flat[n] for n in group], 1)

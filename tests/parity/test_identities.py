@@ -137,6 +137,8 @@ def test_lg_fedavg_warms_up_as_fedavg():
     fedavg = simulate(fs.FedAvg(epochs=1, lr=0.05), 2)
     for name, value in fedavg.server["params"].items():
         assert torch.equal(warm.server["params"][name], value)
+    assert not any(bool(m.any()) for m in warm.store.rows["mask"].values())
+    warm.step()
     body = {n: bool(m.all()) for n, m in warm.store.rows["mask"].items()}
     assert body == {n: not warm.model.is_head(n) for n in warm.model.params}
 

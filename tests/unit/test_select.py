@@ -43,7 +43,7 @@ def slow(mask, score, rate, limit, scope="global", share="shared", strict=True, 
             whole, held = (entries, mine) if scope == "global" else (open_, mine & set(open_))
             if strict:
                 wanted = min(wanted, max(0, math.floor(limit * len(whole)) - len(held)))
-            elif len(mine) >= math.floor(limit * len(entries)):
+            elif len(mine) >= limit * len(entries):
                 wanted = 0
             best = sorted(shared, key=lambda e: -float(score[e[0]][c].flatten()[e[1]]))  # stable: the earlier wins
             for n, i in best[:wanted]:

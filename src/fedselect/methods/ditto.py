@@ -1,6 +1,6 @@
 """Ditto: a global model by FedAvg, and beside it a personal model of every client, pulled towards the global one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -26,11 +26,10 @@ class Ditto(Method):
     personal_lr: Scalar | None = None  # None: as lr
     personal_epochs: int | None = None  # None: as epochs
     weight: Weight = "uniform"
-    view: View = "local"
+    view: View = field(default="local", init=False)  # aggregation does not touch the personal model: both views are one
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
-        check_choice(("local", "merged"), view=self.view)
         check_positive(lr=self.lr, personal_lr=self.personal_lr)
         check_not_negative(lam=self.lam)
         if self.epochs < 1 or (self.personal_epochs is not None and self.personal_epochs < 1):

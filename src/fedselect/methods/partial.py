@@ -68,7 +68,7 @@ class Partial(Method):
 
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         before = merge(self._kept(work.model, state), state["params"], down["params"])
-        memory = {k: v for k, v in state.items() if k not in ("params", "kept")}
+        memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
         passes = list(self._passes(self.phases, mask, work.model, self.lr, self.personal_lr))
         after = work.train(before, passes, **towards(before, self.mu, work))
