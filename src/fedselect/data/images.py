@@ -1,0 +1,36 @@
+"""Images: a labelled set of pictures as a source hands it over, before it is dealt to clients."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedselect.errors import DataError
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels as uint8 (N, height, width, channels), possibly memory-mapped; rows are picked by number, never copied whole.
+
+    `test` marks rows of an official test set (None: there is none, and each partition sets its own aside).
+    `domain` numbers the domain of each row, where the set has any.
+    """
+
+    name: str
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    test: NDArray[np.bool_] | None = None
+    domain: NDArray[np.int64] | None = None
+    domain_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = field(default=())  # per channel, of pixels in [0, 1]; empty: 0.5
+    std: tuple[float, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 4 or self.x.dtype != np.uint8:
+            raise DataError(f"{self.name}: images must be uint8 (N, height, width, channels), not {self.x.dtype} {self.x.shape}.")
+        for what, rows in (("labels", self.y), ("test marks", self.test), ("domains", self.domain)):
+            if rows is not None and len(rows) != len(self.x):
+                raise DataError(f"{self.name}: {len(self.x)} images but {len(rows)} {what}.")
+        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.class_names):
+            raise DataError(f"{self.name}: labels must lie in 0 to {len(self.class_names) - 1}.")
