@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
 from fedselect.data import DATA
+from fedselect.data.fetch import fetch
 from fedselect.errors import FedselectError, InputError, unknown
-from fedselect.experiments import presets, runner, tables
-from fedselect.experiments.config import Config, place, read
+from fedselect.experiments import presets, runner, show, tables
+from fedselect.experiments.config import Config, at_path, place, read
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.progress import progress
 from fedselect.methods import METHODS
@@ -166,6 +168,33 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
         console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
 
 
+@data_app.command("show", context_settings=_EXTRA)
+def data_show(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or folder:PATH, domains:PATH.")],
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
+) -> None:
+    """Show who would have what, before anything is trained; options of the data are flags: --clients 20."""
+    made = _config({}, None, name, None, _flags(ctx.args), seed=seed)
+    data = made.make_data()
+    console.print(show.table(data), markup=False)
+    if out is not None:
+        _say(f"wrote {show.picture(data, out)}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or cifar10c.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
+) -> None:
+    """Download a data set, resuming and checking it."""
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(f"fetching {name}", total=None)
+        path = fetch(name, data_dir, lambda done, total: bars.update(task, completed=done, total=total))
+    _say(f"{name} is in {path}")
+
+
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets and their options."""
@@ -236,6 +265,7 @@ def _config(
             parts[part] = {}  # options of another one mean nothing here
         if name or default:
             parts[part]["name"] = name or parts[part].get("name", default)
+    parts["data"] = at_path(parts["data"])
     own = f"method:{parts['method']['name']}"
     for flag, value in flags.items():
         for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):

@@ -1,7 +1,7 @@
 """Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from fedselect.models import Model
 from fedselect.objectives import Objective, cross_entropy
 from fedselect.stacked import bmm
 from fedselect.step import Rate, Training, forward, one_by_one, step
+from fedselect.transforms import crop_flip
 from fedselect.tree import Mask, Rows, State, Tree, put, take, take_mask
 
 EVAL_BATCH = 256
@@ -20,23 +21,37 @@ EVAL_BATCH = 256
 
 @dataclass(frozen=True)
 class Split:
-    """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i]."""
+    """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
+
+    Pictures stay uint8 in the pool and become numbers batch by batch: pixel * scale + shift, by channel.
+    """
 
     x: Tensor
     y: Tensor
     start: Tensor
     n: Tensor
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    augment: str = "none"
 
     def rows(self, rows: Rows) -> "Split":
-        return Split(self.x, self.y, self.start[rows], self.n[rows])
+        return replace(self, start=self.start[rows], n=self.n[rows])
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b)."""
+    def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
         flat = self.start.unsqueeze(1) + index
-        return self.x[flat], self.y[flat]
+        x = self.x[flat]
+        if keys is not None and self.augment == "crop-flip":
+            x = crop_flip(x, keys, index)
+        if self.scale is not None and self.shift is not None:
+            x = x.to(self.scale.dtype) * self.scale + self.shift
+        return x, self.y[flat]
 
     def to(self, device: torch.device) -> "Split":
-        return Split(self.x.to(device), self.y.to(device), self.start.to(device), self.n.to(device))
+        scale = None if self.scale is None else self.scale.to(device)
+        shift = None if self.shift is None else self.shift.to(device)
+        x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
+        return Split(x, y, start, n, scale, shift, self.augment)
 
 
 @dataclass(frozen=True)
@@ -183,7 +198,7 @@ class Work:
                 for s in range(first, last):
                     # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
                     places = (s * size + torch.arange(size, device=perm.device)) % data.n.unsqueeze(1)
-                    x, y = data.batch(perm.gather(1, places))
+                    x, y = data.batch(perm.gather(1, places), shuffle[rows])
                     keys = random.fold(shuffle[rows], s)
                     total[rows] += step(self.model, mine, speed, x, y, keys, only, lr, objective, own, self._training)
                 if isinstance(rows, Tensor):

@@ -19,7 +19,7 @@ LAYERS = [
     {"errors"},
     {"tree", "random", "options", "files"},
     {"models"},
-    {"stacked", "objectives"},
+    {"stacked", "objectives", "transforms"},
     {"step"},
     {"work"},
     {"select", "method", "data"},

@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.data.partition import by_class, deal_classes
+from fedselect.data.partition import Pool, Sizes, by_class, by_dirichlet, by_domain, by_index, by_share, deal_classes
 
 CLASSES, EACH = 6, 60
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(CLASSES), EACH))
 
 
 def deal(clients=4, classes_per_client=3, train=10, test=7, val=0, seed=0, labels=LABELS):
-    return by_class(labels, clients, classes_per_client, train, test, val, seed)
+    return by_class(Pool(labels), clients, classes_per_client, Sizes(train, test, val), seed)
 
 
 @st.composite
@@ -124,7 +124,9 @@ def test_what_cannot_be_dealt_is_refused(how, said):
 def test_a_class_with_too_few_samples_says_how_many_it_has():
     labels = np.array([0] * 50 + [1] * 5)
     # two clients hold both classes: (4 + 2) samples each of either, where class 1 has five
-    with pytest.raises(fs.DataError, match="class 1 has 5 samples, but its 2 clients ask for 12; lower train or test"):
+    with pytest.raises(
+        fs.DataError, match="class 1 has 1 of its 5 samples to train on, but its 2 clients ask for 8; lower train"
+    ):
         deal(clients=2, classes_per_client=2, train=8, test=4, labels=labels)
 
 
@@ -141,3 +143,101 @@ def test_digits_are_dealt_as_asked(digits):
     assert 0.0 <= x.min() < x.max() <= 1.0
     assert digits.clients[0].val is None
     assert len(digits.labels(0)) == 3
+
+
+# ---- other partitions
+
+
+def rows(parts, part="train"):
+    return [getattr(p, part).tolist() for p in parts]
+
+
+def assert_disjoint(parts):
+    dealt = [i for part in ("train", "test", "val") for mine in rows(parts, part) for i in mine]
+    assert len(set(dealt)) == len(dealt)
+
+
+def with_official_test():
+    return Pool(LABELS, np.arange(len(LABELS)) % 3 == 0)
+
+
+@pytest.mark.parametrize("pool", [Pool(LABELS), with_official_test()], ids=["one pool", "official test set"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda pool, train: by_class(pool, 4, 3, Sizes(train, 6), 1),
+        lambda pool, train: by_dirichlet(pool, 4, 0.7, Sizes(train, 6), 1),
+        lambda pool, train: by_share(pool, [1, 1, 1, 1], Sizes(train, 6), 1),
+        lambda pool, train: by_share(pool, [4, 3, 2, 1], Sizes(train, 6), 1),
+    ],
+    ids=["classes", "dirichlet", "iid", "quantity"],
+)
+def test_every_partition_keeps_its_test_sets_and_grows_its_training_sets(pool, way):
+    few, many = way(pool, 8), way(pool, 20)
+    assert rows(few, "test") == rows(many, "test")
+    assert all(set(a) < set(b) for a, b in zip(rows(few), rows(many), strict=True))
+    for parts in (few, many):
+        assert_disjoint(parts)
+        if pool.test is not None:
+            assert all(pool.test[p.test].all() and not pool.test[p.train].any() for p in parts)
+
+
+def test_everything_is_dealt_when_no_size_is_given():
+    pool = with_official_test()
+    parts = by_class(pool, 4, 3, Sizes(None, None), 0)
+    # 4 clients x 3 of 6 classes: every class has two holders, who halve it; one sample a class may be left over
+    assert 240 - 6 <= sum(len(p.train) for p in parts) <= 240
+    assert 120 - 6 <= sum(len(p.test) for p in parts) <= 120
+
+
+def test_a_dirichlet_client_is_tested_on_the_classes_it_trains_on():
+    parts = by_dirichlet(with_official_test(), 5, 0.3, Sizes(None, None), 2)
+    for p in parts:
+        train, test = Counter(LABELS[p.train].tolist()), Counter(LABELS[p.test].tolist())
+        assert all(train[c] >= test[c] for c in test)  # twice as many to train on, by the same proportions, rounded down
+    sizes = [len(p.train) for p in parts]
+    assert max(sizes) > min(sizes)
+
+
+def test_dirichlet_says_when_it_cannot():
+    with pytest.raises(
+        fs.DataError, match=r"Dirichlet\(0.001\) left a client of 40 without data in each of 100 draws; raise concentration"
+    ):
+        by_dirichlet(Pool(LABELS), 40, 0.001, Sizes(None, None), 0)
+
+
+def test_shares_are_kept_and_nobody_is_left_out():
+    parts = by_share(with_official_test(), [10, 5, 5, 0.001], Sizes(None, None), 0)
+    sizes = [len(p.train) for p in parts]
+    assert sizes[0] == pytest.approx(2 * sizes[1], abs=2)
+    assert sizes[3] == 1
+
+
+DOMAINS = Pool(LABELS, None, np.arange(len(LABELS)) % 4, ("art", "clipart", "product", "real"))
+
+
+def test_one_client_a_domain():
+    parts = by_domain(DOMAINS, 4, Sizes(None, None), 0, tests=(5, 6, 7, 8))
+    assert [set((p.train % 4).tolist()) for p in parts] == [{0}, {1}, {2}, {3}]
+    assert [len(p.test) for p in parts] == [5, 6, 7, 8]
+    assert [len(p.train) for p in parts] == [85, 84, 83, 82]
+    assert_disjoint(parts)
+
+
+def test_two_clients_cannot_have_one_domain():
+    with pytest.raises(
+        fs.InputError, match=r"4 domains \(art, clipart, product, real\) and one client takes one, .* must be 4, not 5"
+    ):
+        by_domain(DOMAINS, 5, Sizes(None, None), 0)
+    with pytest.raises(fs.InputError, match="this data has no domains"):
+        by_domain(Pool(LABELS), 4, Sizes(None, None), 0)
+    with pytest.raises(fs.DataError, match="domain art has 81 samples to train on, not 500"):
+        by_domain(DOMAINS, 4, Sizes(500, None), 0)
+
+
+def test_explicit_lists():
+    parts = by_index([[0, 1], [2]], [[3], [4, 5]])
+    assert rows(parts) == [[0, 1], [2]]
+    assert rows(parts, "test") == [[3], [4, 5]]
+    with pytest.raises(fs.InputError, match="2 training lists but 1 test lists"):
+        by_index([[0], [1]], [[2]])

@@ -5,9 +5,10 @@ from typing import Any
 
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
+from fedselect.data.sets import IMAGE_SETS
 from fedselect.options import build
 
-DATA: dict[str, Callable[..., Federation]] = {"digits": digits}
+DATA: dict[str, Callable[..., Federation]] = {"digits": digits, **IMAGE_SETS}
 
 
 def load(name: str, **options: Any) -> Federation:

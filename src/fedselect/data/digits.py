@@ -4,11 +4,18 @@ import numpy as np
 import torch
 
 from fedselect.data.federation import ClientData, Federation, Part
-from fedselect.data.partition import Indices, by_class
+from fedselect.data.partition import Indices, Pool, Sizes, SplitName, deal
 
 
 def digits(
-    clients: int = 10, classes_per_client: int = 5, train: int = 25, test: int = 100, val: int = 5, seed: int = 0
+    clients: int = 10,
+    split: SplitName = "classes",
+    classes_per_client: int = 5,
+    concentration: float = 0.5,
+    train: int | None = 25,
+    test: int | None = 100,
+    val: int = 5,
+    seed: int = 0,
 ) -> Federation:
     """Handwritten digits, 8x8 grey, ten classes; sizes are samples a client."""
     from sklearn.datasets import load_digits
@@ -21,7 +28,7 @@ def digits(
         at = torch.from_numpy(index)
         return x[at], y[at]
 
-    parts = by_class(labels, clients, classes_per_client, train, test, val, seed)
+    parts = deal(Pool(labels), split, clients, Sizes(train, test, val), seed, classes_per_client, concentration)
     return Federation(
         [ClientData(pick(p.train), pick(p.test), pick(p.val) if val else None, str(i)) for i, p in enumerate(parts)],
         classes=10,

@@ -1,12 +1,13 @@
 """ClientData and Federation: checked data, client by client."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedselect.errors import DataError
+from fedselect.transforms import check_augment
 from fedselect.work import Split
 
 Part = tuple[Tensor, Tensor]
@@ -30,6 +31,10 @@ class Federation:
     classes: int = 0
     name: str = "tensors"
     class_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
+    std: tuple[float, ...] = ()
+    augment: str = "none"  # of training pictures: none or crop-flip
+    pools: dict[str, Part] = field(default_factory=dict, repr=False)  # clients' parts as slices of these, where they are
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,6 +48,10 @@ class Federation:
             top = max((int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel()), default=0)
             object.__setattr__(self, "classes", top + 1)
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
+        if check_augment(self.augment) != "none" and len(self.shape) != 3:
+            raise DataError(
+                f"augment={self.augment} is for pictures (channels, height, width), not inputs of shape {self.shape}."
+            )
         for i, client in enumerate(self.clients):
             for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
                 if pair is not None:
@@ -55,8 +64,10 @@ class Federation:
             raise DataError(f"{who} has no {part} data; leave it out or give it some.")
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{who} has {part} inputs of shape {tuple(x.shape[1:])}; the first client has {self.shape}.")
-        if not x.is_floating_point():
-            raise DataError(f"{who} has {part} inputs of type {x.dtype}; give floats, e.g. images / 255.")
+        if not x.is_floating_point() and (x.dtype != torch.uint8 or x.ndim != 4):
+            raise DataError(
+                f"{who} has {part} inputs of type {x.dtype}; give floats, or pictures as uint8 (N, channels, H, W)."
+            )
         if y.is_floating_point() or y.ndim != 1:
             raise DataError(
                 f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers."
@@ -64,7 +75,7 @@ class Federation:
         if int(y.min()) < 0 or int(y.max()) >= self.classes:
             bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
-        if not bool(torch.isfinite(x).all()):
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
             raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; mend or drop it.")
 
@@ -73,14 +84,18 @@ class Federation:
         return sorted(set(self.clients[client].train[1].tolist()))
 
     def split(self, part: str, dtype: torch.dtype) -> Split:
-        """All clients' samples of one part (train, val or test) in one pool."""
+        """All clients' samples of one part (train, val or test) in one pool; pictures stay as they are."""
         x0, y0 = self.clients[0].train
-        empty = (x0[:0], y0[:0])
-        pairs = [getattr(c, part) or empty for c in self.clients]
+        pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
-        return Split(
-            torch.cat([x.detach() for x, _ in pairs]).to(dtype),
-            torch.cat([y for _, y in pairs]).to(torch.int64),
-            n.cumsum(0) - n,
-            n,
-        )
+        if part in self.pools:
+            x, y = self.pools[part]
+        else:
+            x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        pool = Split(x, y.to(torch.int64), n.cumsum(0) - n, n)
+        if x.dtype != torch.uint8:
+            return replace(pool, x=x.to(dtype))
+        channels = self.shape[0]
+        mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
+        std = torch.tensor(self.std or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
+        return replace(pool, scale=1 / (255 * std), shift=-mean / std, augment=self.augment if part == "train" else "none")

@@ -28,7 +28,9 @@ class Images:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or self.x.dtype != np.uint8:
-            raise DataError(f"{self.name}: images must be uint8 (N, height, width, channels), not {self.x.dtype} {self.x.shape}.")
+            raise DataError(
+                f"{self.name}: images must be uint8 (N, height, width, channels), not {self.x.dtype} {self.x.shape}."
+            )
         for what, rows in (("labels", self.y), ("test marks", self.test), ("domains", self.domain)):
             if rows is not None and len(rows) != len(self.x):
                 raise DataError(f"{self.name}: {len(self.x)} images but {len(rows)} {what}.")

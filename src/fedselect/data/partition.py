@@ -1,8 +1,12 @@
-"""Who gets which samples. The same seed gives the same test sets whatever the training size, and larger training
-sets contain the smaller ones.
+"""Who gets which samples.
+
+Every partition is decided by its seed. Test sets do not change when only the training size does, larger training sets
+contain the smaller ones, no sample is given twice, and a client is tested on the classes it trains on.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 from fedselect.errors import DataError, InputError
 
 Indices = NDArray[np.int64]
+SplitName = Literal["classes", "dirichlet", "iid", "quantity", "domain"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,59 @@ class Part:
     val: Indices
 
 
+@dataclass(frozen=True)
+class Pool:
+    """What there is to deal: labels, which rows are an official test set, and the rows' domains."""
+
+    y: Indices
+    test: NDArray[np.bool_] | None = None
+    domain: Indices | None = None
+    domain_names: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        return int(self.y.max()) + 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Samples a client: to train on (`val` of them held out) and to test on; None is all there is, a tenth of it to test."""
+
+    train: int | None
+    test: int | None
+    val: int = 0
+
+    def __post_init__(self) -> None:
+        for name, size in (("train", self.train), ("test", self.test)):
+            if size is not None and size < 1:
+                raise InputError(f"{name} must be at least 1 sample a client, not {size}.")
+        if self.val < 0 or (self.train is not None and self.val >= self.train):
+            top = "" if self.train is None else f" to {self.train - 1}"
+            raise InputError(f"val is held out of train and must lie in 0{top}, not {self.val}.")
+
+
 def rng(seed: int, *purpose: int) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose])
+
+
+def deal(
+    pool: Pool, split: SplitName, clients: int, sizes: Sizes, seed: int, classes_per_client: int, concentration: float
+) -> list[Part]:
+    """The partition of this name."""
+    if clients < 1:
+        raise InputError(f"there must be at least one client, not {clients}.")
+    if concentration <= 0:
+        raise InputError(f"concentration must be positive, not {concentration}.")
+    ways: dict[str, Callable[[], list[Part]]] = {
+        "classes": lambda: by_class(pool, clients, classes_per_client, sizes, seed),
+        "dirichlet": lambda: by_dirichlet(pool, clients, concentration, sizes, seed),
+        "iid": lambda: by_share(pool, [1.0] * clients, sizes, seed),
+        "quantity": lambda: by_share(pool, list(rng(seed, 5).dirichlet([concentration] * clients)), sizes, seed),
+        "domain": lambda: by_domain(pool, clients, sizes, seed),
+    }
+    if split not in ways:
+        raise InputError(f"split is {' or '.join(ways)}, not {split!r}.")
+    return ways[split]()
 
 
 def deal_classes(clients: int, classes: int, each: int, seed: int) -> list[list[int]]:
@@ -41,41 +97,151 @@ def deal_classes(clients: int, classes: int, each: int, seed: int) -> list[list[
     return hands
 
 
-def by_class(labels: Indices, clients: int, classes_per_client: int, train: int, test: int, val: int, seed: int) -> list[Part]:
-    """The paper's partition: `classes_per_client` classes each, fixed sizes, no sample given twice.
+def by_class(pool: Pool, clients: int, classes_per_client: int, sizes: Sizes, seed: int) -> list[Part]:
+    """The paper's partition: `classes_per_client` classes each, sizes spread evenly over a client's classes."""
+    hands = deal_classes(clients, pool.classes, classes_per_client, seed)
+    holders = [[i for i, hand in enumerate(hands) if c in hand] for c in range(pool.classes)]
 
-    `val` samples are held out of the training samples.
+    def wanted(size: int | None, c: int) -> dict[int, int | None]:
+        return {i: None if size is None else _portion(size, hands[i], c) for i in holders[c]}
+
+    per_class = [{"train": wanted(sizes.train, c), "test": wanted(sizes.test, c)} for c in range(pool.classes)]
+    return _hand_out(pool, clients, per_class, sizes.val, seed)
+
+
+def by_dirichlet(pool: Pool, clients: int, concentration: float, sizes: Sizes, seed: int, tries: int = 100) -> list[Part]:
+    """Each class spread over clients by proportions from Dirichlet(concentration); the same for training and test.
+
+    A given size is the mean over clients: every client takes the same share of its own portion. A draw that leaves a client
+    without a portion is drawn again, and after `tries` of them we say so.
     """
-    for name, size in (("train", train), ("test", test)):
-        if size < 1:
-            raise InputError(f"{name} must be at least 1 sample a client, not {size}.")
-    if not 0 <= val < train:
-        raise InputError(f"val is held out of train and must lie in 0 to {train - 1}, not {val}.")
-    classes = int(labels.max()) + 1
-    hands = deal_classes(clients, classes, classes_per_client, seed)
-    trains: list[list[Indices]] = [[] for _ in hands]
-    tests: list[list[Indices]] = [[] for _ in hands]
-    for c in range(classes):
-        holders = [i for i, hand in enumerate(hands) if c in hand]
-        pool = rng(seed, 2, c).permutation(np.flatnonzero(labels == c))
-        quota = {i: (_portion(train, hands[i], c), _portion(test, hands[i], c)) for i in holders}
-        reserve = max((q[1] for q in quota.values()), default=0) * len(holders)
-        need = max((q[0] for q in quota.values()), default=0) * len(holders) + reserve
-        if need > len(pool):
-            raise DataError(
-                f"class {c} has {len(pool)} samples, but its {len(holders)} clients ask for {need}; lower train or test, "
-                "or raise classes_per_client."
-            )
-        for at, i in enumerate(holders):
-            tests[i].append(pool[:reserve][at :: len(holders)][: quota[i][1]])
-            trains[i].append(pool[reserve:][at :: len(holders)][: quota[i][0]])
+    for attempt in range(tries):
+        shares = rng(seed, 4, attempt).dirichlet([concentration] * clients, size=pool.classes)
+        portions: dict[str, list[list[Indices]]] = {"train": [[] for _ in range(clients)], "test": [[] for _ in range(clients)]}
+        for c in range(pool.classes):
+            for part, rows in _class_rows(pool, c, seed).items():
+                ends = np.floor(np.cumsum(shares[c]) * len(rows) + 1e-9).astype(int)
+                for i, mine in enumerate(np.split(rows, ends[:-1])):
+                    portions[part][i].append(mine)
+        if all(sum(map(len, mine)) > 0 for part in portions.values() for mine in part):
+            break
+    else:
+        raise DataError(
+            f"Dirichlet({concentration}) left a client of {clients} without data in each of {tries} draws; "
+            "raise concentration or take fewer clients."
+        )
+    taken = {}
+    for part, size in (("train", sizes.train), ("test", sizes.test)):
+        there = sum(len(rows) for mine in portions[part] for rows in mine)
+        share = 1.0 if size is None else min(1.0, size * clients / there)
+        mixed = [rng(seed, 7, i).permutation(np.concatenate(mine)) for i, mine in enumerate(portions[part])]
+        taken[part] = [rows[: max(1, int(share * len(rows) + 1e-9))] for rows in mixed]
+    return [_hold_out(a, b, sizes.val, seed, i) for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))]
+
+
+def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> list[Part]:
+    """All classes alike for every client; sizes in proportion to the shares, at least one sample of each part."""
+    clients = len(shares)
+    whole = np.array(shares) / sum(shares)
+    order = rng(seed, 2).permutation(len(pool.y))
+    official = pool.test is not None
+    test_rows = order[pool.test[order]] if pool.test is not None else order[: _tenth(len(order), sizes.test, clients)]
+    train_rows = order[~pool.test[order]] if pool.test is not None else order[len(test_rows) :]
     parts = []
-    for i in range(clients):
-        mine = rng(seed, 3, i).permutation(np.concatenate(trains[i]))
-        parts.append(Part(mine[: len(mine) - val], np.concatenate(tests[i]), mine[len(mine) - val :]))
+    for rows, size, what in ((train_rows, sizes.train, "train"), (test_rows, sizes.test if official else None, "test")):
+        least = 1 + (sizes.val if what == "train" else 0)  # what everybody gets before the rest goes by share
+        if len(rows) < least * clients:
+            raise DataError(f"{len(rows)} samples to {what} on are too few for {clients} clients; take fewer clients.")
+        room = len(rows) if size is None else min(len(rows), max(size, least) * clients)
+        most, counts = (least + np.floor(whole * (n - least * clients) + 1e-9).astype(int) for n in (len(rows), room))
+        parts.append([rows[e - m : e][:n] for e, m, n in zip(np.cumsum(most), most, counts, strict=True)])
+    return [_hold_out(train, test, sizes.val, seed, i) for i, (train, test) in enumerate(zip(*parts, strict=True))]
+
+
+def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence[int] | None = None) -> list[Part]:
+    """One client a domain, with all of its classes; `tests` may give each domain's test size."""
+    if pool.domain is None:
+        raise InputError("this data has no domains; use another split.")
+    domains = int(pool.domain.max()) + 1
+    if clients != domains:
+        names = f" ({', '.join(pool.domain_names)})" if pool.domain_names else ""
+        raise InputError(
+            f"there are {domains} domains{names} and one client takes one, so clients must be {domains}, not {clients}."
+        )
+    parts = []
+    for d in range(domains):
+        rows = rng(seed, 2, d).permutation(np.flatnonzero(pool.domain == d))
+        if pool.test is not None:
+            test, train = rows[pool.test[rows]], rows[~pool.test[rows]]
+            test = test if sizes.test is None else test[: sizes.test]
+        else:
+            count = tests[d] if tests is not None and sizes.test is None else _tenth(len(rows), sizes.test, 1)
+            test, train = rows[:count], rows[count:]
+        if sizes.train is not None and len(train) < sizes.train:
+            raise DataError(f"domain {_name(pool.domain_names, d)} has {len(train)} samples to train on, not {sizes.train}.")
+        parts.append(_hold_out(train[: sizes.train], test, sizes.val, seed, d))
     return parts
+
+
+def by_index(
+    train: Sequence[Sequence[int]], test: Sequence[Sequence[int]], val: Sequence[Sequence[int]] | None = None
+) -> list[Part]:
+    """Explicit sample numbers, a list for each client."""
+    if len(train) != len(test) or (val is not None and len(val) != len(train)):
+        raise InputError(f"there are {len(train)} training lists but {len(test)} test lists.")
+    none: Sequence[Sequence[int]] = [[]] * len(train)
+    rows = zip(train, test, val or none, strict=True)
+    return [Part(*(np.asarray(r, dtype=np.int64) for r in client)) for client in rows]
+
+
+def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None) -> dict[str, Indices]:
+    """The shuffled rows of a class to test and to train on; without an official test set, `reserve` or a tenth is set aside."""
+    rows = rng(seed, 2, c).permutation(np.flatnonzero(pool.y == c))
+    if pool.test is not None:
+        return {"test": rows[pool.test[rows]], "train": rows[~pool.test[rows]]}
+    aside = _tenth(len(rows), None, 1) if reserve is None else reserve
+    return {"test": rows[:aside], "train": rows[aside:]}
+
+
+def _hand_out(pool: Pool, clients: int, per_class: list[dict[str, dict[int, int | None]]], val: int, seed: int) -> list[Part]:
+    """Give every holder of a class its number of samples, dealt in turn; None is an even share of all."""
+    taken: dict[str, list[list[Indices]]] = {"train": [[] for _ in range(clients)], "test": [[] for _ in range(clients)]}
+    for c, wanted in enumerate(per_class):
+        asked = [n for n in wanted["test"].values() if n is not None]
+        there = _class_rows(pool, c, seed, max(asked) * len(asked) if asked else None)
+        whole = sum(map(len, there.values()))
+        for part, quota in wanted.items():
+            rows, holders = there[part], len(quota)
+            most = max((len(rows) // holders if n is None else n for n in quota.values()), default=0)
+            if most * holders > len(rows):
+                raise DataError(
+                    f"class {c} has {len(rows)} of its {whole} samples to {part} on, but its {holders} clients ask for "
+                    f"{most * holders}; lower train or test, or raise classes_per_client."
+                )
+            for at, (i, n) in enumerate(quota.items()):
+                taken[part][i].append(rows[at::holders][: most if n is None else n])
+    return [
+        _hold_out(np.concatenate(a), np.concatenate(b), val, seed, i)
+        for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))
+    ]
+
+
+def _hold_out(train: Indices, test: Indices, val: int, seed: int, client: int) -> Part:
+    mine = rng(seed, 3, client).permutation(train)
+    if val and val >= len(mine):
+        raise DataError(f"client {client} has {len(mine)} samples to train on; val={val} would leave none.")
+    return Part(mine[: len(mine) - val], test, mine[len(mine) - val :])
+
+
+def _tenth(there: int, asked: int | None, clients: int) -> int:
+    """Rows to set aside for testing where there is no official test set."""
+    return max(1, there // 10) if asked is None else min(asked * clients, there)
 
 
 def _portion(total: int, hand: list[int], c: int) -> int:
     """A client's samples of one class when `total` are spread evenly over its classes."""
     return total // len(hand) + (hand.index(c) < total % len(hand))
+
+
+def _name(names: tuple[str, ...], i: int) -> str:
+    return names[i] if i < len(names) else str(i)

@@ -46,7 +46,7 @@ class Config:
 
     def complete(self) -> "Config":
         """Check every name and value and fill in the defaults."""
-        data = _entry("data", {"name": "digits", **self.data})
+        data = _entry("data", {"name": "digits", **at_path(self.data)})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
         method, given = self.method, self.training
         if self.preset is not None:
@@ -159,9 +159,10 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
     return found
 
 
-def all_options(table: str, name: str) -> dict[str, Option]:
-    kind, entries = TABLES[table]
-    return options(find(kind, name, entries))
+def at_path(data: Mapping[str, Any]) -> dict[str, Any]:
+    """folder:PATH stands for {"name": "folder", "path": PATH}."""
+    name, colon, path = str(data.get("name", "")).partition(":")
+    return {**data, "name": name, "path": path} if colon else dict(data)
 
 
 def parse_late(late: str | None) -> tuple[int, int] | None:

@@ -47,8 +47,11 @@ def progress(console: Console, runs: int, quiet: bool) -> Iterator[Watch | None]
     with Progress(*columns, console=console) as bars:
         total = bars.add_task("all runs", total=runs, note="") if runs > 1 else None
         tasks: dict[tuple[str, int], object] = {}
+        waiting = [bars.add_task("reading data", total=None, note="")]
 
         def draw(config: Config, record: Record) -> None:
+            while waiting:
+                bars.remove_task(waiting.pop())
             key = (config.method["name"], config.seed)
             if key not in tasks:
                 tasks[key] = bars.add_task(f"{key[0]} seed {key[1]}", total=config.rounds, note="")

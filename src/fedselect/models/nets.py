@@ -1,12 +1,14 @@
 """The networks that come with the package: mlp, small_cnn, resnet18."""
 
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedselect.errors import InputError
 from fedselect.models.model import Model
+from fedselect.models.weights import read_weights
 
 
 class Shaped(Protocol):
@@ -31,7 +33,7 @@ def mlp(data: Shaped, hidden: int = 64) -> Model:
     )
 
 
-def small_cnn(data: Shaped, width: int = 16, norm: str = "none") -> Model:
+def small_cnn(data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none") -> Model:
     """Two 3x3 convolutions with pooling, one hidden layer; norm = none, batch or group."""
     channels, _, _ = _image(data)
     if min(data.shape[1:]) < 4:
@@ -44,13 +46,23 @@ def small_cnn(data: Shaped, width: int = 16, norm: str = "none") -> Model:
     return Model(lambda: _SmallCNN(channels, width, norm, area, classes), name="small_cnn")
 
 
-def resnet18(data: Shaped, stem: str = "imagenet") -> Model:
-    """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3)."""
+def resnet18(data: Shaped, stem: Literal["imagenet", "small"] = "imagenet", weights: str | None = None) -> Model:
+    """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
+
+    weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
+    """
     channels, _, _ = _image(data)
     if stem not in ("imagenet", "small"):
         raise InputError(f"stem is imagenet or small, not {stem!r}.")
     classes = data.classes
-    return Model(lambda: _ResNet18(channels, stem, classes), name="resnet18")
+    start = {} if weights is None else read_weights(Path(weights), _ResNet18(channels, stem, classes), head="fc")
+
+    def build() -> nn.Module:
+        net = _ResNet18(channels, stem, classes)
+        net.load_state_dict(start, strict=False)  # checked above; the head keeps its own random values
+        return net
+
+    return Model(build, name="resnet18")
 
 
 def _image(data: Shaped) -> tuple[int, int, int]:

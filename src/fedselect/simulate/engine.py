@@ -71,11 +71,13 @@ class Simulation:
         self.device = pick_device(device)
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
-        x = data.clients[0].train[0][:2].to(dtype)
-        model.check(x, data.classes)
+        splits = {part: data.split(part, dtype) for part in ("train", "val", "test")}
+        one = splits["train"].rows(slice(0, 1))
+        x, _ = one.batch(torch.tensor([[0, min(1, int(one.n[0]) - 1)]]))
+        model.check(x[0], data.classes)
         model.to(self.device)
         self.initial = {n: v.to(self.device) for n, v in self.initial.items()}
-        self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
+        self._split = {part: split.to(self.device) for part, split in splits.items()}
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1

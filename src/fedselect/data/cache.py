@@ -1,0 +1,250 @@
+"""Pictures decoded once into a memory-mapped array, safe against two processes at once and a kill in the middle."""
+
+import hashlib
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedselect.data.places import Progress, either, optional, user_cache
+from fedselect.errors import DataError
+from fedselect.files import replace, write_json
+
+Pixels = NDArray[np.uint8]
+CHUNK = 512  # pictures in flight
+IMAGE_COLUMNS = ("image", "img")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def decoded(
+    key: str,
+    source: Path,
+    count: int,
+    shape: tuple[int, ...],
+    decode: Callable[[int], Pixels],
+    progress: Progress | None = None,
+    stamp: str = "",
+) -> Pixels:
+    """uint8 (count, *shape), read-only and memory-mapped: decoded now, or when this source was first read.
+
+    `decode` is called once for each row, from several threads. A folder's `stamp` must tell its contents apart (see
+    `listing_stamp`): a folder does not change when a file in it does.
+    """
+    return decoded_some(key, source, count, shape, decode, progress, stamp, every=True)[0]
+
+
+def decoded_some(
+    key: str,
+    source: Path,
+    count: int,
+    shape: tuple[int, ...],
+    decode: Callable[[int], Pixels | None],
+    progress: Progress | None = None,
+    stamp: str = "",
+    every: bool = False,
+) -> tuple[Pixels, NDArray[np.int64]]:
+    """`decoded` without the rows for which `decode` gives None, and the numbers of those that are there."""
+    folder = user_cache() / "decoded"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise DataError(f"{folder} cannot be made ({e.strerror}); set XDG_CACHE_HOME to a folder you can write to.") from None
+    about = source.stat()
+    where = _digest(str(source.resolve()), *shape)
+    path = folder / f"{key}-{where}-{_digest(about.st_size, about.st_mtime_ns, count, stamp)}.npy"
+    gaps = path.with_suffix(".gaps.json")
+    with locked(folder / f".{key}-{where}.lock"):
+        skipped = _read_gaps(gaps)
+        x = None if skipped is None else _open(path, (count - len(skipped), *shape))
+        if x is None or skipped is None or (every and skipped):
+            for stale in [*folder.glob(f"{key}-{where}-*"), *folder.glob(f".{key}-{where}-*.part")]:
+                stale.unlink()
+            dropped = skipped = []
+            replace(path, lambda fresh: _write(fresh, gaps, count, shape, decode, progress, dropped))
+            x = _open(path, (count - len(skipped), *shape))
+            assert x is not None
+    return x, np.setdiff1d(np.arange(count, dtype=np.int64), np.array(skipped, np.int64))
+
+
+def _write(
+    fresh: Path,
+    gaps: Path,
+    count: int,
+    shape: tuple[int, ...],
+    decode: Callable[[int], Pixels | None],
+    progress: Progress | None,
+    skipped: list[int],
+) -> None:
+    """Rows one behind the other; the head, which says how many, is written again at the end when some were skipped."""
+    with fresh.open("wb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        _write_head(file, (count, *shape))
+        start = file.tell()
+        for first in range(0, count, CHUNK):
+            rows = range(first, min(first + CHUNK, count))
+            for i, row in zip(rows, pool.map(decode, rows), strict=True):
+                if row is None:
+                    skipped.append(i)
+                    continue
+                if row.shape != shape or row.dtype != np.uint8:
+                    raise DataError(f"picture {i} is {row.dtype} {row.shape}, not uint8 {shape}.")
+                file.write(np.ascontiguousarray(row).data)
+            if progress:
+                progress(rows.stop, count)
+        if skipped:
+            file.seek(0)
+            _write_head(file, (count - len(skipped), *shape))
+            assert file.tell() == start  # numpy leaves room for the count to grow
+    if skipped:
+        write_json(gaps, {"skipped": skipped})
+
+
+def _write_head(file: io.BufferedWriter, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> Pixels | None:
+    """The array, or None where it is not there or not whole (someone else's tool may have cut it)."""
+    try:
+        x: Pixels = np.load(path, mmap_mode="r" if np.prod(shape) else None)
+    except (OSError, ValueError, EOFError):
+        return None
+    return x if x.shape == shape and x.dtype == np.uint8 else None
+
+
+def _read_gaps(path: Path) -> list[int] | None:
+    try:
+        return [int(i) for i in json.loads(path.read_text())["skipped"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def listing_stamp(files: Sequence[Path]) -> str:
+    """Changes when a file is added, removed, renamed or rewritten."""
+    stamp = hashlib.sha256()
+    for file in files:
+        about = file.stat()
+        stamp.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+    return stamp.hexdigest()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; a second waits. The system lets go when the process ends, however it ends."""
+    if sys.platform == "win32":
+        yield  # no fcntl there: renaming still keeps files whole, two processes only do the work twice
+        return
+    import fcntl
+
+    try:
+        file = path.open("w")
+    except OSError as e:
+        raise DataError(f"{path.parent} cannot be written ({e.strerror}); use a folder you can write to.") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def picture(raw: bytes | Path, size: int, name: str) -> Pixels:
+    """(size, size, 3): RGB whatever it was, shorter side resized to `size`, the middle of the longer one kept."""
+    image = optional("PIL.Image")
+    try:
+        with image.open(io.BytesIO(raw) if isinstance(raw, bytes) else raw) as opened:
+            return fit(opened, size)
+    except Exception as e:  # a decoder fed with damaged bytes may raise nearly anything
+        raise DataError(f"{name} cannot be read as a picture ({e}); mend or remove it.") from None
+
+
+def fit(opened: Any, size: int) -> Pixels:
+    """`picture` for an image that PIL has open."""
+    image = optional("PIL.Image")
+    if opened.mode.startswith("I"):  # 16-bit grey, which PIL would clip to white
+        opened = image.fromarray((np.asarray(opened) >> 8).clip(0, 255).astype(np.uint8))
+    if opened.mode in ("P", "PA", "LA"):
+        opened = opened.convert("RGBA")
+    rgb = opened.convert("RGB")
+    width, height = rgb.size
+    short = min(width, height)
+    if short != size:
+        width, height = (max(size, int(size * side / short)) for side in (width, height))
+        rgb = rgb.resize((width, height), image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return np.asarray(rgb.crop((left, top, left + size, top + size)), dtype=np.uint8)
+
+
+class Parquet:
+    """Parquet files read one after the other as one table; pictures stream through, they are never all in memory."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = [path.resolve() for path in paths]
+        self._rows: dict[int, bytes] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        read = optional("pyarrow.parquet")
+        try:
+            self.files = [read.ParquetFile(path, memory_map=True) for path in paths]
+        except (OSError, ValueError) as e:
+            raise DataError(f"{either([str(p) for p in paths])} is damaged or no parquet file ({e}); get it again.") from None
+        self.count = sum(int(f.metadata.num_rows) for f in self.files)
+        self.columns: list[str] = self.files[0].schema_arrow.names
+
+    def column(self, *names: str) -> NDArray[Any]:
+        """The first of these columns that is there: numbers or texts, a value a row."""
+        name = self._name(names)
+        try:
+            return np.concatenate([f.read([name]).column(0).to_numpy() for f in self.files])
+        except (OSError, ValueError, KeyError) as e:
+            raise self._damaged(e) from None
+
+    def has(self, name: str) -> bool:
+        return name in self.columns
+
+    def images(self, key: str, size: int, progress: Progress | None = None) -> Pixels:
+        column = self._name(IMAGE_COLUMNS)
+        stream = self._stream(column)
+
+        def decode(i: int) -> Pixels:
+            return picture(self._take(stream, i), size, f"row {i} of {either([str(p) for p in self.paths])}")
+
+        return decoded(key, self.paths[0], self.count, (size, size, 3), decode, progress, listing_stamp(self.paths))
+
+    def _name(self, names: Sequence[str]) -> str:
+        found = next((n for n in names if n in self.columns), None)
+        if found is None:
+            raise DataError(f"{self.paths[0]} has no column {either(names)}, only {', '.join(self.columns)}; rename one.")
+        return found
+
+    def _stream(self, column: str) -> Iterator[bytes]:
+        for file in self.files:
+            for batch in file.iter_batches(batch_size=CHUNK, columns=[column]):
+                for cell in batch.column(0).to_pylist():
+                    raw = cell.get("bytes") if isinstance(cell, dict) else cell
+                    yield raw if isinstance(raw, bytes) else b""
+
+    def _take(self, stream: Iterator[bytes], i: int) -> bytes:
+        """Row i, for threads that ask nearly in order and once each."""
+        with self._lock:
+            try:
+                while i not in self._rows:
+                    self._rows[self._next] = next(stream)
+                    self._next += 1
+            except (OSError, ValueError, StopIteration) as e:
+                raise self._damaged(e) from None
+            return self._rows.pop(i)
+
+    def _damaged(self, e: Exception) -> DataError:
+        return DataError(f"{either([str(p) for p in self.paths])} is damaged ({e}); get it again.")

@@ -1,0 +1,166 @@
+"""Folders of pictures: domain/class/*.jpg as OfficeHome, Office-31 and PACS have, and class/*.jpg of one's own."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedselect.data.cache import IMAGENET_MEAN, IMAGENET_STD, Parquet, Pixels, decoded_some, listing_stamp, picture
+from fedselect.data.images import Images
+from fedselect.data.places import Progress, find, optional
+from fedselect.errors import DataError, InputError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+OFFICEHOME = ("OfficeHomeDataset_10072016", "OfficeHome", "officehome")
+
+
+def officehome(
+    data_dir: Path | None = None, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None
+) -> Images:
+    """OfficeHome: 15,588 pictures of 65 things in four domains (Art, Clipart, Product, Real World)."""
+    return domains(find(OFFICEHOME, data_dir), size, skip_unreadable, progress, name="officehome")
+
+
+def domains(
+    path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None, name: str | None = None
+) -> Images:
+    """Pictures in domain/class folders, or a parquet file with image, domain and label."""
+    path = Path(path).resolve()
+    name = name or (path.name if path.is_dir() else path.stem)
+    check_size(size)
+    if path.suffix == ".parquet" and path.is_file():
+        return _domain_table(path, size, progress, name)
+    files: list[Path] = []
+    tags: list[tuple[str, str]] = []
+    for domain in _folders(path):
+        if _pictures(domain):
+            raise DataError(
+                f"{domain} holds pictures where class folders belong (domain/class/picture); "
+                "read class folders as an image folder."
+            )
+        inner = _folders(domain)
+        if [f.name for f in inner] == ["images"]:  # Office-31
+            inner = _folders(inner[0])
+        for kind in inner:
+            found = _pictures(kind)
+            files += found
+            tags += [(domain.name, kind.name)] * len(found)
+    if not files:
+        raise DataError(f"{path} holds no pictures in domain/class folders; give the folder above the domains.")
+    domain_of, domain_names = numbered([d for d, _ in tags])
+    y, class_names = numbered([c for _, c in tags])
+    x, kept = pictures("domains", path, files, size, skip_unreadable, progress)
+    return Images(
+        name, x, y[kept], class_names, domain=domain_of[kept], domain_names=domain_names, mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+
+
+def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None) -> Images:
+    """One's own pictures in class folders, optionally under train/ and test/ (or val/, where there is no test/)."""
+    path = Path(path).resolve()
+    check_size(size)
+    parts = {f.name: f for f in _folders(path)}
+    held = next((n for n in ("test", "val") if n in parts), None)
+    split = "train" in parts and held is not None and not _pictures(parts["train"])
+    files: list[Path] = []
+    tags: list[str] = []
+    test: list[bool] = []
+    for part in [parts["train"], parts[held]] if split and held else [path]:
+        for kind in _folders(part):
+            found = _pictures(kind)
+            files += found
+            tags += [kind.name] * len(found)
+            test += [split and part.name == held] * len(found)
+    if not files:
+        raise DataError(
+            f"{path} holds no pictures in class folders; make it class/picture, or train/class/picture and test/..."
+        )
+    y, class_names = numbered(tags)
+    x, kept = pictures("folder", path, files, size, skip_unreadable, progress)
+    marks = np.array(test)[kept] if split else None
+    return Images(path.name, x, y[kept], class_names, marks, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def pictures(
+    key: str, path: Path, files: Sequence[Path], size: int, skip_unreadable: bool, progress: Progress | None
+) -> tuple[Pixels, NDArray[np.int64]]:
+    """All pictures decoded to one size, and which of them; unreadable ones stop it, or are skipped with one warning."""
+    optional("PIL.Image")  # its absence must not pass for unreadable pictures
+
+    def decode(i: int) -> Pixels | None:
+        try:
+            return picture(files[i], size, str(files[i]))
+        except DataError as e:
+            if skip_unreadable:
+                return None
+            raise DataError(f"{str(e).removesuffix('.')}, or skip unreadable ones with skip_unreadable.") from None
+
+    x, kept = decoded_some(
+        key, path, len(files), (size, size, 3), decode, progress, listing_stamp(files), every=not skip_unreadable
+    )
+    if not len(kept):
+        raise DataError(f"none of the {len(files)} pictures in {path} can be read; get them again.")
+    if len(kept) < len(files):
+        first = files[int(np.setdiff1d(np.arange(len(files)), kept)[0])]
+        warnings.warn(
+            f"{len(files) - len(kept)} of {len(files)} pictures in {path} cannot be read and are skipped, first {first}.",
+            stacklevel=3,
+        )
+    return x, kept
+
+
+def numbered(tags: Sequence[Any] | NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Names turned into numbers in the order of the alphabet."""
+    names, numbers = np.unique(np.array(tags, dtype=str), return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names))
+
+
+def named(column: NDArray[Any], names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """A column of names or of numbers; numbers go by `names`, or by themselves where there are none."""
+    if np.issubdtype(column.dtype, np.floating) or any(v is None for v in column):
+        raise DataError("a label or domain is missing or no whole number; give every row a name or a number.")
+    if not np.issubdtype(column.dtype, np.integer):
+        return numbered(column)
+    y = column.astype(np.int64)
+    return y, tuple(names) if names else tuple(map(str, range(int(y.max(initial=-1)) + 1)))
+
+
+def check_size(size: int) -> None:
+    if size < 1:
+        raise InputError(f"size must be at least 1 pixel, not {size}.")
+
+
+def read_names(path: Path) -> Any:
+    """A JSON file of names beside the data."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise DataError(f"{path} cannot be read ({e}); mend or remove it.") from None
+
+
+def _domain_table(path: Path, size: int, progress: Progress | None, name: str) -> Images:
+    table = Parquet([path])
+    metas = [path.with_name(f"{stem}_meta.json") for stem in (path.stem, path.stem.split("_")[0])]
+    found: Any = next((read_names(m) for m in metas if m.exists()), {})
+    meta = found if isinstance(found, dict) else {}
+    domain, domain_names = named(table.column("domain"), meta.get("domains"))
+    y, class_names = named(table.column("label"), meta.get("classes"))
+    if len(domain) and not 0 <= int(domain.min()) <= int(domain.max()) < len(domain_names):
+        raise DataError(f"{path} has domains outside 0 to {len(domain_names) - 1}; name them all in {metas[0].name}.")
+    x = table.images("domains", size, progress)
+    return Images(name, x, y, class_names, domain=domain, domain_names=domain_names, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    except OSError as e:
+        raise DataError(f"{path} cannot be read as a folder ({e.strerror}); give the folder that holds the pictures.") from None
+
+
+def _pictures(path: Path) -> list[Path]:
+    return sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))

@@ -1,0 +1,60 @@
+"""Where data is looked for and kept, and the optional packages that read it."""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedselect.errors import DataError, InputError
+
+Progress = Callable[[int, int | None], None]  # done, total (None: not known)
+
+
+def user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedselect"
+
+
+def places(data_dir: Path | None) -> list[Path]:
+    """The folders to look in, first choice first; the first is also where a download goes."""
+    named = os.environ.get("FEDSELECT_DATA")
+    given = [Path(data_dir)] if data_dir is not None else []
+    return [*given, *([Path(named).expanduser()] if named else []), user_cache() / "data"]
+
+
+def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None) -> Path:
+    """The first of these files or folders that is there; `data_dir` may also be the thing itself.
+
+    `fetch` is the name under which `fedselect data fetch` downloads it, where it does.
+    """
+    if data_dir is not None:
+        given = Path(data_dir)
+        if not given.exists():
+            raise InputError(f"there is no folder {given}; make it or give another data folder.")
+        if given.is_file():
+            return given
+    folders = places(data_dir)
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+        if folder.name in names and folder.is_dir():
+            return folder
+    command = f", or run: fedselect data fetch {fetch}" if fetch else "."
+    looked = "" if len(folders) == 1 else f" (also looked in {', '.join(map(str, folders[1:]))})"
+    raise DataError(f"the data is not there: place {either(names)} in {folders[0]}{looked}{command}")
+
+
+def either(names: Sequence[str]) -> str:
+    """a, b or c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def optional(module: str) -> Any:
+    """A package that only some data needs, imported when that data is read."""
+    package = {"PIL": "pillow"}.get(module.split(".")[0], module.split(".")[0])
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"this data needs {package}; install it with: pip install 'fedselect[data]'") from None

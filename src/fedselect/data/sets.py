@@ -1,0 +1,124 @@
+"""The image sets by name: a reader, how the paper deals it, and options that all of them share."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedselect.data import cifar, folders, miniimagenet
+from fedselect.data.corruptions import STANDARD, corrupt
+from fedselect.data.dealt import Change, federate, pool_of
+from fedselect.data.federation import Federation
+from fedselect.data.images import Images
+from fedselect.data.partition import Sizes, SplitName, by_domain, deal, rng
+from fedselect.errors import InputError, unknown
+
+OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
+SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "clients": (int, 10),
+    "split": (SplitName, "classes"),
+    "classes_per_client": (int, 2),
+    "concentration": (float, 0.5),
+    "train": (int | None, 100),
+    "test": (int | None, 200),
+    "val": (int, 0),
+    "augment": (Literal["none", "crop-flip"], "none"),
+}
+READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
+Reader = Callable[..., Images]
+Changer = Callable[[int, int, dict[str, Any]], Change]
+
+
+def image_set(read: Reader, about: str, change: Changer | None = None, **defaults: Any) -> Callable[..., Federation]:
+    """A named set: its reader's own options, those of every set with the given defaults, and what happens to pictures."""
+    known = inspect.signature(read, eval_str=True).parameters
+    own = {n: (known[n].annotation, None if n == "path" else known[n].default) for n in READER_OPTIONS if n in known}
+    extra = {n: v for n, v in defaults.items() if n not in SHARED_OPTIONS}
+    table = {n: (kind, defaults.get(n, default)) for n, (kind, default) in SHARED_OPTIONS.items()}
+    table |= {n: (type(v), v) for n, v in extra.items()} | {n: (_plain(kind), default) for n, (kind, default) in own.items()}
+
+    def make(seed: int = 0, **given: Any) -> Federation:
+        options = {**{n: default for n, (_, default) in table.items()}, **given}
+        if "path" in own and not options["path"]:
+            raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
+        images = read(**{n: _path(n, options[n]) for n in own})
+        sizes = Sizes(options["train"], options["test"], options["val"])
+        tests = OFFICEHOME_TESTS if images.name == "officehome" else None
+        if options["split"] == "domain":
+            parts = by_domain(pool_of(images), options["clients"], sizes, seed, tests)
+        else:
+            how = (options["classes_per_client"], options["concentration"])
+            parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, *how)
+        names = images.domain_names if options["split"] == "domain" else ()
+        changing = change(seed, len(parts), options) if change is not None else None
+        return federate(images, parts, names, options["augment"], changing)
+
+    seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=int)
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=k) for n, (k, d) in table.items()] + [seed]
+    )
+    make.__annotations__ = {n: kind for n, (kind, _) in table.items()} | {"seed": int, "return": Federation}
+    make.__doc__ = about
+    return make
+
+
+def corrupted(seed: int, clients: int, options: dict[str, Any]) -> Change:
+    """CIFAR10-C: one corruption a client, drawn from the fifteen or named, on training and test pictures alike."""
+    name, severity = options["corruption"], options["severity"]
+    if name != "random" and name not in STANDARD:
+        raise unknown("corruption", name, (*STANDARD, "random"))
+    if not 1 <= severity <= 5:
+        raise InputError(f"severity must lie in 1 to 5, not {severity}.")
+    kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
+
+    def change(client: int, x: NDArray[np.uint8], ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return corrupt(x, kinds[client], severity, seed, ids)
+
+    return change
+
+
+def _plain(kind: Any) -> Any:
+    """A path is given as text."""
+    return str | None if kind in (Path, Path | None) else kind
+
+
+def _path(name: str, value: Any) -> Any:
+    return Path(value).expanduser() if name in ("data_dir", "path") and value is not None else value
+
+
+IMAGE_SETS: dict[str, Callable[..., Federation]] = {
+    "cifar10": image_set(
+        cifar.cifar10, "CIFAR-10, 32x32; dealt as in the paper: ten clients, two classes and 100 images each."
+    ),
+    "cifar10c": image_set(
+        cifar.cifar10,
+        "CIFAR-10 with one corruption a client, drawn at random, on training and test images: the paper's CIFAR10-C.",
+        corrupted,
+        corruption="random",
+        severity=5,
+    ),
+    "cifar100": image_set(cifar.cifar100, "CIFAR-100, 32x32.", classes_per_client=10),
+    "miniimagenet": image_set(
+        miniimagenet.miniimagenet,
+        "Mini-ImageNet, 84x84, 100 classes; dealt as in the paper: twenty clients, ten classes each.",
+        clients=20,
+        classes_per_client=10,
+        train=None,
+        test=None,
+    ),
+    "officehome": image_set(
+        folders.officehome, "OfficeHome, 65 classes; one client a domain.", clients=4, split="domain", train=None, test=None
+    ),
+    "domains": image_set(
+        folders.domains,
+        "Your own domain/class folders, or PACS and Office-31: --data domains:PATH; one client a domain.",
+        clients=4,
+        split="domain",
+        train=None,
+        test=None,
+    ),
+    "folder": image_set(folders.image_folder, "Your own class folders of images: --data folder:PATH.", train=None, test=None),
+}

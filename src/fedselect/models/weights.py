@@ -1,0 +1,52 @@
+"""Pretrained weights from a file: read without running anything in it, and checked name by name."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedselect.errors import InputError
+from fedselect.tree import Tree
+
+
+def read_weights(path: Path, module: nn.Module, head: str) -> Tree:
+    """The tensors of a .safetensors or .pth file for everything but the head, in the module's types.
+
+    Counters of batches may be missing; any other name or shape that differs is an error that says which.
+    """
+    found = {n: v for n, v in _read(path).items() if n.split(".")[0] != head}
+    own = {n: v for n, v in module.state_dict().items() if n.split(".")[0] != head}
+    missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
+    foreign = [n for n in found if n not in own]
+    shapes = [
+        f"{n} {tuple(found[n].shape)} for {tuple(v.shape)}" for n, v in own.items() if n in found and found[n].shape != v.shape
+    ]
+    faults = [
+        f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has", foreign), ("differs in", shapes)) if names
+    ]
+    if faults:
+        raise InputError(f"{path} does not fit the model: it {'; it '.join(faults)}.")
+    return {n: v.to(own[n].dtype) for n, v in found.items()}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"there is no weights file {path}.")
+    try:
+        raw = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as e:
+        raise InputError(
+            f"{path} cannot be read as weights: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+        ) from None
+    if isinstance(raw, dict) and isinstance(raw.get("state_dict"), dict):
+        raw = raw["state_dict"]
+    if not isinstance(raw, dict) or not all(isinstance(v, Tensor) for v in raw.values()):
+        raise InputError(f"{path} holds no table of tensors.")
+    return raw
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,147 @@
+"""The named image sets, on small files made here: read, dealt, corrupted, trained on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedselect as fs
+from fedselect.data import DATA
+from fedselect.data.dealt import federate
+from fedselect.data.images import Images
+from fedselect.data.partition import by_index
+from fedselect.options import options
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """CIFAR-10 in miniature: 12 training and 8 test images a class, each class a shade of its own."""
+    place = tmp_path_factory.mktemp("data")
+    draw = np.random.default_rng(0)
+    parts = {}
+    for part, each in (("train", 12), ("test", 8)):
+        y = np.repeat(np.arange(10), each)
+        shade = (25 * y)[:, None, None, None] + draw.integers(0, 25, (len(y), 32, 32, 3))
+        parts |= {f"x_{part}": shade.astype(np.uint8), f"y_{part}": y.astype(np.int64)}
+    np.savez(place / "cifar10.npz", **parts)
+    return place
+
+
+def load(folder, name="cifar10", **how):
+    sizes = {"train": 8, "test": 6, "clients": 5, **how}
+    return fs.load(name, data_dir=str(folder), **sizes)
+
+
+def test_cifar_is_dealt_as_asked(folder):
+    data = load(folder)
+    assert (data.shape, data.classes, len(data.clients)) == ((3, 32, 32), 10, 5)
+    for i, client in enumerate(data.clients):
+        assert client.train[0].dtype == torch.uint8
+        assert (len(client.train[1]), len(client.test[1])) == (8, 6)
+        assert set(client.test[1].tolist()) == set(data.labels(i))
+        # the shade tells the class: pixels and labels were picked together
+        assert torch.equal(client.train[0].float().flatten(1).mean(1).div(25).long(), client.train[1])
+
+
+def test_pictures_are_held_once(folder):
+    data = load(folder)
+    pool = data.split("train", torch.float32).x
+    assert pool.data_ptr() == data.clients[0].train[0].data_ptr()
+
+
+def test_the_environment_and_the_option_say_where_data_is(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDSELECT_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert fs.load("cifar10", train=4, test=2, clients=2).name == "cifar10"
+    monkeypatch.delenv("FEDSELECT_DATA")
+    with pytest.raises(fs.DataError, match=r"the data is not there: place .*cifar10\.npz.*fedselect data fetch cifar10"):
+        fs.load("cifar10")
+
+
+def test_every_client_has_a_corruption_of_its_own(folder):
+    clean, corrupted = load(folder), load(folder, "cifar10c")
+    for a, b in zip(clean.clients, corrupted.clients, strict=True):
+        assert torch.equal(a.train[1], b.train[1])
+        for part in ("train", "test"):
+            assert not torch.equal(getattr(a, part)[0], getattr(b, part)[0])
+    again = load(folder, "cifar10c")
+    assert torch.equal(again.clients[3].test[0], corrupted.clients[3].test[0])
+    other = load(folder, "cifar10c", seed=1)
+    assert not torch.equal(other.clients[3].test[0], corrupted.clients[3].test[0])
+
+
+def test_a_named_corruption_and_a_wrong_one(folder):
+    bright = load(folder, "cifar10c", corruption="brightness", severity=5)
+    plain = load(folder)
+    for a, b in zip(plain.clients, bright.clients, strict=True):
+        assert b.train[0].float().mean() > a.train[0].float().mean()
+    with pytest.raises(fs.InputError, match="there is no corruption 'brightnes'; did you mean 'brightness'"):
+        load(folder, "cifar10c", corruption="brightnes")
+    with pytest.raises(fs.InputError, match="severity must lie in 1 to 5, not 6"):
+        load(folder, "cifar10c", severity=6)
+
+
+def test_too_few_images_say_how_many_there_are(folder):
+    with pytest.raises(fs.DataError, match=r"class \d has 12 of its 20 samples to train on, but its 1 clients ask for 15"):
+        load(folder, train=30)
+
+
+@pytest.mark.parametrize("split", ["classes", "dirichlet", "iid", "quantity"])
+def test_every_split_runs(folder, split):
+    data = load(folder, split=split, concentration=5.0, augment="crop-flip", val=1)
+    result = fs.run(fs.FedSelect(lr=0.05), model=fs.models.small_cnn(data, width=2), data=data, rounds=1)
+    assert 0.0 <= result.accuracy <= 1.0
+
+
+def test_explicit_lists_of_ones_own_images():
+    x = np.arange(10 * 8 * 8 * 3, dtype=np.int64).reshape(10, 8, 8, 3).astype(np.uint8)
+    images = Images("mine", x, np.arange(10) % 2, ("a", "b"))
+    data = federate(images, by_index([[3, 1, 4], [0, 2]], [[5, 6], [7, 8]]))
+    assert torch.equal(data.clients[0].train[0], torch.from_numpy(x[[3, 1, 4]]).permute(0, 3, 1, 2))
+    assert data.clients[0].train[1].tolist() == [1, 1, 0]
+    assert data.clients[1].test[1].tolist() == [1, 0]
+
+
+def test_every_image_set_has_the_shared_options():
+    for name in ("cifar10", "cifar10c", "cifar100", "miniimagenet", "officehome", "domains", "folder"):
+        assert {"clients", "split", "classes_per_client", "train", "test", "val", "augment"} <= set(options(DATA[name]))
+    assert "path" in options(DATA["folder"])
+    assert "data_dir" in options(DATA["cifar10"])
+
+
+def make_folders(place, domains=("art", "photo")):
+    from PIL import Image
+
+    draw = np.random.default_rng(1)
+    for domain in domains:
+        for kind in ("cat", "dog"):
+            folder = place / domain / kind if domain else place / kind
+            folder.mkdir(parents=True)
+            for i in range(12):
+                Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+
+
+def test_ones_own_folders_on_the_command_line(cli, tmp_path):
+    make_folders(tmp_path / "d")
+    args = ("--clients", 2, "--size", 16, "--test", 4, "--model", "small_cnn", "--width", 2, "--rounds", 1, "-q")
+    assert cli("run", "--data", f"domains:{tmp_path / 'd'}", *args, "--out", tmp_path / "a").code == 0
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())["data"]
+    assert (saved["name"], saved["path"]) == ("domains", str(tmp_path / "d"))
+    make_folders(tmp_path / "f", ("",))
+    args = ("--clients", 2, "--classes-per-client", 1, "--size", 16, "--train", 6, *args[4:])
+    assert cli("run", "--data", f"folder:{tmp_path / 'f'}", *args, "--out", tmp_path / "b").code == 0
+
+
+def test_data_show_tells_and_draws(cli, tmp_path):
+    said = cli("data", "show", "digits", "--clients", 3, "--out", tmp_path / "p.png")
+    assert said.code == 0
+    assert "digits: 3 clients, 10 classes" in said.out
+    assert (tmp_path / "p.png").stat().st_size > 5_000
+    assert "say where the images are" in cli("data", "show", "folder").sentence()
+    assert "one client takes one" in cli("data", "show", f"domains:{_two(tmp_path)}", "--clients", 5).sentence()
+
+
+def _two(tmp_path):
+    make_folders(tmp_path / "two")
+    return tmp_path / "two"
