@@ -1,7 +1,7 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
-from fedselect.data import ClientData, Federation, load
+from fedselect.data import ClientData, Federation, Images, deal_images, from_datasets, load
 from fedselect.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.method import Down, Method, Received, Up
 from fedselect.methods import (
@@ -46,6 +46,7 @@ __all__ = [
     "Federation",
     "FedselectError",
     "Fixed",
+    "Images",
     "InputError",
     "LGFedAvg",
     "Local",
@@ -63,6 +64,8 @@ __all__ = [
     "TrainingError",
     "Up",
     "Work",
+    "deal_images",
+    "from_datasets",
     "layers",
     "load",
     "models",

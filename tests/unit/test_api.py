@@ -9,9 +9,11 @@ import fedselect as fs
 
 PUBLIC = [
     "CheckpointError", "ClientData", "DataError", "DeltaSelect", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
-    "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "InputError", "LGFedAvg",
+    "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Images", "InputError",
+    "LGFedAvg",
     "Local", "LotteryFL", "Method", "Model", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Received", "Result",
-    "RunError", "Training", "TrainingError", "Up", "Work", "layers", "load", "models", "run",
+    "RunError", "Training", "TrainingError", "Up", "Work", "deal_images", "from_datasets",
+    "layers", "load", "models", "run",
 ]  # fmt: skip
 
 # who may import whom: a part imports parts of its own layer's left neighbours and below, never beside or above

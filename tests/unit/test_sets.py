@@ -145,3 +145,50 @@ def test_data_show_tells_and_draws(cli, tmp_path):
 def _two(tmp_path):
     make_folders(tmp_path / "two")
     return tmp_path / "two"
+
+
+def test_a_datasets_object_is_dealt():
+    """By its shape alone: rows with a picture and a label, features with class names."""
+    from PIL import Image
+
+    class Rows(list):
+        features = {"image": None, "label": type("Label", (), {"names": ["cat", "dog"]})}  # noqa: RUF012
+
+    draw = np.random.default_rng(2)
+    rows = Rows(
+        {"image": Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)), "label": i % 2} for i in range(40)
+    )
+    data = fs.deal_images(fs.from_datasets(rows), clients=2, classes_per_client=1, train=6, test=2, seed=3)
+    assert data.class_names == ("cat", "dog")
+    assert [len(c.train[1]) for c in data.clients] == [6, 6]
+    with pytest.raises(fs.InputError, match="there is no option of data"):
+        fs.deal_images(fs.from_datasets(rows), client=2)
+
+
+def test_published_test_images_are_used_when_asked_for(tmp_path):
+    """A whole official test set in miniature pixels, and published arrays that tell corruption, severity and row."""
+    count = 10_000
+    y = np.arange(count) % 10
+    marks = np.zeros((5 * count, 8, 8, 3), np.uint8)
+    marks[:, 0, 0, 0] = np.repeat(np.arange(1, 6), count)  # the severity
+    marks[:, 0, 0, 1] = np.tile(np.arange(count) % 251, 5)  # the row within the test set
+    train = {"x_train": np.full((200, 8, 8, 3), 128, np.uint8), "y_train": np.arange(200) % 10}
+    np.savez(tmp_path / "cifar10.npz", **train, x_test=marks[:count], y_test=y)
+    place = tmp_path / "CIFAR-10-C"
+    place.mkdir()
+    np.save(place / "labels.npy", np.tile(y, 5))
+    np.save(place / "fog.npy", marks)
+    data = fs.load(
+        "cifar10c", data_dir=str(tmp_path), corruption="fog", severity=4, published=True, clients=2, train=4, test=6, seed=1
+    )
+    clean = fs.load("cifar10", data_dir=str(tmp_path), clients=2, train=4, test=6, seed=1)
+    for a, b in zip(data.clients, clean.clients, strict=True):
+        assert torch.equal(a.test[1], b.test[1])
+        assert set(a.test[0][:, 0, 0, 0].tolist()) == {4}
+        assert torch.equal(a.test[0][:, 1, 0, 0], b.test[0][:, 1, 0, 0])  # the same rows, mark by mark
+        assert not torch.equal(a.train[0], b.train[0])  # training pictures are ours
+
+
+def test_published_needs_the_whole_test_set(folder):
+    with pytest.raises(fs.InputError, match="whole official test set"):
+        load(folder, "cifar10c", published=True)

@@ -5,7 +5,9 @@ from typing import Any
 
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
-from fedselect.data.sets import IMAGE_SETS
+from fedselect.data.hub import from_datasets
+from fedselect.data.images import Images
+from fedselect.data.sets import IMAGE_SETS, deal_images
 from fedselect.options import build
 
 DATA: dict[str, Callable[..., Federation]] = {"digits": digits, **IMAGE_SETS}
@@ -16,4 +18,4 @@ def load(name: str, **options: Any) -> Federation:
     return build("data", name, DATA, options)
 
 
-__all__ = ["DATA", "ClientData", "Federation", "load"]
+__all__ = ["DATA", "ClientData", "Federation", "Images", "deal_images", "from_datasets", "load"]

@@ -15,6 +15,7 @@ from fedselect.data.federation import Federation
 from fedselect.data.images import Images
 from fedselect.data.partition import Sizes, SplitName, by_domain, deal, rng
 from fedselect.errors import InputError, unknown
+from fedselect.options import build
 
 OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
 SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
@@ -29,7 +30,8 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
 Reader = Callable[..., Images]
-Changer = Callable[[int, int, dict[str, Any]], Change]
+Changer = Callable[[Images, int, int, dict[str, Any]], Change]
+"""(images, seed, clients, options) -> what happens to each client's pictures."""
 
 
 def image_set(read: Reader, about: str, change: Changer | None = None, **defaults: Any) -> Callable[..., Federation]:
@@ -53,7 +55,7 @@ def image_set(read: Reader, about: str, change: Changer | None = None, **default
             how = (options["classes_per_client"], options["concentration"])
             parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, *how)
         names = images.domain_names if options["split"] == "domain" else ()
-        changing = change(seed, len(parts), options) if change is not None else None
+        changing = change(images, seed, len(parts), options) if change is not None else None
         return federate(images, parts, names, options["augment"], changing)
 
     seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=int)
@@ -65,8 +67,16 @@ def image_set(read: Reader, about: str, change: Changer | None = None, **default
     return make
 
 
-def corrupted(seed: int, clients: int, options: dict[str, Any]) -> Change:
-    """CIFAR10-C: one corruption a client, drawn from the fifteen or named, on training and test pictures alike."""
+def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:
+    """Images of one's own, dealt to clients with the options of `fedselect data list`: clients, split, train, test, ..."""
+    return build("data", images.name, {images.name: image_set(lambda: images, "")}, {**options, "seed": seed})
+
+
+def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) -> Change:
+    """CIFAR10-C: one corruption a client, drawn from the fifteen or named, on training and test pictures alike.
+
+    With published=yes test pictures are taken from the published arrays instead; training pictures have none.
+    """
     name, severity = options["corruption"], options["severity"]
     if name != "random" and name not in STANDARD:
         raise unknown("corruption", name, (*STANDARD, "random"))
@@ -74,7 +84,14 @@ def corrupted(seed: int, clients: int, options: dict[str, Any]) -> Change:
         raise InputError(f"severity must lie in 1 to 5, not {severity}.")
     kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
 
+    if options["published"] and (images.test is None or int(images.test.sum()) != 10_000):
+        raise InputError("published=yes needs CIFAR-10 with its whole official test set of 10,000 images.")
+    arrays = cifar.cifar10c_published(_path("data_dir", options["data_dir"])) if options["published"] else None
+
     def change(client: int, x: NDArray[np.uint8], ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        if arrays is not None and images.test is not None and len(ids) and images.test[ids].all():
+            order = np.cumsum(images.test) - 1  # a picture's number within the official test set
+            return np.asarray(arrays(kinds[client], severity)[order[ids]])
         return corrupt(x, kinds[client], severity, seed, ids)
 
     return change
@@ -99,6 +116,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
         corrupted,
         corruption="random",
         severity=5,
+        published=False,
     ),
     "cifar100": image_set(cifar.cifar100, "CIFAR-100, 32x32.", classes_per_client=10),
     "miniimagenet": image_set(
