@@ -160,6 +160,9 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
     if name is None:
         _list("method", METHODS)
         console.print("common to all, local training: " + _inline(options(Training)))
+        for data, said in presets.SUITED.items():
+            values = ", ".join(f"{k}={v}" for table in ("method", "training") for k, v in said.get(table, {}).items())
+            console.print(f"on {data}, where nothing else is said: {values}")
         return
     factory = find("method", name, METHODS)
     console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)

@@ -40,6 +40,16 @@ def test_the_authors_values_fit_their_methods(method):
             assert getattr(made, table)[name] == value
 
 
+def test_what_suits_the_data_is_filled_in_where_nothing_is_said():
+    assert config("fedavg", None).method["lr"] == 0.1
+    assert config("fedselect", None).method["personal_lr"] == 0.1
+    assert config("fedbabu", None).method["finetune_lr"] == 0.01
+    assert config("fedavg", None).training["batch_size"] == 16
+    assert config("fedavg", None, lr=0.5).method["lr"] == 0.5
+    assert config("fedavg", None, data="cifar10").method["lr"] == 0.01
+    assert config("fedavg", None, data="miniimagenet").method["lr"] == 0.001
+
+
 def test_what_is_said_beats_a_preset():
     assert config("fedpac", "authors", lr=0.5).method["lr"] == 0.5
     assert config("fedpac", "authors", lr=0.5).method["head_lr"] == 0.1

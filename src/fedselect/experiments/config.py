@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedselect.data import DATA, Federation
 from fedselect.errors import InputError, unknown
-from fedselect.experiments.presets import preset
+from fedselect.experiments.presets import preset, suited
 from fedselect.method import Method
 from fedselect.methods import METHODS
 from fedselect.models import MODELS, Model
@@ -49,10 +49,10 @@ class Config:
         data = _entry("data", {"name": "digits", **at_path(self.data)})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
         method, given = self.method, self.training
-        if self.preset is not None:
-            find("method", str(method.get("name")), METHODS)
-            said = preset(self.preset, method["name"], data["name"])
-            method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
+        find("method", str(method.get("name")), METHODS)
+        names = (str(method["name"]), str(data["name"]))
+        said = suited(*names) if self.preset is None else preset(self.preset, *names)
+        method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
         known = options(Training)
         for name in given:
             if name not in known:

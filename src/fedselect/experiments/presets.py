@@ -38,6 +38,23 @@ AUTHORS: dict[str, Values] = {
 }  # fmt: skip
 
 
+SUITED: dict[str, Values] = {
+    "digits": {"method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16}},
+    "miniimagenet": {"method": {"lr": 0.001}},
+    "officehome": {"method": {"lr": 0.001}},
+    "domains": {"method": {"lr": 0.001}},
+}
+"""What suits a data set where nothing else is said: rates for all methods alike (the paper's; for digits, found on held-out
+images), and what one method alone needs. Elsewhere the methods' own defaults hold, which are the paper's for CIFAR."""
+
+
+def suited(method: str, data: str) -> Values:
+    table = SUITED.get(data, {})
+    known = options(METHODS[method])
+    chosen = {k: v for k, v in {**table.get("method", {}), **table.get(method, {})}.items() if k in known}
+    return {"method": chosen, "training": table.get("training", {})}
+
+
 def preset(name: str, method: str, data: str) -> Values:
     """What a preset sets for a method on a data set."""
     if name == "paper":
