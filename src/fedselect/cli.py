@@ -269,6 +269,10 @@ def _config(
         if name or default:
             parts[part]["name"] = name or parts[part].get("name", default)
     parts["data"] = at_path(parts["data"])
+    if fields.get("preset") is not None:  # published values come over a file's
+        parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
+    elif method and method != dict(raw.get("method", {})).get("name", method):
+        raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
     for flag, value in flags.items():
         for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):

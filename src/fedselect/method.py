@@ -1,16 +1,18 @@
 """Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one node of a network."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from fedselect.errors import InputError
 from fedselect.models import Model
 from fedselect.tree import Mask, State, Tree
 from fedselect.work import Work
 
 View = Literal["local", "merged"]
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,30 @@ class Received:
     mean: Tree  # over the clients that sent the entry, by weight
     heard: Mask  # entries that anybody sent
     extra: State
+
+
+def for_clients(method: M, ids: Tensor) -> M:
+    """The method as these clients see it: of a hyper-parameter given one for each client, theirs."""
+    own: dict[str, Any] = {}
+    for f in fields(method):  # type: ignore[arg-type]
+        value = getattr(method, f.name)
+        if isinstance(value, Tensor) and value.ndim == 1:
+            own[f.name] = value.to(ids.device)[ids]
+        elif is_dataclass(value) and (changed := for_clients(value, ids)) is not value:
+            own[f.name] = changed
+    return replace(method, **own) if own else method  # type: ignore[type-var]
+
+
+def check_clients(method: object, clients: int) -> None:
+    """A hyper-parameter given for each client must have one for every client."""
+    for f in fields(method):  # type: ignore[arg-type]
+        value = getattr(method, f.name)
+        if isinstance(value, Tensor) and value.ndim == 1 and len(value) != clients:
+            raise InputError(
+                f"{f.name} has {len(value)} values for {clients} clients; give one number, or one for each client."
+            )
+        if is_dataclass(value):
+            check_clients(value, clients)
 
 
 class Method(ABC):

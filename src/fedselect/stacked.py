@@ -44,8 +44,8 @@ class Forward(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.conv2d:
             return _conv2d(self.stacked, *args, **kwargs)
-        if self.stacked and func is F.batch_norm:
-            return _batch_norm(*args, **kwargs)
+        if func is F.batch_norm:
+            return _batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
         if self.stacked and func is F.group_norm:
             return _group_norm(*args, **kwargs)
         if func is F.dropout:
@@ -90,10 +90,7 @@ def _batch_norm(
     over = [0, *range(2, x.ndim)]
     count = x.numel() // x.shape[1]
     if training:
-        if count == 1:
-            raise InputError(
-                "BatchNorm needs more than one value per channel: raise batch_size, or give each client two samples."
-            )
+        _check_count(count)
         now_var, now_mean = torch.var_mean(x, over, correction=0)
         if mean is not None and var is not None:
             mean.mul_(1 - momentum).add_(now_mean.detach() * momentum)
@@ -105,6 +102,17 @@ def _batch_norm(
     shift = -mean * scale if bias is None else bias - mean * scale
     shape = (-1, *([1] * (x.ndim - 2)))
     return x * scale.view(shape) + shift.view(shape)
+
+
+def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if kwargs.get("training", args[4] if len(args) > 4 else False):
+        _check_count(x.numel() // x.shape[1])
+    return F.batch_norm(x, *args, **kwargs)
+
+
+def _check_count(count: int) -> None:
+    if count == 1:
+        raise InputError("BatchNorm needs more than one value per channel: raise batch_size, or give each client two samples.")
 
 
 def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -154,7 +162,7 @@ def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> t
     first, last = met[0], met[-1] + 1
     before = padding - first * dilation
     behind = (out - 1) * stride + (last - 1 - first) * dilation + 1 - size - before
-    return first, last, before, max(behind, 0)
+    return first, last, before, behind  # negative: the input's edge is never met
 
 
 def _pair(v: Any) -> tuple[int, int]:

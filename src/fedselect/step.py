@@ -115,7 +115,10 @@ def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[
     scale: Tensor | None = None
     if how.clip is not None:
         parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m in moved]
-        norm = torch.stack([rows(g).square().sum(1) for g in parts]).sum(0).sqrt()
+        norm = torch.zeros_like(rows(parts[0])[:, 0])
+        for g in parts:  # in order, so that the sum does not depend on how many clients there are
+            norm = norm + rows(g).square().sum(1)
+        norm = norm.sqrt()
         scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
     for (p, v, g, m), lr in zip(moved, rates, strict=True):
         if scale is not None:

@@ -121,10 +121,13 @@ class Work:
     def keys(self, purpose: str) -> Tensor:
         return random.client_keys(self._seed, self.ids, self.round, purpose)
 
-    def accuracy(self, tree: Tree) -> Tensor:
-        """On the clients' validation data: (C,). Test data is for the engine alone."""
+    def need_val(self) -> None:
         if int(self._val.n.min()) == 0:
             raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
+
+    def accuracy(self, tree: Tree) -> Tensor:
+        """On the clients' validation data: (C,). Test data is for the engine alone."""
+        self.need_val()
         return score(self.model, tree, self._val)[0]
 
     def class_moments(self, tree: Tree) -> Tree:

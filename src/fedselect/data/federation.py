@@ -75,6 +75,10 @@ class Federation:
         if int(y.min()) < 0 or int(y.max()) >= self.classes:
             bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+        if (x.dtype == torch.uint8) != (self.clients[0].train[0].dtype == torch.uint8):
+            raise DataError(
+                f"{who} has {part} inputs of type {x.dtype}; the first client trains on {self.clients[0].train[0].dtype}."
+            )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
             raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; mend or drop it.")
@@ -94,7 +98,7 @@ class Federation:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
         pool = Split(x, y.to(torch.int64), n.cumsum(0) - n, n)
         if x.dtype != torch.uint8:
-            return replace(pool, x=x.to(dtype))
+            return replace(pool, x=x.to(dtype), augment=self.augment if part == "train" else "none")
         channels = self.shape[0]
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
         std = torch.tensor(self.std or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)

@@ -1,7 +1,8 @@
 """Who gets which samples.
 
 Every partition is decided by its seed. Test sets do not change when only the training size does, larger training sets
-contain the smaller ones, no sample is given twice, and a client is tested on the classes it trains on.
+contain the smaller ones, and no sample is given twice. By class, a client is tested on the classes it trains on; elsewhere
+test and training samples are drawn from the same portion.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ def deal(
     """The partition of this name."""
     if clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
-    if concentration <= 0:
+    if not concentration > 0:
         raise InputError(f"concentration must be positive, not {concentration}.")
     ways: dict[str, Callable[[], list[Part]]] = {
         "classes": lambda: by_class(pool, clients, classes_per_client, sizes, seed),
@@ -136,7 +137,7 @@ def by_dirichlet(pool: Pool, clients: int, concentration: float, sizes: Sizes, s
         share = 1.0 if size is None else min(1.0, size * clients / there)
         mixed = [rng(seed, 7, i).permutation(np.concatenate(mine)) for i, mine in enumerate(portions[part])]
         taken[part] = [rows[: max(1, int(share * len(rows) + 1e-9))] for rows in mixed]
-    return [_hold_out(a, b, sizes.val, seed, i) for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))]
+    return [_hold_out(a, b, sizes.val, i) for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))]
 
 
 def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> list[Part]:
@@ -155,7 +156,7 @@ def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> li
         room = len(rows) if size is None else min(len(rows), max(size, least) * clients)
         most, counts = (least + np.floor(whole * (n - least * clients) + 1e-9).astype(int) for n in (len(rows), room))
         parts.append([rows[e - m : e][:n] for e, m, n in zip(np.cumsum(most), most, counts, strict=True)])
-    return [_hold_out(train, test, sizes.val, seed, i) for i, (train, test) in enumerate(zip(*parts, strict=True))]
+    return [_hold_out(train, test, sizes.val, i) for i, (train, test) in enumerate(zip(*parts, strict=True))]
 
 
 def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence[int] | None = None) -> list[Part]:
@@ -179,7 +180,7 @@ def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence
             test, train = rows[:count], rows[count:]
         if sizes.train is not None and len(train) < sizes.train:
             raise DataError(f"domain {_name(pool.domain_names, d)} has {len(train)} samples to train on, not {sizes.train}.")
-        parts.append(_hold_out(train[: sizes.train], test, sizes.val, seed, d))
+        parts.append(_hold_out(train[: sizes.train], test, sizes.val, d))
     return parts
 
 
@@ -221,16 +222,22 @@ def _hand_out(pool: Pool, clients: int, per_class: list[dict[str, dict[int, int 
             for at, (i, n) in enumerate(quota.items()):
                 taken[part][i].append(rows[at::holders][: most if n is None else n])
     return [
-        _hold_out(np.concatenate(a), np.concatenate(b), val, seed, i)
+        _hold_out(_in_turn(a), np.concatenate(b), val, i)
         for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))
     ]
 
 
-def _hold_out(train: Indices, test: Indices, val: int, seed: int, client: int) -> Part:
-    mine = rng(seed, 3, client).permutation(train)
-    if val and val >= len(mine):
-        raise DataError(f"client {client} has {len(mine)} samples to train on; val={val} would leave none.")
-    return Part(mine[: len(mine) - val], test, mine[len(mine) - val :])
+def _hold_out(train: Indices, test: Indices, val: int, client: int) -> Part:
+    """The first samples are held out: they are there whatever the training size."""
+    if val and val >= len(train):
+        raise DataError(f"client {client} has {len(train)} samples to train on; val={val} would leave none.")
+    return Part(train[val:], test, train[:val])
+
+
+def _in_turn(parts: list[Indices]) -> Indices:
+    """One of each class, then the next of each: any beginning has the classes as evenly as can be."""
+    place = np.concatenate([np.arange(len(p)) for p in parts])
+    return np.concatenate(parts)[np.argsort(place, kind="stable")]
 
 
 def _tenth(there: int, asked: int | None, clients: int) -> int:

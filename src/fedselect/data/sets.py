@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedselect.data import cifar, folders, miniimagenet
-from fedselect.data.corruptions import STANDARD, corrupt
+from fedselect.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from fedselect.data.dealt import Change, federate, pool_of
 from fedselect.data.federation import Federation
 from fedselect.data.images import Images
@@ -78,8 +78,8 @@ def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) 
     With published=yes test pictures are taken from the published arrays instead; training pictures have none.
     """
     name, severity = options["corruption"], options["severity"]
-    if name != "random" and name not in STANDARD:
-        raise unknown("corruption", name, (*STANDARD, "random"))
+    if name != "random" and name not in CORRUPTIONS:
+        raise unknown("corruption", name, (*CORRUPTIONS, "random"))
     if not 1 <= severity <= 5:
         raise InputError(f"severity must lie in 1 to 5, not {severity}.")
     kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
@@ -124,7 +124,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
         "Mini-ImageNet, 84x84, 100 classes; dealt as in the paper: twenty clients, ten classes each.",
         clients=20,
         classes_per_client=10,
-        train=None,
+        train=500,  # 100 of a class's 500 images, between its two clients: the paper's 20%
         test=None,
     ),
     "officehome": image_set(

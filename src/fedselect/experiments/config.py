@@ -169,7 +169,7 @@ def parse_late(late: str | None) -> tuple[int, int] | None:
     if late is None:
         return None
     count, _, at = late.partition("@")
-    if not (count.isdigit() and at.isdigit()):
+    if not (count.isdecimal() and at.isdecimal() and int(at) > 0):
         raise InputError(f"late is COUNT@ROUND, such as 2@10, not {late!r}.")
     return int(count), int(at)
 

@@ -56,7 +56,8 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
     if not comparison.runs:
         raise InputError("there is nothing to compare: give at least one method and one seed.")
     _may_write(out, overwrite)
-    next(iter(comparison.runs.values())).simulation()
+    for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
+        first.simulation()  # what a method cannot do with this model or data shows before anything runs
     with _locked(out), _ctrl_c() as stop:
         _clear(out)
         write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})

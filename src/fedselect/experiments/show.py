@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedselect.data import Federation
-from fedselect.errors import RunError
+from fedselect.errors import InputError, RunError
 
 
 def table(data: Federation) -> Table:
@@ -30,6 +30,8 @@ def table(data: Federation) -> Table:
 
 def picture(data: Federation, path: Path) -> Path:
     """Training samples by client and class, as a bubble chart with totals."""
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise InputError(f"a picture is a .png, .pdf or .svg file, not {path.name!r}.")
     try:
         from matplotlib.figure import Figure
     except ImportError:

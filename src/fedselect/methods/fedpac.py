@@ -121,8 +121,9 @@ def mixtures(h: Tensor, v: Tensor) -> Tensor:
     own = gram.diagonal()
     d = own.view(-1, 1, 1) - gram.unsqueeze(1) - gram.unsqueeze(2) + gram.unsqueeze(0)  # (h_i - h_j) . (h_i - h_l)
     a = simplex_qp(d + torch.diag(v.double()))
-    a = torch.where(a > 1e-3, a, 0.0)
-    return a / a.sum(1, keepdim=True)
+    kept = torch.where(a > 1e-3, a, 0.0)
+    kept = torch.where(kept.sum(1, keepdim=True) > 0, kept, a)  # of more than a thousand alike, none is above it
+    return kept / kept.sum(1, keepdim=True)
 
 
 def simplex_qp(p: Tensor, steps: int = 60) -> Tensor:

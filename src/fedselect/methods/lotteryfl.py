@@ -44,6 +44,7 @@ class LotteryFL(Method):
         return {"params": clone(params)}
 
     def join(self, work: Work, params: Tree) -> State:
+        work.need_val()
         kept = {n: torch.ones_like(params[n], dtype=torch.bool) for n in work.model.params if params[n].ndim > 2}
         return {"params": clone(params), "kept": kept}
 

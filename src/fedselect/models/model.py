@@ -33,7 +33,14 @@ class Model:
         self._build = build
         self.name = name
         self.module = _seeded(build, 0)
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
+            raise InputError("the model has lazy layers; run one batch through it first, so that it knows its shapes.")
         for path, m in self.module.named_modules():
+            if isinstance(m, _BATCH_NORMS) and not m.track_running_stats:
+                raise InputError(
+                    f"{path}: BatchNorm without running statistics makes a prediction depend on the others in its batch; "
+                    "use track_running_stats=True."
+                )
             if isinstance(m, _BATCH_NORMS) and m.track_running_stats and m.momentum is None:
                 raise InputError(
                     f"{path}: BatchNorm with momentum=None counts its batches, which a client's model cannot carry; "
@@ -115,14 +122,17 @@ class Model:
         try:
             with torch.no_grad():
                 out, _ = self.apply({n: v for n, v in self.module.state_dict().items() if n in set(self.names)}, x)
-        except RuntimeError as e:
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
             raise InputError(f"{self.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
         finally:
             if handle is not None:
                 handle.remove()
         if not isinstance(out.logits, Tensor) or out.logits.shape != (len(x), classes):
             got = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else type(out.logits).__name__
-            raise InputError(f"{self.name} returns {got} for {len(x)} inputs; {classes} classes need ({len(x)}, {classes}).")
+            raise InputError(
+                f"{self.name} returns {got} for {len(x)} inputs; {classes} classes need ({len(x)}, {classes}), "
+                "or say how many classes there are: Federation(clients, classes=...)."
+            )
         if self._guessed and inner and inner[-1] is not out.logits:
             raise InputError(
                 f"the last Linear of {self.name}, {self.head!r}, does not produce its output; name the head: "

@@ -1,5 +1,6 @@
 """The networks that come with the package: mlp, small_cnn, resnet18."""
 
+import math
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -80,7 +81,7 @@ def _positive(**sizes: int) -> None:
 def _norm(kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(min(4, channels), channels) if kind == "group" else nn.Identity()
+    return nn.GroupNorm(math.gcd(4, channels), channels) if kind == "group" else nn.Identity()
 
 
 class _SmallCNN(nn.Module):

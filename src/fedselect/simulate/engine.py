@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedselect import random
 from fedselect.data import ClientData, Federation
 from fedselect.deploy import wire
 from fedselect.errors import InputError, TrainingError
-from fedselect.method import Method, Received
+from fedselect.method import Method, Received, check_clients, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.simulate.store import Store
 from fedselect.step import Training, one_by_one, step
-from fedselect.tree import MaskedSum, State, Tree, expand, rows
+from fedselect.tree import MaskedSum, State, Tree, clone, expand, rows
 from fedselect.work import Work, score
 
 Record = dict[str, Any]
@@ -65,6 +65,7 @@ class Simulation:
             raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
         if eval_every < 1:
             raise InputError(f"eval_every must be at least 1, not {eval_every}.")
+        check_clients(method, self.clients)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training = training or Training()
         self.eval_every = eval_every
@@ -82,17 +83,20 @@ class Simulation:
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
         self.round = 0
+        self._folded = False  # whether the round in hand has been counted
         self.server = method.init(self.initial, self.clients, model)
         fits = self._fit()
         self.chunk = fits if chunk == "auto" else chunk
+        self._try_join()
         self.store = Store(self.clients, self.device if self.chunk >= self.clients else torch.device("cpu"))
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
         began = time.perf_counter()
+        self._folded = False
         present = (self._from <= self.round).nonzero().flatten()
         for ids in self._chunks(present[~self.store.joined[present]]):
-            self.store.put(ids, self.method.join(self._work(ids), expand(self.initial, len(ids))))
+            self.store.put(ids, self._for(ids).join(self._work(ids), expand(self.initial, len(ids))))
         count = max(1, round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         lists: dict[str, list[Any]] = {k: [None] * self.clients for k in LISTS}
@@ -101,7 +105,7 @@ class Simulation:
             work, state, down = self._open(ids)
             wanted = self.method.wants(self.model, state)
             _write(lists["bytes_down"], ids, wire.down_size(self.method.down(self.server, ids), wanted, len(ids)))
-            state, up = self.method.client(work, state, down)
+            state, up = self._for(ids).client(work, state, down)
             self._check_finite(ids, self.method.local(state), up.values)
             self.store.put(ids, state)
             folded.add(up.values, up.sent, up.weight)
@@ -113,6 +117,7 @@ class Simulation:
         got = Received(torch.cat(order), mean, heard, _concat(extras))
         self.server = self.method.server(self.server, got)
         self.round += 1
+        self._folded = True
         if evaluate is None:
             evaluate = self.round % self.eval_every == 0
         if evaluate:
@@ -132,10 +137,13 @@ class Simulation:
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
         """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
         ids = torch.as_tensor(ids)
+        if not bool(self.store.joined[ids].all()):
+            late = int(ids[~self.store.joined[ids]][0])
+            raise InputError(f"client {late} has not joined yet and has no model.")
         work, state, down = self._open(ids, self.round - 1)
         if (view or self.method.view) == "local":
-            return self.method.local(state)
-        return self.method.personal(work, state, down)
+            return clone(self.method.local(state))
+        return self._for(ids).personal(work, state, down)
 
     def cross(self) -> Tensor:
         """Accuracy of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
@@ -151,10 +159,9 @@ class Simulation:
         for ids in self._chunks(present):
             work, state, down = self._open(ids, self.round - 1)
             test = self._split["test"].rows(ids.to(self.device))
-            results = {
-                "local": score(self.model, self.method.local(state), test),
-                "merged": score(self.model, self.method.personal(work, state, down), test),
-            }
+            merged = self._for(ids).personal(work, state, down)
+            self._check_finite(ids, merged)
+            results = {"local": score(self.model, self.method.local(state), test), "merged": score(self.model, merged, test)}
             for view, (accuracy, _) in results.items():
                 _write(lists[f"accuracy_{view}"], ids, accuracy)
             accuracy, loss = results[self.method.view]
@@ -168,6 +175,9 @@ class Simulation:
         for n, m in self.method.mask(self.model, state).items():
             total += rows(m).sum(1).cpu() if isinstance(m, Tensor) else self.initial[n].numel() * bool(m)
         return total / self.model.size
+
+    def _for(self, ids: Tensor) -> Method:
+        return for_clients(self.method, ids.to(self.device))
 
     def _open(self, ids: Tensor, round: int | None = None) -> tuple[Work, State, State]:
         state = self.store.take(ids, self.device)
@@ -203,9 +213,16 @@ class Simulation:
             name, ok = next((n, ok) for n, ok in fine.items() if not bool(ok.all()))
             client = self.data.clients[int(ids[int((~ok).nonzero()[0])])].name or int(ids[int((~ok).nonzero()[0])])
             raise TrainingError(
-                f"client {client}, round {self.round + 1}: {name} is no longer finite; "
+                f"client {client}, round {self.round + (not self._folded)}: {name} is no longer finite; "
                 "lower the learning rate, or limit gradients with clip (--clip 1)."
             )
+
+    def _try_join(self) -> None:
+        """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
+        one = torch.zeros(1, dtype=torch.int64)
+        state = self._for(one).join(self._work(one, 0), expand(self.initial, 1))
+        self.method.mask(self.model, state)
+        self.method.wants(self.model, state)
 
     def _fit(self) -> int:
         """How many clients fit side by side in half of the memory there is, by what one client's step keeps."""
@@ -284,7 +301,7 @@ class Result:
         out: Tree = {}
         for n, m in s.method.mask(s.model, state).items():
             shape = (s.clients, *s.initial[n].shape)
-            out[n] = m if isinstance(m, Tensor) else torch.full(shape, m)
+            out[n] = m.clone() if isinstance(m, Tensor) else torch.full(shape, m)
         return out
 
     def cross(self) -> Tensor:
@@ -308,7 +325,7 @@ class Result:
 def run(
     method: Method,
     *,
-    model: Model,
+    model: Model | nn.Module,
     data: Federation | Iterable[ClientData],
     rounds: int = 30,
     seed: int = 0,
@@ -319,8 +336,15 @@ def run(
     """Train a federation in memory; `how` takes fraction, late, chunk, device and eval_every, as Simulation does."""
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
+    if not isinstance(method, Method):
+        raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
+    if isinstance(model, nn.Module):
+        model = Model.wrap(model)
     if not isinstance(data, Federation):
-        data = Federation(list(data))
+        clients = [data] if isinstance(data, ClientData) else list(data)
+        if not all(isinstance(c, ClientData) for c in clients):
+            raise InputError("data must be a Federation or a list of fs.ClientData.")
+        data = Federation(clients)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)
     history: list[Record] = []
     for r in range(rounds):
