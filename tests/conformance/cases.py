@@ -29,7 +29,7 @@ MODELS = {
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
 ROUNDS = 3
-TRAINING = Training(batch_size=8, momentum=0.9, weight_decay=1e-3)
+TRAINING = Training(batch_size=8, momentum=0.9, weight_decay=1e-3, clip=1.0)
 SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
 
 

@@ -122,3 +122,21 @@ def test_fedpac_wants_features_that_are_a_vector(digits):
 
     with pytest.raises(fs.InputError, match=r"features that are a vector, but the head of PerPixel is given \(8, 8\)"):
         fs.run(fs.FedPAC(), model=fs.Model.wrap(PerPixel, head="fc"), data=digits, rounds=1)
+
+
+def test_a_preset_comes_over_a_saved_configuration(cli, tmp_path):
+    assert cli("run", *TINY, "--rounds", 1, "--lr", 0.3, "--out", tmp_path / "a").code == 0
+    saved = tmp_path / "a" / "config.json"
+    assert cli("run", "--config", saved, "--preset", "authors", "--every", 2, "-q", "--out", tmp_path / "b").code == 0
+    made = json.loads((tmp_path / "b" / "config.json").read_text())["method"]
+    assert (made["lr"], made["scope"], made["every"]) == (0.05, "tensor", 2)
+    other = ("--config", tmp_path / "b" / "config.json", "--method", "fedavg")
+    assert cli("run", *other, "-q", "--out", tmp_path / "c").code == 0  # the preset was the other method's
+
+
+def test_a_comparison_that_cannot_be_finished_is_not_begun(cli, tmp_path):
+    said = cli("compare", *TINY, "--methods", "fedavg,lotteryfl", "--val", 0, "--rounds", 1, "--out", tmp_path / "c").sentence()
+    assert "needs validation data" in said
+    assert not (tmp_path / "c").exists()
+    said = cli("compare", *TINY, "--methods", "fedavg,layers", "--rounds", 1, "--out", tmp_path / "c").sentence()
+    assert "no parameter of mlp matches 'conv1.weight'" in said

@@ -166,15 +166,17 @@ def with_official_test():
     "way",
     [
         lambda pool, train: by_class(pool, 4, 3, Sizes(train, 6), 1),
+        lambda pool, train: by_class(pool, 4, 3, Sizes(train, 6, 3), 1),
         lambda pool, train: by_dirichlet(pool, 4, 0.7, Sizes(train, 6), 1),
         lambda pool, train: by_share(pool, [1, 1, 1, 1], Sizes(train, 6), 1),
         lambda pool, train: by_share(pool, [4, 3, 2, 1], Sizes(train, 6), 1),
     ],
-    ids=["classes", "dirichlet", "iid", "quantity"],
+    ids=["classes", "classes, some held out", "dirichlet", "iid", "quantity"],
 )
 def test_every_partition_keeps_its_test_sets_and_grows_its_training_sets(pool, way):
     few, many = way(pool, 8), way(pool, 20)
     assert rows(few, "test") == rows(many, "test")
+    assert rows(few, "val") == rows(many, "val")
     assert all(set(a) < set(b) for a, b in zip(rows(few), rows(many), strict=True))
     for parts in (few, many):
         assert_disjoint(parts)

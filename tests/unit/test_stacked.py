@@ -231,3 +231,26 @@ def test_a_model_that_draws_otherwise_is_refused(draw):
     """Unkeyed numbers would depend on how clients are stacked, and on where a run was resumed."""
     with pytest.raises(fs.InputError, match="while training; its numbers would depend on"), Forward(KEYS[0], stacked=False):
         OTHER_DRAWS[draw](-torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_convolution_is_torchs(seed, stacked):
+    """Taps that only meet padding are left out; strides, paddings and dilations of all kinds must not show it."""
+    draw = torch.Generator().manual_seed(seed)
+    pick = lambda low, high: int(torch.randint(low, high + 1, (1,), generator=draw))  # noqa: E731
+    while True:
+        size, kernel, stride, padding, dilation = pick(1, 7), pick(1, 5), pick(1, 3), pick(0, 4), pick(1, 4)
+        if size + 2 * padding >= dilation * (kernel - 1) + 1:
+            break
+    x = torch.randn(2, 3, 2, size, size + 1, generator=draw, dtype=torch.float64)
+    w = torch.randn(2, 4, 2, kernel, kernel, generator=draw, dtype=torch.float64)
+    for c in range(2):
+        want = F.conv2d(x[c], w[c], None, stride, padding, dilation)
+        if stacked:
+            with Forward(None, stacked=True):
+                got = vmap(lambda a, b: F.conv2d(a, b, None, stride, padding, dilation))(x, w)[c]
+        else:
+            with Forward(None, stacked=False):
+                got = F.conv2d(x[c], w[c], None, stride, padding, dilation)
+        torch.testing.assert_close(got, want, **EXACT)

@@ -1,0 +1,88 @@
+"""What the engine refuses, and what it gives out."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedselect as fs
+from fedselect.simulate import Simulation
+
+
+def test_numbers_that_explode_in_fine_tuning_stop_the_run(digits):
+    with pytest.raises(fs.TrainingError, match=r"client \d, round 1: .* is no longer finite"):
+        fs.run(fs.FedAvgFT(finetune_lr=1e30, lr=0.1), model=fs.models.mlp(digits), data=digits, rounds=2)
+
+
+def test_a_client_that_has_not_joined_has_no_model(digits):
+    result = fs.run(fs.FedSelect(), model=fs.models.mlp(digits), data=digits, rounds=2, late=(1, 5))
+    with pytest.raises(fs.InputError, match="client 2 has not joined yet"):
+        result.personal(2)
+
+
+def test_what_is_handed_out_is_a_copy(digits):
+    result = fs.run(fs.FedSelect(lr=0.1), model=fs.models.mlp(digits), data=digits, rounds=1)
+    before = result.personal(0)
+    result.masks["1.weight"].fill_(True)
+    for v in result.simulation.models(range(3), "local").values():
+        v.fill_(7.0)
+    assert not bool(result.masks["1.weight"].all())
+    assert all(torch.equal(v, before[n]) for n, v in result.personal(0).items())
+
+
+def test_a_plain_module_and_a_lone_client_will_do(digits):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    result = fs.run(fs.Local(lr=0.1), model=net, data=fs.Federation([digits.clients[0]], 10), rounds=1)
+    assert len(result.clients) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"method": fs.FedAvg}, {"method": "fedavg"}, {"data": [(1, 2)]}], ids=["class", "name", "tuples"])
+def test_other_things_are_refused_in_words(digits, wrong):
+    given = {"method": fs.FedAvg(), "data": digits, **wrong}
+    with pytest.raises(fs.InputError, match="must be a"):
+        fs.run(given["method"], model=fs.models.mlp(digits), data=given["data"], rounds=1)
+
+
+def test_a_model_of_other_classes_hears_what_to_say(digits):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    with pytest.raises(fs.InputError, match=r"10 classes need \(2, 10\), or say how many classes there are"):
+        fs.run(fs.FedAvg(), model=net, data=digits, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (nn.BatchNorm1d(8, track_running_stats=False), "BatchNorm without running statistics"),
+        (nn.BatchNorm1d(8, momentum=None), "counts its batches"),
+        (nn.LazyLinear(8), "the model has lazy layers"),
+    ],
+    ids=["no statistics", "no momentum", "lazy"],
+)
+def test_layers_that_cannot_be_a_clients_own(layer, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.Model.wrap(lambda: nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3)))
+
+
+def test_batch_norm_with_one_sample_is_refused_stacked_or_not(digits):
+    one = fs.Federation([fs.ClientData((c.train[0][:1], c.train[1][:1]), c.test) for c in digits.clients], 10)
+    model = fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
+    for stackable in (True, False):
+        model.stackable = stackable
+        with pytest.raises(fs.InputError, match="more than one value per channel"):
+            Simulation(fs.FedAvg(), model, one)
+
+
+def test_floats_are_augmented_too():
+    x = torch.rand(12, 1, 8, 8)
+    made = [fs.ClientData((x, torch.arange(12) % 2), (x, torch.arange(12) % 2))]
+    ends = []
+    for augment in ("none", "crop-flip"):
+        data = fs.Federation(made, 2, augment=augment)
+        ends.append(fs.run(fs.Local(lr=0.1), model=fs.models.mlp(data, hidden=4), data=data, rounds=1).personal(0))
+    assert not torch.equal(ends[0]["1.weight"], ends[1]["1.weight"])
+
+
+def test_pictures_and_numbers_are_not_mixed():
+    x = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    y = torch.arange(4) % 2
+    with pytest.raises(fs.DataError, match=r"test inputs of type torch.float32; the first client trains on torch.uint8"):
+        fs.Federation([fs.ClientData((x, y), (x.float() / 255, y))], 2)
