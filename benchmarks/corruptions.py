@@ -1,6 +1,6 @@
 """Seconds for 60,000 32x32 images of each corruption, from 2,000 of them, severity 5.
 
-    python benchmarks/corruptions.py [--images 2000]
+python benchmarks/corruptions.py [--images 2000]
 """
 
 import argparse
