@@ -29,7 +29,7 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     """A new key from a key and what distinguishes it: whole numbers, names, or one number per client."""
     for part in parts:
         key = _mix(key + _GOLDEN)
-        key = _mix(key ^ (part if isinstance(part, Tensor) else torch.tensor(_number(part), device=key.device)))
+        key = _mix(key ^ (part if isinstance(part, Tensor) else _number(part)))
     return key
 
 

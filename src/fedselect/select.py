@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedselect import random
+from fedselect import kernels, random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
 from fedselect.tree import Mask, Scalar, State, Tree, rows
@@ -201,6 +201,10 @@ def grow_mask(
 
 def top(value: Tensor, count: Tensor) -> Tensor:
     """The `count[i]` largest entries of each row as a mask; of equal ones the earlier wins."""
+    if kernels.serve(value) and value.dtype == torch.float32:
+        from fedselect.kernels import select
+
+        return select.top(value, count)
     last = value.shape[1] - 1
     if value.device.type == "cpu":  # selection row by row costs far less there than a sort
         cut = torch.stack(

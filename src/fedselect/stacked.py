@@ -1,8 +1,9 @@
 """Running one client's forward pass for all clients at once: vmap, with our own rules where the stock ones are slow
-(convolution) or not keyed by client (dropout).
+(convolution, Linear, BatchNorm) or not keyed by client (dropout).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,19 +11,42 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedselect import random
+from fedselect import kernels, random, rules
 from fedselect.errors import InputError
+from fedselect.rules import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
 
 
-class Forward(TorchFunctionMode):
-    """In force while a model runs: keyed dropout always, batched convolution when clients are stacked."""
+@dataclass(frozen=True)
+class Taps:
+    """The part of a convolution kernel that ever meets the input: rows top to bottom, columns left to right."""
 
-    def __init__(self, key: Tensor | None, stacked: bool) -> None:
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def of(self, kernel: Tensor) -> Tensor:
+        return kernel[..., self.top : self.bottom, self.left : self.right]
+
+
+class Forward(TorchFunctionMode):
+    """In force while a model runs: keyed dropout always, our stacked rules when clients are stacked.
+
+    `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
+    needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
+    those whose only use is one convolution with taps that meet nothing but padding.
+    """
+
+    def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32") -> None:
         super().__init__()
         self.key = key
         self.stacked = stacked
+        self.precision = precision
+        self.live: dict[int, Tensor] = {}
+        self.watched: dict[int, str] = {}
+        self.uses: dict[str, list[Taps | None]] = {}
         self.calls = 0
 
     def __enter__(self) -> "Forward":
@@ -42,10 +66,16 @@ class Forward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.watched and func is not torch.conv2d:
+            self._note(func, args, kwargs)
         if func is torch.conv2d:
-            return _conv2d(self.stacked, *args, **kwargs)
+            return self._conv2d(*args, **kwargs)
         if func is F.batch_norm:
             return _batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
+        if self.stacked and func is F.linear:
+            return self._linear(*args, **kwargs)
+        if self.stacked and func is F.max_pool2d:
+            return _max_pool2d(*args, **kwargs)
         if self.stacked and func is F.group_norm:
             return _group_norm(*args, **kwargs)
         if func is F.dropout:
@@ -53,6 +83,18 @@ class Forward(TorchFunctionMode):
         if func in _CHANNEL_DROPOUTS:
             return self._dropout(*args, **{**kwargs, "channels": True})
         return func(*args, **kwargs)
+
+    def crops(self) -> Mapping[str, Taps]:
+        """Of the kernels that were watched, those of which only some taps are of any use."""
+        return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
+
+    def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
+        if getattr(func, "__name__", "") == "__get__":  # a shape or a dtype was read
+            return
+        for value in (*args, *kwargs.values()):
+            for v in value if isinstance(value, list | tuple) else (value,):
+                if id(v) in self.watched:
+                    self.uses.setdefault(self.watched[id(v)], []).append(taps)
 
     def _dropout(
         self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
@@ -69,11 +111,57 @@ class Forward(TorchFunctionMode):
         keep = random.uniform(random.fold(self.key, self.calls), count).view(shape) >= p
         return x * keep / (1.0 - p) if p < 1.0 else x * 0.0
 
+    def _conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """A convolution without the taps that only ever meet padding, batched over clients when they are stacked."""
+        x = x.bfloat16() if self.precision == "bf16" else x
+        if isinstance(padding, str) or x.ndim != 4:
+            self._note(torch.conv2d, (weight,), {})
+            return torch.conv2d(
+                x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
+            )
+        stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+        spans = [_live(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
+        cropped = any(last - first < weight.shape[2 + a] for a, (first, last, _, _) in enumerate(spans))
+        taps = Taps(*spans[0][:2], *spans[1][:2]) if cropped else None
+        self._note(torch.conv2d, (weight,), {}, taps)
+        if taps is not None:
+            live = self.live.get(id(weight))
+            weight = _Crop.apply(weight, taps) if live is None else live  # type: ignore[no-untyped-call]
+            (_, _, above, below), (_, _, before, behind) = spans
+            if above or below or before or behind:
+                x = F.pad(x, (before, behind, above, below))
+            padding = (0, 0)
+        window = x.shape[2:] == weight.shape[2:] and (not x.is_cuda or tuple(x.shape[2:]) == (1, 1))
+        if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
+            linear = self._linear if self.stacked else F.linear
+            return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
+        if self.stacked and groups == 1:
+            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+        return torch.conv2d(
+            x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
+        )
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x.bfloat16() if self.precision == "bf16" else x
+        if x.ndim < 2 or weight.ndim != 2:
+            return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
+        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+
 
 def _generators() -> list[Tensor]:
     """Where torch's own generators stand."""
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        return [torch.get_rng_state(), torch.cuda.get_rng_state()]
+    return [torch.get_rng_state()]
 
 
 def _batch_norm(
@@ -87,15 +175,9 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """BatchNorm of one client, under vmap; the stock rule reorders all activations and sums by how many clients there are."""
-    over = [0, *range(2, x.ndim)]
-    count = x.numel() // x.shape[1]
     if training:
-        _check_count(count)
-        now_var, now_mean = torch.var_mean(x, over, correction=0)
-        if mean is not None and var is not None:
-            mean.mul_(1 - momentum).add_(now_mean.detach() * momentum)
-            var.mul_(1 - momentum).add_(now_var.detach() * (momentum * count / (count - 1)))
-        mean, var = now_mean, now_var
+        _check_count(x.numel() // x.shape[1])
+        return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
     assert mean is not None
     assert var is not None
     scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
@@ -125,32 +207,20 @@ def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tens
     return out if bias is None else out + bias.view(shape)
 
 
-def _conv2d(
-    stacked: bool,
+def _max_pool2d(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
+    kernel_size: Any,
+    stride: Any = None,
     padding: Any = 0,
     dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """A convolution without the taps that only ever meet padding, batched over clients when they are stacked."""
-    if isinstance(padding, str) or x.ndim != 4:
-        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-    spans = [_live(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
-    if any(last - first < weight.shape[2 + a] for a, (first, last, _, _) in enumerate(spans)):
-        (top, bottom, above, below), (left, right, before, behind) = spans
-        weight = _Taps.apply(weight, top, bottom, left, right)  # type: ignore[no-untyped-call]
-        if above or below or before or behind:
-            x = F.pad(x, (before, behind, above, below))
-        padding = (0, 0)
-    if groups == 1 and padding == (0, 0) and dilation == (1, 1) and x.shape[2:] == weight.shape[2:]:
-        return F.linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
-    if stacked and groups == 1:
-        return _StackedConv2d.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-any-return, no-untyped-call]
-    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    kernel = _pair(kernel_size)
+    plain = x.ndim == 4 and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices and max(kernel) < 16
+    if not (plain and kernels.serve(x)):
+        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
 
 
 def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
@@ -165,128 +235,81 @@ def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> t
     return first, last, before, behind  # negative: the input's edge is never met
 
 
-def _pair(v: Any) -> tuple[int, int]:
+def _pair(v: Any) -> Pair:
     if isinstance(v, int):
         return v, v
     return (v[0], v[0]) if len(v) == 1 else (v[0], v[1])
 
 
-Pair = tuple[int, int]
-
-
-class _Taps(torch.autograd.Function):
-    """Part of a kernel; the gradient of the rest is zero, written in one go."""
+class _Crop(torch.autograd.Function):
+    """The live taps of a kernel; the gradient of the rest is zero, written in one go."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
-        return weight[..., top:bottom, left:right].clone()
+    def forward(weight: Tensor, taps: Taps) -> Tensor:
+        return taps.of(weight).clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        weight, top, bottom, left, right = inputs
-        ctx.rest = (left, weight.shape[-1] - right, top, weight.shape[-2] - bottom)
+        weight, t = inputs
+        ctx.rest = (t.left, weight.shape[-1] - t.right, t.top, weight.shape[-2] - t.bottom)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return F.pad(grad, ctx.rest), None, None, None, None
+        return F.pad(grad, ctx.rest), None
 
 
-class _StackedConv2d(torch.autograd.Function):
-    """What vmap sees of a convolution: without a client axis the stock one, with it `Conv`."""
+class _Lifted(torch.autograd.Function):
+    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`."""
+
+    rule: type[torch.autograd.Function]
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-        return torch.conv2d(x, w, b, stride, padding, dilation)
+    def forward(*args: Any) -> Any:
+        raise NotImplementedError("reached only without a client axis, which Forward(stacked=True) rules out")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass  # gradients flow through `Conv`, which vmap calls
+        pass
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, b: Tensor | None, *rest: Pair) -> tuple[Tensor, int]:
-        def front(v: Tensor | None, dim: int | None) -> Tensor | None:
-            if v is None:
-                return None
+    @classmethod
+    def lift(cls, info: Any, in_dims: Any, args: tuple[Any, ...]) -> tuple[Tensor, int]:
+        def front(v: Any, dim: int | None) -> Any:
+            if not isinstance(v, Tensor):
+                return v
             return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
 
-        return Conv.apply(front(x, in_dims[0]), front(w, in_dims[1]), front(b, in_dims[2]), *rest)[0], 0  # type: ignore[no-untyped-call]
+        return cls.rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
 
 
-class Conv(torch.autograd.Function):
-    """Convolution of C clients, each with its own weights: patches, then one batched matrix product.
-
-    x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view
-    of that in the usual order, so the next layer finds them as it wants them.
-    """
+class _Conv2d(_Lifted):
+    rule = rules.Conv
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Any:
-        patches, (high, wide) = _patches(x.permute(0, 1, 3, 4, 2), (w.shape[3], w.shape[4]), stride, padding, dilation)
-        kernel = w.permute(0, 3, 4, 2, 1).reshape(w.shape[0], -1, w.shape[1])
-        y = bmm(patches, kernel)
-        if b is not None:
-            y += b.unsqueeze(1)
-        return y.view(x.shape[0], x.shape[1], high, wide, -1).permute(0, 1, 4, 2, 3), patches, kernel
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _Conv2d.lift(info, in_dims, args)
+
+
+class _Linear(_Lifted):
+    rule = rules.Linear
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, w, b, *ctx.how = inputs
-        _, patches, kernel = output
-        ctx.mark_non_differentiable(patches, kernel)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(patches, kernel)
-        ctx.x, ctx.w, ctx.bias = x.shape, w.shape, b is not None
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _Linear.lift(info, in_dims, args)
+
+
+class _BatchNorm(_Lifted):
+    rule = rules.BatchNorm
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: None) -> Any:
-        patches, kernel = ctx.saved_tensors
-        clients, out, inside, kh, kw = ctx.w
-        stride, padding, dilation = ctx.how
-        dx = dw = db = None
-        g = grad.permute(0, 1, 3, 4, 2)
-        flat = g.reshape(clients, -1, out)
-        if ctx.needs_input_grad[1]:
-            dw = bmm(patches.transpose(1, 2), flat).view(clients, kh, kw, inside, out).permute(0, 4, 3, 1, 2)
-        if ctx.needs_input_grad[2]:
-            db = flat.sum(1)
-        if ctx.needs_input_grad[0]:
-            high, wide = grad.shape[-2:]
-            _, batch, _, height, width = ctx.x
-            spread = bmm(flat, kernel.transpose(1, 2)).view(clients, batch, high, wide, kh, kw, inside)
-            room = (height + 2 * padding[0], width + 2 * padding[1])
-            full = grad.new_zeros(clients, batch, *room, inside)
-            for i in range(kh):
-                for j in range(kw):
-                    top, left = i * dilation[0], j * dilation[1]
-                    full[:, :, top : top + high * stride[0] : stride[0], left : left + wide * stride[1] : stride[1]] += spread[
-                        :, :, :, :, i, j
-                    ]
-            dx = full[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 1, 4, 2, 3)
-        return dx, dw, db, None, None, None
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _BatchNorm.lift(info, in_dims, args)
 
 
-def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Tensor, Pair]:
-    """Every window of a channels-last (C, B, H, W, I) as one row: (C, B*Ho*Wo, kh*kw*I), and (Ho, Wo)."""
-    clients, batch, height, width, inside = x.shape
-    high = (height + 2 * padding[0] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
-    wide = (width + 2 * padding[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-    x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
-    c, n, h, w, i = x.stride()
-    windows = x.as_strided(
-        (clients, batch, high, wide, kernel[0], kernel[1], inside),
-        (c, n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i),
-        x.storage_offset(),
-    )
-    return windows.reshape(clients, batch * high * wide, kernel[0] * kernel[1] * inside), (high, wide)
+class _MaxPool(_Lifted):
+    rule = rules.MaxPool
 
-
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """A batched matrix product whose rows do not depend on how many clients are stacked.
-
-    On a CPU a batch of one is summed in another order than a longer batch; a lone client is therefore run as two.
-    """
-    if len(a) == 1 and a.device.type == "cpu":
-        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
-    return torch.bmm(a, b)
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _MaxPool.lift(info, in_dims, args)

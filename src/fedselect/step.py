@@ -1,20 +1,37 @@
 """The hot step: one batch of every client, forward, backward and masked SGD, for all stacked clients at once."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedselect import kernels
 from fedselect.errors import InputError
-from fedselect.models import Model
+from fedselect.models import Model, Output
 from fedselect.objectives import Objective
-from fedselect.stacked import Forward
+from fedselect.stacked import Forward, Taps
 from fedselect.tree import Mask, Scalar, State, Tree, along, rows, take
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
+Moved = tuple[Tensor, Tensor, Tensor, bool | Tensor]
+"""Values, momentum, gradient and mask of one parameter."""
+Crops = Mapping[str, Taps]
+"""Of which kernels only some taps take part in training, by name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a step that keeps coming back: taps that need not be touched, and whether it draws numbers."""
+
+    crops: Crops = field(default_factory=dict)
+    draws: bool = True
+
+
+AS_WRITTEN = Plan()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
 
@@ -48,11 +65,11 @@ def forward(model: Model, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Every client's model on its own batch, in eval mode: logits (C, B, classes), and the features its head was given."""
 
     def one(values: Tree, batch: Tensor) -> tuple[Tensor, Tensor]:
-        out, _ = model.apply(values, batch)
+        out = _apply(model, values, batch, train=False)
         return out.logits, out.logits if out.features is None else out.features
 
     alone = one_by_one(model, x.device)
-    with torch.no_grad(), Forward(None, stacked=not alone):
+    with torch.no_grad(), precision(model.precision), Forward(None, stacked=not alone, precision=model.precision):
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
@@ -71,36 +88,85 @@ def step(
     objective: Objective,
     ctx: State,
     training: Training,
+    plan: Plan = AS_WRITTEN,
 ) -> Tensor:
     """One SGD step on `tree` and `velocity`, in place; returns each client's loss (C,).
 
     Only entries marked in `only` move; the others keep their value and their momentum. Running statistics follow the
     data: every training pass updates them, whatever is frozen.
     """
-    trained = [n for n in model.params if only.get(n, False) is not False]
+    crops = plan.crops
+    trained = _trained(model, only)
     alone = one_by_one(model, x.device)
-    rest = {n: v for n, v in tree.items() if n not in trained}
 
-    def loss(params: Tree, fixed: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> tuple[Tensor, Tree]:
-        mode.key = key
-        values = {**fixed, **params}
-        out, stats = model.apply(values, x, train=True)
-        return objective(out, y, values, ctx), stats
+    def part(n: str, v: Tensor) -> Tensor:
+        return crops[n].of(v) if n in crops else v
 
-    with torch.enable_grad(), Forward(None, stacked=not alone) as mode:
-        if alone:
-            leaves = {n: tree[n][0].detach().requires_grad_() for n in trained}
-            losses, stats = loss(leaves, *_first((rest, x, y, keys, ctx)))
-        else:
-            leaves = {n: tree[n].detach().requires_grad_() for n in trained}
-            losses, stats = torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
+    leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
+    with torch.enable_grad(), precision(model.precision), Forward(None, not alone, model.precision) as mode:
+        losses = _losses(mode, model, leaves, tree, x, y, keys, objective, ctx, crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     with torch.no_grad():
-        for n, v in stats.items():
-            tree[n].copy_(v)
-        moved = [(tree[n], velocity[n], g.view_as(tree[n]), only[n]) for n, g in zip(trained, grads, strict=True)]
+        moved = []
+        for n, g in zip(trained, grads, strict=True):
+            p, m = part(n, tree[n]), only[n]
+            moved.append((p, part(n, velocity[n]), g.view_as(p), part(n, m) if isinstance(m, Tensor) else m))
         _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training)
     return losses.detach().view(len(x))
+
+
+def find_plan(
+    model: Model, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, only: Mask, objective: Objective, ctx: State, how: Training
+) -> Plan:
+    """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
+    leaves = {n: tree[n] for n in _trained(model, only)}
+    scratch = {n: v.clone() if n in model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
+    with torch.no_grad(), Forward(None, True, model.precision) as mode:
+        _losses(mode, model, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
+    return Plan({} if how.weight_decay else mode.crops(), mode.calls > 0)  # decay moves every entry
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """How matrix products of float32 are computed on a GPU, for the time being."""
+    product: Any = torch.backends.cuda.matmul
+    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = product.fp32_precision, convolution.fp32_precision
+    product.fp32_precision = convolution.fp32_precision = "ieee" if name == "float32" else "tf32"
+    try:
+        yield
+    finally:
+        product.fp32_precision, convolution.fp32_precision = before
+
+
+def _trained(model: Model, only: Mask) -> list[str]:
+    return [n for n in model.params if only.get(n, False) is not False]
+
+
+def _apply(model: Model, values: Tree, x: Tensor, train: bool) -> Output:
+    if model.precision != "bf16":
+        return model.apply(values, x, train)
+    out = model.apply(values, x.bfloat16(), train)
+    return Output(out.logits.float(), None if out.features is None else out.features.float())
+
+
+def _losses(
+    mode: Forward, model: Model, leaves: Tree, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, objective: Objective,
+    ctx: State, crops: Crops, watch: bool = False,
+) -> Tensor:  # fmt: skip
+    """Each client's objective: (C,), or one number for a client alone."""
+
+    def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
+        mode.key = key
+        values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
+        mode.live = {id(values[n]): leaves[n] for n in crops}
+        mode.watched = {id(values[n]): n for n in leaves} if watch else {}
+        return objective(_apply(model, values, x, train=True), y, values, ctx)
+
+    rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
+    if one_by_one(model, x.device):
+        return loss(leaves, *_first((rest, x, y, keys, ctx)))
+    return torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
 
 
 def _first(value: Any) -> Any:
@@ -110,7 +176,7 @@ def _first(value: Any) -> Any:
     return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
 
 
-def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[Scalar], how: Training) -> None:
+def _sgd(moved: list[Moved], rates: list[Scalar], how: Training) -> None:
     """SGD as torch.optim.SGD does it, on the marked entries of (values, velocity, gradient, mask), in place."""
     scale: Tensor | None = None
     if how.clip is not None:
@@ -120,6 +186,8 @@ def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[
             norm = norm + rows(g).square().sum(1)
         norm = norm.sqrt()
         scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
+    if moved and kernels.serve(moved[0][0]):
+        moved, rates = _by_kernel(moved, rates, scale, how)
     for (p, v, g, m), lr in zip(moved, rates, strict=True):
         if scale is not None:
             g = g * along(scale, g)
@@ -131,7 +199,23 @@ def _sgd(moved: list[tuple[Tensor, Tensor, Tensor, bool | Tensor]], rates: list[
             g = torch.where(m, g, 0.0)
         elif how.momentum:
             g = torch.add(g, v, alpha=how.momentum, out=v)
-        if isinstance(lr, Tensor):
-            p.sub_(g * along(lr, g))
+        p.sub_(g * along(lr, g))
+
+
+def _by_kernel(
+    moved: list[Moved], rates: list[Scalar], scale: Tensor | None, how: Training
+) -> tuple[list[Moved], list[Scalar]]:
+    """Do on the GPU, in one pass each, those that have one rate for each client; the others come back."""
+    from fedselect.kernels.sgd import fits, sgd
+
+    left: list[tuple[Moved, Scalar]] = []
+    groups: dict[int, tuple[Tensor, list[Moved]]] = {}
+    for entry, lr in zip(moved, rates, strict=True):
+        p, v, _, m = entry
+        if fits(p, v, m) and isinstance(lr, Tensor) and lr.ndim == 1:
+            groups.setdefault(id(lr), (lr.to(p.dtype).contiguous(), []))[1].append(entry)
         else:
-            p.add_(g, alpha=-lr)
+            left.append((entry, lr))
+    for lr, together in groups.values():
+        sgd(together, lr, scale, how.momentum, how.weight_decay)
+    return [e for e, _ in left], [lr for _, lr in left]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedselect import kernels
+
 Tree = dict[str, Tensor]
 """Flat names as in a state_dict; in client programs every tensor carries a leading client axis C."""
 State = dict[str, Tree]
@@ -44,6 +46,8 @@ def negate(mask: Mask) -> Mask:
 
 def take(tree: Tree, who: Rows) -> Tree:
     """The given clients' rows: views for a slice, copies for an index tensor."""
+    if isinstance(who, slice) and who == slice(None):
+        return tree
     return {name: v[who] for name, v in tree.items()}
 
 
@@ -54,6 +58,8 @@ def put(tree: Tree, who: Rows, values: Tree) -> None:
 
 
 def take_mask(mask: Mask, who: Rows) -> Mask:
+    if isinstance(who, slice) and who == slice(None):
+        return mask
     return {name: m[who] if isinstance(m, Tensor) else m for name, m in mask.items()}
 
 
@@ -69,11 +75,12 @@ def clone(tree: Tree) -> Tree:
 def entries(mask: Mask, tree: Tree) -> Tensor:
     """How many entries of `tree` the mask marks, per client: (C,) int64."""
     first = next(iter(tree.values()))
-    total = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
-    for name, v in tree.items():
-        m = mask.get(name, False)
-        total += rows(m).sum(1) if isinstance(m, Tensor) else v[0].numel() * bool(m)
-    return total
+    marks = {name: mask.get(name, False) for name in tree}
+    whole = sum(tree[name][0].numel() for name, m in marks.items() if m is True)
+    partly = [rows(m) for m in marks.values() if isinstance(m, Tensor)]
+    if not partly:
+        return torch.full((len(first),), whole, device=first.device)
+    return torch.cat(partly, 1).sum(1) + whole
 
 
 def per_client(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +105,13 @@ class MaskedSum:
         for name, v in values.items():
             s = sent.get(name, False)
             if s is False:
+                continue
+            if kernels.serve(v):
+                from fedselect.kernels.fold import fold
+
+                so_far = (self.total[name], self.weight[name]) if name in self.total else None
+                self.total[name], self.weight[name] = fold(v, s, w, so_far)
+                self.dtypes[name] = v.dtype
                 continue
             row = w.view(-1, *([1] * (v.ndim - 1)))
             if isinstance(s, Tensor):

@@ -1,7 +1,7 @@
 """Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -9,49 +9,14 @@ from torch import Tensor
 
 from fedselect import random
 from fedselect.errors import InputError
-from fedselect.models import Model
 from fedselect.objectives import Objective, cross_entropy
-from fedselect.stacked import bmm
-from fedselect.step import Rate, Training, forward, one_by_one, step
-from fedselect.transforms import crop_flip
+from fedselect.program import Programs, ordered
+from fedselect.rules import bmm
+from fedselect.split import Split
+from fedselect.step import Rate, one_by_one
 from fedselect.tree import Mask, Rows, State, Tree, put, take, take_mask
 
 EVAL_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Split:
-    """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
-
-    Pictures stay uint8 in the pool and become numbers batch by batch: pixel * scale + shift, by channel.
-    """
-
-    x: Tensor
-    y: Tensor
-    start: Tensor
-    n: Tensor
-    scale: Tensor | None = None
-    shift: Tensor | None = None
-    augment: str = "none"
-
-    def rows(self, rows: Rows) -> "Split":
-        return replace(self, start=self.start[rows], n=self.n[rows])
-
-    def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
-        flat = self.start.unsqueeze(1) + index
-        x = self.x[flat]
-        if keys is not None and self.augment == "crop-flip":
-            x = crop_flip(x, keys, index)
-        if self.scale is not None and self.shift is not None:
-            x = x.to(self.scale.dtype) * self.scale + self.shift
-        return x, self.y[flat]
-
-    def to(self, device: torch.device) -> "Split":
-        scale = None if self.scale is None else self.scale.to(device)
-        shift = None if self.shift is None else self.shift.to(device)
-        x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
-        return Split(x, y, start, n, scale, shift, self.augment)
 
 
 @dataclass(frozen=True)
@@ -63,22 +28,18 @@ class Pass:
     epoch: int
 
 
-def walk(model: Model, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def walk(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Every client's model over its own data in eval mode: (logits, features, labels, which rows are real)."""
-    for at in range(0, int(split.n.max()) if len(split.n) else 0, EVAL_BATCH):
-        index = at + torch.arange(EVAL_BATCH, device=split.n.device)
-        inside = index < split.n.unsqueeze(1)
-        width = int(inside.sum(1).max())
-        inside = inside[:, :width]
-        x, y = split.batch(torch.where(inside, index[:width], 0))
-        yield (*forward(model, tree, x), y, inside)
+    tree = programs.place("values", tree) if split.longest else tree
+    for at in range(0, split.longest, EVAL_BATCH):
+        yield programs.predict(tree, split, at, min(EVAL_BATCH, split.longest - at))
 
 
-def score(model: Model, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
+def score(programs: Programs, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
     """Accuracy and mean cross-entropy of every client's model on its own data, each (C,) float64; NaN without data."""
     right = torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device)
     loss = torch.zeros_like(right)
-    for logits, _, y, inside in walk(model, tree, split):
+    for logits, _, y, inside in walk(programs, tree, split):
         picked = torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         right += (inside & (logits.argmax(-1) == y)).sum(1)
         loss += torch.where(inside, picked.double(), 0.0).sum(1)
@@ -94,7 +55,7 @@ class Work:
 
     def __init__(
         self,
-        model: Model,
+        programs: Programs,
         train: Split,
         val: Split,
         *,
@@ -102,9 +63,8 @@ class Work:
         round: int,
         seed: int,
         initial: Tree,
-        training: Training,
     ) -> None:
-        self.model = model
+        self.model = programs.model
         self.ids = ids
         self.round = round
         self.n = train.n
@@ -114,9 +74,10 @@ class Work:
         self._data = train
         self._val = val
         self._seed = seed
-        self._training = training
-        self._batch = train.n.clamp_max(training.batch_size).tolist()
-        self._steps = [-(-n // b) for n, b in zip(train.n.tolist(), self._batch, strict=True)]
+        self._programs = programs
+        assert train.sizes is not None
+        self._batch = [min(n, programs.training.batch_size) for n in train.sizes]
+        self._steps = [-(-n // b) for n, b in zip(train.sizes, self._batch, strict=True)]
 
     def keys(self, purpose: str) -> Tensor:
         return random.client_keys(self._seed, self.ids, self.round, purpose)
@@ -128,7 +89,7 @@ class Work:
     def accuracy(self, tree: Tree) -> Tensor:
         """On the clients' validation data: (C,). Test data is for the engine alone."""
         self.need_val()
-        return score(self.model, tree, self._val)[0]
+        return score(self._programs, tree, self._val)[0]
 
     def class_moments(self, tree: Tree) -> Tree:
         """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
@@ -136,7 +97,7 @@ class Work:
         A class that a client does not have has count, mean and square 0.
         """
         total: Tree = {}
-        for logits, features, y, inside in walk(self.model, tree, self._data):
+        for logits, features, y, inside in walk(self._programs, tree, self._data):
             if self.model.head is None or features.ndim != 3:
                 shape = tuple(features.shape[2:])
                 raise InputError(
@@ -167,12 +128,16 @@ class Work:
 
         A client whose mask marks nothing sits a pass out entirely.
         """
-        out = {n: v.clone(memory_format=torch.contiguous_format) for n, v in tree.items()}
         ctx = ctx or {}
         if not one_by_one(self.model, self.ids.device):
-            self._train(out, {n: torch.zeros_like(out[n]) for n in self.model.params}, passes, objective, ctx, key)
-            return out
+            out = self._programs.place("values", tree)
+            if out is tree:
+                out = ordered(tree)
+            speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
+            self._train(out, speed, passes, objective, ctx, key)
+            return ordered(out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
+        out = ordered(tree)
         speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
             for v in speed.values():
@@ -186,54 +151,50 @@ class Work:
     def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
         """Train `tree` in place."""
         base = self.keys(key)
-        longest = int(self.n.max())
-        steps = torch.tensor(self._steps, device=self.ids.device)
+        batches = self.n.clamp_max(self._programs.training.batch_size)
+        steps = -(-self.n // batches)
+        given = {id(p.only): p.only for p in passes}
+        masks = {at: self._programs.place(f"mask {i}", only) for i, (at, only) in enumerate(given.items())}
+        ctx = {k: self._programs.place(k, t) for k, t in ctx.items()}
+        moving = {at: self._active(only) for at, only in given.items()}
+        lists = {at: active.tolist() for at, active in moving.items()}
         for p in passes:
             shuffle = random.fold(base, p.epoch)
-            order = random.permutations(shuffle, self.n, longest)
+            order = random.permutations(shuffle, self.n, self._data.longest)
             total = torch.zeros_like(self.loss)
-            active = self._active(p.only)
-            for rows, first, last, size in self._stretches(active):
+            for rows, first, last, size in self._stretches(lists[id(p.only)]):
                 mine, speed = take(tree, rows), take(velocity, rows)
-                only, data, perm = take_mask(p.only, rows), self._data.rows(rows), order[rows]
-                lr = _take_rate(p.lr, rows)
-                own = {n: take(t, rows) for n, t in ctx.items()}
-                for s in range(first, last):
-                    # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
-                    places = (s * size + torch.arange(size, device=perm.device)) % data.n.unsqueeze(1)
-                    x, y = data.batch(perm.gather(1, places), shuffle[rows])
-                    keys = random.fold(shuffle[rows], s)
-                    total[rows] += step(self.model, mine, speed, x, y, keys, only, lr, objective, own, self._training)
+                total[rows] += self._programs.train(
+                    mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
+                    {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(rows), order[rows], shuffle[rows],
+                    objective, size, first, last,
+                )  # fmt: skip
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     put(velocity, rows, speed)
-            self.loss = torch.where(torch.tensor(active, device=total.device), total / steps, self.loss)
+            self.loss = torch.where(moving[id(p.only)], total / steps, self.loss)
 
-    def rows(self, rows: Rows) -> "Work":
+    def rows(self, rows: slice) -> "Work":
         """The same door to fewer clients."""
         return Work(
-            self.model,
+            self._programs,
             self._data.rows(rows),
             self._val.rows(rows),
             ids=self.ids[rows],
             round=self.round,
             seed=self._seed,
             initial=self.initial,
-            training=self._training,
         )
 
-    def _active(self, only: Mask) -> list[bool]:
-        """Which clients have anything to train under this mask."""
-        if any(m is True for n, m in only.items() if n in self.model.params):
-            return [True] * len(self.ids)
-        any_entry = torch.zeros(len(self.ids), dtype=torch.bool, device=self.ids.device)
-        for n in self.model.params:
-            m = only.get(n, False)
-            if isinstance(m, Tensor):
-                any_entry |= m.reshape(len(m), -1).any(1)
-        return any_entry.tolist()
+    def _active(self, only: Mask) -> Tensor:
+        """Which clients have anything to train under this mask: (C,)."""
+        marks = [only.get(n, False) for n in self.model.params]
+        partly = [m.flatten(1) if m.ndim > 1 else m.unsqueeze(1) for m in marks if isinstance(m, Tensor)]
+        if True in [m for m in marks if isinstance(m, bool)] or not partly:
+            return torch.full_like(self.ids, any(m is True for m in marks), dtype=torch.bool)
+        return torch.cat(partly, 1).any(1)
 
-    def _stretches(self, active: list[bool]) -> Iterator[tuple[Rows, int, int, int]]:
+    def _stretches(self, active: list[bool]) -> Iterator[tuple[slice | Tensor, int, int, int]]:
         """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side.
 
         A client with fewer batches drops out when it is done and one with fewer samples than a batch runs apart, so
@@ -245,13 +206,12 @@ class Work:
             done = 0
             for last in sorted({self._steps[i] for i in group}):
                 running = [i for i in group if self._steps[i] >= last]
-                together = running[-1] - running[0] + 1 == len(running)
-                yield (
-                    slice(running[0], running[-1] + 1) if together else torch.tensor(running, device=self.ids.device),
-                    done,
-                    last,
-                    size,
-                )
+                together: slice | Tensor = slice(running[0], running[-1] + 1)
+                if len(running) == len(active):
+                    together = slice(None)
+                elif running[-1] - running[0] + 1 != len(running):
+                    together = torch.tensor(running, device=self.ids.device)
+                yield together, done, last, size
                 done = last
 
 

@@ -7,6 +7,7 @@ from fedselect.deploy import wire
 from fedselect.method import Received
 from fedselect.methods import METHODS
 from fedselect.options import options
+from fedselect.program import Programs
 from fedselect.simulate import Simulation
 from fedselect.step import Training
 from fedselect.tree import MaskedSum, expand
@@ -83,6 +84,7 @@ class Network:
         self.data = federation()
         self.method, self.model = CASES[case](), MODELS[model](self.data)
         self.initial = self.model.init(11)
+        self.programs = Programs(self.model, TRAINING)
         self.model.check(self.data.clients[0].train[0][:2], self.data.classes)
         self.server = self.method.init(self.initial, len(SIZES), self.model)
         self.states = [None] * len(SIZES)
@@ -92,9 +94,7 @@ class Network:
     def work(self, i: int, round_: int) -> Work:
         alone = fs.Federation([self.data.clients[i]], self.data.classes)
         train, val = (alone.split(p, torch.float32) for p in ("train", "val"))
-        return Work(
-            self.model, train, val, ids=torch.tensor([i]), round=round_, seed=11, initial=self.initial, training=TRAINING
-        )
+        return Work(self.programs, train, val, ids=torch.tensor([i]), round=round_, seed=11, initial=self.initial)
 
     def receive(self, i: int) -> dict:
         """What client i has of the server's state: the entries it wants, and rows of its own."""

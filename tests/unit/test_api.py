@@ -19,10 +19,12 @@ PUBLIC = [
 # who may import whom: a part imports parts of its own layer's left neighbours and below, never beside or above
 LAYERS = [
     {"errors"},
-    {"tree", "random", "options", "files"},
-    {"models"},
-    {"stacked", "objectives", "transforms"},
+    {"kernels"},
+    {"tree", "random", "options", "files", "rules"},
+    {"models", "transforms"},
+    {"stacked", "objectives", "split"},
     {"step"},
+    {"program"},
     {"work"},
     {"select", "method", "data"},
     {"methods", "deploy"},

@@ -144,7 +144,7 @@ def test_a_named_head_may_be_any_submodule_and_is_not_confused_with_its_namesake
 def test_features_are_what_the_head_was_given():
     module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     model, x = fs.Model.wrap(module), torch.randn(2, 4)
-    out, _ = model.apply(model.init(0), x)
+    out = model.apply(model.init(0), x)
     torch.testing.assert_close(out.features, module[:2](x))
     torch.testing.assert_close(out.logits, module(x))
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedselect as fs
+from fedselect.program import Programs
 from fedselect.select import body, everything, grow_mask, head, layers, norms, nothing, top
+from fedselect.split import Split
 from fedselect.step import Training
-from fedselect.work import Split, Work
+from fedselect.work import Work
 
 shares = st.integers(0, 20).map(lambda k: k / 20)
 
@@ -150,7 +152,7 @@ START = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}
 def work(round):
     part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([2]))
     values = {n: v[0] for n, v in START.items()}
-    return Work(MODEL, part, part, ids=torch.tensor([0]), round=round, seed=0, initial=values, training=Training())
+    return Work(Programs(MODEL, Training()), part, part, ids=torch.tensor([0]), round=round, seed=0, initial=values)
 
 
 def tree(*numbers):
@@ -209,7 +211,7 @@ def test_after_a_growth_movement_counts_from_the_next_rounds_start():
 def test_random_select_draws_differently_for_each_client_and_round():
     def grow(round, ids):
         part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.zeros_like(ids), torch.full_like(ids, 2))
-        w = Work(MODEL, part, part, ids=ids, round=round, seed=0, initial={}, training=Training())
+        w = Work(Programs(MODEL, Training()), part, part, ids=ids, round=round, seed=0, initial={})
         wide = {"w": torch.zeros(len(ids), 100)}
         empty = {"mask": {n: v.bool() for n, v in wide.items()}}
         return fs.RandomSelect(rate=0.1).grow(w, empty, wide, wide)["mask"]["w"]

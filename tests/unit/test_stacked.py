@@ -8,7 +8,8 @@ from torch.func import functional_call, vmap
 
 import fedselect as fs
 from fedselect.random import client_keys
-from fedselect.stacked import Conv, Forward, bmm
+from fedselect.rules import Conv, bmm
+from fedselect.stacked import Forward
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -40,7 +41,7 @@ def conv_inputs(kernel, bias, size=(7, 8), batch=2, clients=CLIENTS):
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), CONVS)
 def test_convolution_is_torchs_for_every_client(kernel, stride, padding, dilation, bias):
     x, w, b = leaves(*conv_inputs(kernel, bias))
-    y = Conv.apply(x, w, b, stride, padding, dilation)[0]
+    y = Conv.apply(x, w, b, stride, padding, dilation)
     upstream = randn(*y.shape, seed=3)
     y.backward(upstream)
     for c in range(CLIENTS):
@@ -59,16 +60,16 @@ def test_convolutions_gradients_are_those_of_finite_differences(kernel, stride, 
     # undefined upstream gradients cannot occur: the picture is the one output that has a gradient
 
     def convolve(x, w, b):
-        return Conv.apply(x, w, b, stride, padding, dilation)[0]
+        return Conv.apply(x, w, b, stride, padding, dilation)
 
     assert torch.autograd.gradcheck(convolve, inputs, check_undefined_grad=False)
 
 
 def test_a_lone_client_gets_the_bits_it_gets_in_company():
     x, w, b = (t.float() for t in conv_inputs((3, 3), True))
-    together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))[0]
+    together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))
     for c in range(CLIENTS):
-        alone = Conv.apply(x[c : c + 1], w[c : c + 1], b[c : c + 1], (1, 1), (1, 1), (1, 1))[0]
+        alone = Conv.apply(x[c : c + 1], w[c : c + 1], b[c : c + 1], (1, 1), (1, 1), (1, 1))
         assert alone[0].equal(together[c])
 
 

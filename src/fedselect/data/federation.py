@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import DataError
+from fedselect.split import Split
 from fedselect.transforms import check_augment
-from fedselect.work import Split
 
 Part = tuple[Tensor, Tensor]
 

@@ -99,8 +99,8 @@ def size(tree: Tree, sent: Mask, mask_travels: bool) -> Tensor:
     """Bytes of each client's packet without making it: (C,) int64."""
     first = next(iter(tree.values()))
     total = torch.zeros(len(first), dtype=torch.int64, device=first.device)
-    for n, v in tree.items():
-        total += entries({n: sent.get(n, False)}, {n: v}) * v.element_size()
+    for width in {v.element_size() for v in tree.values()}:
+        total += entries(sent, {n: v for n, v in tree.items() if v.element_size() == width}) * width
     if mask_travels:
         marked = sum(v[0].numel() for n, v in tree.items() if isinstance(sent.get(n), Tensor))
         total += -(-marked // 8)

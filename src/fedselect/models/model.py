@@ -66,6 +66,7 @@ class Model:
         if self.head is not None:
             self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
         self._train = self.module.training
+        self.precision = "float32"  # how products are computed: float32, or on a GPU tf32 or bf16
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
 
     @classmethod
@@ -101,17 +102,14 @@ class Model:
         self.module.to(device)
         return self
 
-    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> tuple[Output, Tree]:
-        """One client's forward pass: outputs, and its running statistics afterwards."""
+    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> Output:
+        """One client's forward pass; in training its running statistics are updated in `tree`, in place."""
         if self._train != train:
             self.module.train(train)
             self._train = train
-        values = dict(tree)
-        stats = {n: tree[n].clone() for n in self.stats} if train else {}
-        values.update(stats)  # the module writes its statistics in place: into the copies
         with self._features() as seen:
-            logits = functional_call(self.module, values, (x,))
-            return Output(logits, seen[-1] if seen else None), stats
+            logits = functional_call(self.module, tree, (x,))
+            return Output(logits, seen[-1] if seen else None)
 
     def check(self, x: Tensor, classes: int) -> None:
         """Run one batch and complain in words when the model does not fit the data."""
@@ -121,7 +119,7 @@ class Model:
             handle = self.module.get_submodule(self.head).register_forward_hook(lambda m, i, o: inner.append(o))
         try:
             with torch.no_grad():
-                out, _ = self.apply({n: v for n, v in self.module.state_dict().items() if n in set(self.names)}, x)
+                out = self.apply({n: v for n, v in self.module.state_dict().items() if n in set(self.names)}, x)
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             raise InputError(f"{self.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
         finally:

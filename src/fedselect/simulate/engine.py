@@ -17,9 +17,10 @@ from fedselect.errors import InputError, TrainingError
 from fedselect.method import Method, Received, check_clients, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
+from fedselect.program import Programs
 from fedselect.simulate.store import Store
 from fedselect.step import Training, one_by_one, step
-from fedselect.tree import MaskedSum, State, Tree, clone, expand, rows
+from fedselect.tree import MaskedSum, State, Tree, clone, entries, expand, rows
 from fedselect.work import Work, score
 
 Record = dict[str, Any]
@@ -33,6 +34,14 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; use --device cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    if name not in ("auto", "float32", "tf32", "bf16"):
+        raise InputError(f"precision is auto, float32, tf32 or bf16, not {name!r}.")
+    if name in ("tf32", "bf16") and device.type != "cuda":
+        raise InputError(f"precision {name} needs a GPU; a CPU computes in float32.")
+    return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
 
 
 class Simulation:
@@ -50,6 +59,7 @@ class Simulation:
         late: tuple[int, int] | None = None,
         chunk: int | Literal["auto"] = "auto",
         device: str = "auto",
+        precision: str = "auto",
         eval_every: int = 1,
     ) -> None:
         self.clients = len(data.clients)
@@ -70,6 +80,7 @@ class Simulation:
         self.training = training or Training()
         self.eval_every = eval_every
         self.device = pick_device(device)
+        model.precision = self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
         splits = {part: data.split(part, dtype) for part in ("train", "val", "test")}
@@ -77,13 +88,13 @@ class Simulation:
         x, _ = one.batch(torch.tensor([[0, min(1, int(one.n[0]) - 1)]]))
         model.check(x[0], data.classes)
         model.to(self.device)
+        self._programs = Programs(model, self.training)
         self.initial = {n: v.to(self.device) for n, v in self.initial.items()}
         self._split = {part: split.to(self.device) for part, split in splits.items()}
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
         self.round = 0
-        self._folded = False  # whether the round in hand has been counted
         self.server = method.init(self.initial, self.clients, model)
         fits = self._fit()
         self.chunk = fits if chunk == "auto" else chunk
@@ -93,35 +104,37 @@ class Simulation:
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
         began = time.perf_counter()
-        self._folded = False
         present = (self._from <= self.round).nonzero().flatten()
         for ids in self._chunks(present[~self.store.joined[present]]):
             self.store.put(ids, self._for(ids).join(self._work(ids), expand(self.initial, len(ids))))
         count = max(1, round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
-        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in LISTS}
+        notes, finite = _Notes(self.clients), _Finite(self.data)
         folded, extras, order = MaskedSum(), [], []
         for ids in self._chunks(cohort):
             work, state, down = self._open(ids)
             wanted = self.method.wants(self.model, state)
-            _write(lists["bytes_down"], ids, wire.down_size(self.method.down(self.server, ids), wanted, len(ids)))
+            notes.add("bytes_down", ids, wire.down_size(self.method.down(self.server, ids), wanted, len(ids)))
             state, up = self._for(ids).client(work, state, down)
-            self._check_finite(ids, self.method.local(state), up.values)
             self.store.put(ids, state)
             folded.add(up.values, up.sent, up.weight)
             extras.append(up.extra)
             order.append(ids)
-            _write(lists["bytes_up"], ids, wire.up_size(up))
-            _write(lists["train_loss"], ids, work.loss)
+            notes.add("bytes_up", ids, wire.up_size(up))
+            notes.add("train_loss", ids, work.loss)
+            finite.watch(ids, self.method.local(state), up.values)
+            if len(cohort) > self.chunk:  # do not keep all chunks in memory
+                finite.check(self.round + 1)
         mean, heard = folded.mean()
         got = Received(torch.cat(order), mean, heard, _concat(extras))
         self.server = self.method.server(self.server, got)
         self.round += 1
-        self._folded = True
         if evaluate is None:
             evaluate = self.round % self.eval_every == 0
         if evaluate:
-            self._evaluate(present, lists)
+            self._evaluate(present, notes, finite)
+        finite.check(self.round)
+        lists = notes.lists()
         return {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
@@ -151,71 +164,59 @@ class Simulation:
         for ids in self._chunks(self.store.joined.nonzero().flatten()):
             models, test = self.models(ids), self._split["test"]
             for j in range(self.clients):
-                theirs = test.rows(torch.full_like(ids, j, device=self.device))
-                out[ids, j] = score(self.model, models, theirs)[0].cpu()
+                theirs = test.rows(torch.full_like(ids, j))
+                out[ids, j] = score(self._programs, models, theirs)[0].cpu()
         return out
 
-    def _evaluate(self, present: Tensor, lists: dict[str, list[Any]]) -> None:
+    def _evaluate(self, present: Tensor, notes: "_Notes", finite: "_Finite") -> None:
         for ids in self._chunks(present):
             work, state, down = self._open(ids, self.round - 1)
-            test = self._split["test"].rows(ids.to(self.device))
+            test = self._split["test"].rows(ids)
             merged = self._for(ids).personal(work, state, down)
-            self._check_finite(ids, merged)
-            results = {"local": score(self.model, self.method.local(state), test), "merged": score(self.model, merged, test)}
+            results = {
+                "local": score(self._programs, self.method.local(state), test),
+                "merged": score(self._programs, merged, test),
+            }
             for view, (accuracy, _) in results.items():
-                _write(lists[f"accuracy_{view}"], ids, accuracy)
+                notes.add(f"accuracy_{view}", ids, accuracy)
             accuracy, loss = results[self.method.view]
-            _write(lists["accuracy"], ids, accuracy)
-            _write(lists["test_loss"], ids, loss)
-            _write(lists["share"], ids, self._share(state, len(ids)))
+            notes.add("accuracy", ids, accuracy)
+            notes.add("test_loss", ids, loss)
+            notes.add("share", ids, self._share(state, len(ids)))
+            finite.watch(ids, merged)
+            if len(present) > self.chunk:
+                finite.check(self.round)
 
     def _share(self, state: State, clients: int) -> Tensor:
         """The personal share of each client's parameters."""
-        total = torch.zeros(clients, dtype=torch.float64)
-        for n, m in self.method.mask(self.model, state).items():
-            total += rows(m).sum(1).cpu() if isinstance(m, Tensor) else self.initial[n].numel() * bool(m)
-        return total / self.model.size
+        return entries(self.method.mask(self.model, state), expand(self.initial, clients)).double() / self.model.size
 
     def _for(self, ids: Tensor) -> Method:
-        return for_clients(self.method, ids.to(self.device))
+        return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
     def _open(self, ids: Tensor, round: int | None = None) -> tuple[Work, State, State]:
         state = self.store.take(ids, self.device)
-        down = self.method.down(self.server, ids.to(self.device))
+        down = self.method.down(self.server, ids.to(self.device, non_blocking=True))
         shared = {k: expand(v, len(ids)) for k, v in down.shared.items()}
         return self._work(ids, round), state, {**shared, **down.rows}
 
     def _work(self, ids: Tensor, round: int | None = None) -> Work:
-        at = ids.to(self.device)
         return Work(
-            self.model,
-            self._split["train"].rows(at),
-            self._split["val"].rows(at),
-            ids=at,
+            self._programs,
+            self._split["train"].rows(ids),
+            self._split["val"].rows(ids),
+            ids=ids.to(self.device, non_blocking=True),
             round=self.round if round is None else round,
             seed=self.seed,
             initial=self.initial,
-            training=self.training,
         )
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
         """Cut a cohort so that it fits; clients of like size lie side by side, so that they run without copies."""
-        n = self._split["train"].n.cpu()[ids]
-        order = sorted(range(len(ids)), key=lambda i: (-int(n[i]), int(ids[i])))
+        sizes = self._split["train"].rows(ids).sizes or ()
+        order = sorted(range(len(ids)), key=lambda i: (-sizes[i], int(ids[i])))
         for at in range(0, len(order), self.chunk):
             yield ids[torch.tensor(order[at : at + self.chunk])]
-
-    def _check_finite(self, ids: Tensor, *trees: Tree) -> None:
-        for tree in trees:
-            fine = {n: torch.isfinite(rows(v)).all(1) for n, v in tree.items()}
-            if bool(torch.stack(list(fine.values())).all()):
-                continue
-            name, ok = next((n, ok) for n, ok in fine.items() if not bool(ok.all()))
-            client = self.data.clients[int(ids[int((~ok).nonzero()[0])])].name or int(ids[int((~ok).nonzero()[0])])
-            raise TrainingError(
-                f"client {client}, round {self.round + (not self._folded)}: {name} is no longer finite; "
-                "lower the learning rate, or limit gradients with clip (--clip 1)."
-            )
 
     def _try_join(self) -> None:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
@@ -354,9 +355,47 @@ def run(
     return Result(simulation, history)
 
 
-def _write(into: list[Any], ids: Tensor, values: Tensor) -> None:
-    for i, v in zip(ids.tolist(), values.tolist(), strict=True):
-        into[i] = None if v != v else round(v, 6) if isinstance(v, float) else v
+class _Notes:
+    """What a round measures of each client. Numbers are read when the round is over: reading one waits for the GPU."""
+
+    def __init__(self, clients: int) -> None:
+        self._lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
+        self._found: list[tuple[str, Tensor, Tensor]] = []
+
+    def add(self, what: str, ids: Tensor, values: Tensor) -> None:
+        self._found.append((what, ids, values))
+
+    def lists(self) -> dict[str, list[Any]]:
+        for what, ids, values in self._found:
+            for i, v in zip(ids.tolist(), values.tolist(), strict=True):
+                self._lists[what][i] = None if v != v else round(v, 6) if isinstance(v, float) else v
+        return self._lists
+
+
+class _Finite:
+    """Whether trees are still finite, asked without waiting for the answer until `check`."""
+
+    def __init__(self, data: Federation) -> None:
+        self._data = data
+        self._watched: list[tuple[Tensor, Tree, Tensor]] = []
+
+    def watch(self, ids: Tensor, *trees: Tree) -> None:
+        for tree in {id(t): t for t in trees}.values():
+            self._watched.append((ids, tree, torch.stack(torch._foreach_norm(list(tree.values()), 1)).isfinite().all()))
+
+    def check(self, round: int) -> None:
+        for ids, tree, fine in self._watched:
+            if bool(fine):
+                continue
+            for name, v in tree.items():  # it may be that only their sum was too large a number
+                lost = (~torch.isfinite(rows(v)).all(1)).nonzero().flatten().tolist()
+                if lost:
+                    client = int(ids[lost[0]])
+                    raise TrainingError(
+                        f"client {self._data.clients[client].name or client}, round {round}: {name} is no longer finite; "
+                        "lower the learning rate, or limit gradients with clip (--clip 1)."
+                    )
+        self._watched.clear()
 
 
 def _mean(values: list[Any]) -> float | None:

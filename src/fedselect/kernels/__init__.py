@@ -1,0 +1,19 @@
+"""Triton kernels for stacked clients on a GPU. Each has a plain PyTorch twin in `rules` or beside its caller."""
+
+from functools import cache
+
+from torch import Tensor
+
+
+@cache
+def _triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:  # a build of torch that comes without it
+        return False
+    return True
+
+
+def serve(x: Tensor) -> bool:
+    """Whether the kernels take tensors such as this one."""
+    return x.is_cuda and x.element_size() <= 4 and _triton()

@@ -1,0 +1,245 @@
+"""Convolution of stacked clients as an implicit matrix product: no patches are ever written to memory.
+
+A kernel's entries are walked tap by tap, input channels fastest, which is how channels-last memory holds them. All
+strides are arguments, so a cropped kernel (its taps that ever meet the input) and any layout are read in place.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+@triton.jit
+def _forward(
+    x, w, b, y, rows, n_out, xc, xb, xi, xh, xw, wc, wo, wi, wh, ww, yc,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr, I: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y (C, rows, O), rows = pictures * HIGH * WIDE; one program makes BM x BN of one client."""
+    client = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(n_out, BN)
+    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    picture, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
+    top, left = place // WIDE * SH - PH, place % WIDE * SW - PW
+    here = m < rows
+    x += client * xc + picture.to(tl.int64)[:, None] * xb
+    w += client * wc + n.to(tl.int64)[None, :] * wo
+    total = tl.zeros((BM, BN), tl.float32)
+    if I % BK == 0:  # a block lies within one tap
+        for at in range(0, KH * KW * I, BK):
+            tap, i = at // I, at % I + tl.arange(0, BK)
+            i = tl.max_contiguous(tl.multiple_of(i, BK), BK)
+            v, u = tap // KW, tap % KW
+            p, q = top + v * DH, left + u * DW
+            inside = here & (p >= 0) & (p < H) & (q >= 0) & (q < W)
+            left_tile = tl.load(x + (p * xh + q * xw)[:, None] + i[None, :] * xi, inside[:, None], 0.0)
+            right_tile = tl.load(w + (v * wh + u * ww) + i[:, None] * wi, (n < n_out)[None, :], 0.0)
+            total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
+    else:
+        for at in range(0, KH * KW * I, BK):
+            k = at + tl.arange(0, BK)
+            tap, i = k // I, k % I
+            v, u = tap // KW, tap % KW
+            p, q = top[:, None] + (v * DH)[None, :], left[:, None] + (u * DW)[None, :]
+            inside = here[:, None] & (p >= 0) & (p < H) & (q >= 0) & (q < W) & (k < KH * KW * I)[None, :]
+            left_tile = tl.load(x + p * xh + q * xw + (i * xi)[None, :], inside, 0.0)
+            right = (k < KH * KW * I)[:, None] & (n < n_out)[None, :]
+            right_tile = tl.load(w + (v * wh + u * ww + i * wi)[:, None], right, 0.0)
+            total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
+    if BIAS:
+        total += tl.load(b + client * n_out + n, n < n_out, 0.0)[None, :]
+    out = y + client * yc + m.to(tl.int64)[:, None] * n_out + n[None, :]
+    tl.store(out, total.to(y.dtype.element_ty), here[:, None] & (n < n_out)[None, :])
+
+
+@triton.jit
+def _to_input(
+    g, w, dx, rows, n_in, gc, wc, wo, wi, wh, ww, dc,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DOT: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dx (C, B, H, W, I) from g (C, B, HIGH, WIDE, O). Input places of one residue by the stride meet the same taps,
+    so each residue is a product of its own; `rows` counts the places of the fullest."""
+    client = tl.program_id(1).to(tl.int64)
+    residue = tl.program_id(2)
+    ry, rx = residue // SW, residue % SW
+    across = tl.cdiv(n_in, BN)
+    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    tall, broad = (H + SH - 1) // SH, (W + SW - 1) // SW
+    picture, place = m // (tall * broad), m % (tall * broad)
+    y0, x0 = place // broad, place % broad
+    here = (m < rows) & (y0 * SH + ry < H) & (x0 * SW + rx < W)
+    v0, u0 = (ry + PH) % SH, (rx + PW) % SW
+    down, right = (ry + PH) // SH, (rx + PW) // SW
+    taps_v, taps_u = (KH - v0 + SH - 1) // SH, (KW - u0 + SW - 1) // SW
+    g += client * gc + picture.to(tl.int64)[:, None] * (HIGH * WIDE * O)
+    w += client * wc + n.to(tl.int64)[None, :] * wi
+    total = tl.zeros((BM, BN), tl.float32)
+    for at in range(taps_v * taps_u * tl.cdiv(O, BK)):
+        tap, o = at // tl.cdiv(O, BK), at % tl.cdiv(O, BK) * BK + tl.arange(0, BK)
+        v, u = tap // taps_u, tap % taps_u
+        p, q = y0 + down - v, x0 + right - u
+        inside = here & (p >= 0) & (p < HIGH) & (q >= 0) & (q < WIDE)
+        v, u = v0 + v * SH, u0 + u * SW
+        if O % BK == 0:
+            o = tl.max_contiguous(tl.multiple_of(o, BK), BK)
+            left_tile = tl.load(g + ((p * WIDE + q) * O)[:, None] + o[None, :], inside[:, None], 0.0)
+            right_tile = tl.load(w + (v * wh + u * ww) + o[:, None] * wo, (n < n_in)[None, :], 0.0)
+        else:
+            left_tile = tl.load(g + ((p * WIDE + q) * O)[:, None] + o[None, :], inside[:, None] & (o < O)[None, :], 0.0)
+            right_tile = tl.load(w + (v * wh + u * ww) + o[:, None] * wo, (o < O)[:, None] & (n < n_in)[None, :], 0.0)
+        total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
+    spot = (picture.to(tl.int64) * H + y0 * SH + ry) * W + x0 * SW + rx
+    tl.store(dx + client * dc + spot[:, None] * n_in + n[None, :], total.to(dx.dtype.element_ty),
+             here[:, None] & (n < n_in)[None, :])  # fmt: skip
+
+
+@triton.jit
+def _to_kernel(
+    x, g, dw, rows, n_out, part, xc, xb, xi, xh, xw, gc, dp, dc,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, W: tl.constexpr, I: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dw (parts, C, O, KH, KW, I): BM output channels by BN of (tap, input channel), summed over `part` rows."""
+    client = tl.program_id(1).to(tl.int64)
+    piece = tl.program_id(2)
+    across = tl.cdiv(KH * KW * I, BN)
+    o = tl.program_id(0) // across * BM + tl.arange(0, BM)
+    first = tl.program_id(0) % across * BN
+    n = first + tl.arange(0, BN)
+    x += client * xc
+    g += client * gc
+    total = tl.zeros((BM, BN), tl.float32)
+    for at in range(piece * part, tl.minimum(piece * part + part, rows), BK):
+        m = at + tl.arange(0, BK)
+        picture, place = m // (HIGH * WIDE), m % (HIGH * WIDE)
+        top, left = place // WIDE * SH - PH, place % WIDE * SW - PW
+        there = m < tl.minimum(piece * part + part, rows)
+        left_tile = tl.load(g + m.to(tl.int64)[None, :] * n_out + o[:, None], there[None, :] & (o < n_out)[:, None], 0.0)
+        if I % BN == 0:  # a block lies within one tap
+            tap, i = first // I, first % I + tl.arange(0, BN)
+            i = tl.max_contiguous(tl.multiple_of(i, BN), BN)
+            p, q = top + tap // KW * DH, left + tap % KW * DW
+            inside = there & (p >= 0) & (p < H) & (q >= 0) & (q < W)
+            spot = picture.to(tl.int64) * xb + p * xh + q * xw
+            right_tile = tl.load(x + spot[:, None] + (i * xi)[None, :], inside[:, None], 0.0)
+        else:
+            tap, i = n // I, n % I
+            p, q = top[:, None] + (tap // KW * DH)[None, :], left[:, None] + (tap % KW * DW)[None, :]
+            inside = there[:, None] & (p >= 0) & (p < H) & (q >= 0) & (q < W) & (n < KH * KW * I)[None, :]
+            spot = picture.to(tl.int64)[:, None] * xb + p * xh + q * xw
+            right_tile = tl.load(x + spot + (i * xi)[None, :], inside, 0.0)
+        total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
+    out = dw + piece.to(tl.int64) * dp + client * dc + o.to(tl.int64)[:, None] * (KH * KW * I) + n[None, :]
+    tl.store(out, total, (o < n_out)[:, None] & (n < KH * KW * I)[None, :])
+
+
+def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
+    """x (C, B, I, H, W), w (C, O, I, kh, kw) -> (C, B, O, Ho, Wo) with channels last in memory."""
+    clients, batch, inside, height, width = x.shape
+    out, (kh, kw) = w.shape[1], w.shape[3:]
+    high = (height + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    wide = (width + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    rows = batch * high * wide
+    y = torch.empty(clients, batch, high, wide, out, dtype=x.dtype, device=x.device)
+    how = _forward_tiles(rows, out, inside, clients, x.dtype)
+    grid = (triton.cdiv(rows, how["BM"]) * triton.cdiv(out, how["BN"]), clients)
+    _forward[grid](
+        x, w, w if b is None else b.contiguous(), y, rows, out, *x.stride(), *w.stride(), y.stride(0),
+        high, wide, height, width, inside, kh, kw, *stride, *padding, *dilation, b is not None,
+        **_kind(precision, x.dtype), **how,
+    )  # fmt: skip
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def to_input(g: Tensor, w: Tensor, shape: torch.Size, stride: Pair, padding: Pair, precision: str) -> Tensor:
+    """The gradient of the input, of `shape`, for a convolution that is not dilated; g (C, B, Ho, Wo, O) in order."""
+    clients, batch, inside, height, width = shape
+    _, _, high, wide, out = g.shape
+    dx = torch.empty(clients, batch, height, width, inside, dtype=g.dtype, device=g.device)
+    rows = batch * -(-height // stride[0]) * -(-width // stride[1])
+    how = _input_tiles(rows, inside, out, clients * stride[0] * stride[1], g.dtype)
+    grid = (triton.cdiv(rows, how["BM"]) * triton.cdiv(inside, how["BN"]), clients, stride[0] * stride[1])
+    _to_input[grid](
+        g, w, dx, rows, inside, g.stride(0), *w.stride(), dx.stride(0),
+        high, wide, height, width, out, w.shape[3], w.shape[4], *stride, *padding, **_kind(precision, g.dtype), **how,
+    )  # fmt: skip
+    return dx.permute(0, 1, 4, 2, 3)
+
+
+def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
+    """The gradient of the kernel (C, O, I, kh, kw), float32, input channels last in memory; g (C, B, Ho, Wo, O) in order."""
+    clients, _, inside, height, width = x.shape
+    _, batch, high, wide, out = g.shape
+    rows, columns = batch * high * wide, kernel[0] * kernel[1] * inside
+    how = _kernel_tiles(out, columns, rows, x.dtype)
+    tiles = triton.cdiv(out, how["BM"]) * triton.cdiv(columns, how["BN"])
+    wanted = 3 * PROGRAMS if how["num_warps"] == 2 else PROGRAMS  # long sums are cut, so that all units have work
+    parts = max(1, min(wanted // (tiles * clients), rows // 128))
+    part = -(-rows // (parts * how["BK"])) * how["BK"]
+    parts = -(-rows // part)
+    dw = torch.empty(parts, clients, out, *kernel, inside, device=x.device)
+    _to_kernel[(tiles, clients, parts)](
+        x, g, dw, rows, out, part, *x.stride(), g.stride(0), dw.stride(0), dw.stride(1),
+        high, wide, height, width, inside, *kernel, *stride, *padding, *dilation, **_kind(precision, x.dtype), **how,
+    )  # fmt: skip
+    return (dw[0] if parts == 1 else dw.sum(0)).permute(0, 1, 4, 2, 3)
+
+
+PROGRAMS = 264
+"""Programs that keep every unit of the GPU busy: two for each of an H200's 132."""
+
+
+def _tiles(bm: int, bn: int, bk: int, warps: int) -> dict[str, int]:
+    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": 3}
+
+
+def _power(n: int, least: int, most: int) -> int:
+    return min(most, max(least, triton.next_power_of_2(n)))
+
+
+# The choices below were measured on an H200 over the layers of ResNet18 with 10 and 80 clients (docs/performance.md).
+# In the two backward products neither operand lies along the sum, which the chip's widest TF32 instruction asks for;
+# two warps make the compiler take the narrower one, at two to four times the speed.
+
+
+def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
+    bm, bn = _power(m, 16, 128), _power(n, 16, 64)
+    while bm > 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS:
+        bm //= 2
+    few = triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS // 2
+    return _tiles(bm, bn, _power(k, 16, _depth(dtype)), 8 if few and bm * bn >= 4096 else 4)
+
+
+def _input_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
+    bm, bn, bk = _power(m, 16, 64), _power(n, 16, 64), _power(k, 16, _depth(dtype))
+    if bm == 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < 1000:
+        bm = 32
+    if bn == 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < 400:
+        bn, bk = 32, _power(k, 16, 64)
+    return _tiles(bm, bn, bk, 2 if dtype == torch.float32 else 4)
+
+
+def _kernel_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, int]:
+    bn = 32 if n % 64 and n < 256 else _power(n, 16, 64)
+    return _tiles(_power(m, 16, 64), bn, _power(k, 16, _depth(dtype)), 2 if dtype == torch.float32 else 4)
+
+
+def _depth(dtype: torch.dtype) -> int:
+    return 64 if dtype == torch.bfloat16 else 32
+
+
+def _kind(precision: str, dtype: torch.dtype) -> dict[str, Any]:
+    return {"DOT": "tf32" if precision == "tf32" else "tf32x3", "KIND": tl.bfloat16 if dtype == torch.bfloat16 else tl.float32}

@@ -1,0 +1,285 @@
+"""Recorded programs: a step that keeps coming back is replayed without the Python that made it.
+
+On a GPU a whole step (gather, augment, forward, backward, update) becomes one CUDA graph; on a CPU it is traced to the
+list of its tensor operations. Either way the operations and their order are those of the step as written, so the
+numbers are too. What cannot be recorded runs as it is, and says so once.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedselect import kernels, random
+from fedselect.models import Model
+from fedselect.objectives import Objective
+from fedselect.split import Split
+from fedselect.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
+from fedselect.tree import Mask, State, Tree
+
+RECORD_AFTER = {"cuda": 1, "cpu": 200}
+"""Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+KEPT = 16
+"""Recordings kept at a time."""
+Body = Callable[[State], Any]
+"""A program: works on tensors, by group and name, in place."""
+
+
+class Programs:
+    """Trains and evaluates stacked clients of one model, recording what comes back."""
+
+    def __init__(self, model: Model, training: Training) -> None:
+        self.model = model
+        self.training = training
+        self._room: dict[tuple[str, str], Tensor] = {}
+        self._placed: dict[Any, Tree] = {}
+        self._seen: dict[Any, int] = {}
+        self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
+        self._pool: Any = None
+
+    def clear(self) -> None:
+        """Let go of all recordings and the memory they hold."""
+        self._room.clear()
+        self._placed.clear()
+        self._recorded.clear()
+        self._pool = None
+
+    def place(self, group: str, tree: Mapping[str, Any]) -> Any:
+        """The same tensors where recordings find them: on a GPU copies that stay put, kernels with their channels last."""
+        tensors = {n: v for n, v in tree.items() if isinstance(v, Tensor)}
+        if not tensors or not self._captures(next(iter(tensors.values()))):
+            return tree
+        key = (group, *((n, v.shape) for n, v in tensors.items()))
+        placed = self._placed.get(key)
+        if placed is None:
+            placed = self._placed[key] = {n: self._spot(group, n, v) for n, v in tensors.items()}
+        copy(placed, tensors)
+        return {**tree, **placed}
+
+    def rest(self, group: str, like: Tree) -> Tree:
+        """Zeros for these parameters where recordings find them."""
+        if not self._captures(next(iter(like.values()))):
+            return {n: torch.zeros_like(v) for n, v in like.items()}
+        zeros = {n: self._spot(group, n, v) for n, v in like.items()}
+        torch._foreach_zero_(list(zeros.values()))
+        return zeros
+
+    def train(
+        self, tree: Tree, velocity: Tree, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
+        objective: Objective, size: int, first: int, last: int,
+    ) -> Tensor:  # fmt: skip
+        """Steps `first` to `last` of a pass over the clients' data in this order, `size` samples at a time, in place.
+
+        Returns each client's loss summed over them: (C,) float64.
+        """
+        rates = {  # one for each client even where there is one for all, so that stacking settings changes nothing
+            n: v if isinstance(v, Tensor) and v.ndim else torch.full((len(shuffle),), float(v), device=shuffle.device)
+            for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
+        }
+        inputs: State = {
+            "tree": tree, "velocity": velocity, "only": {n: m for n, m in only.items() if isinstance(m, Tensor)}, **ctx,
+            "lr": rates,
+            "batch": {"order": order, "shuffle": shuffle, "start": data.start, "n": data.n},
+            "sums": {"at": torch.full((1,), first, device=shuffle.device),
+                     "loss": torch.zeros(len(shuffle), dtype=torch.float64, device=shuffle.device)},
+        }  # fmt: skip
+
+        def batch(i: State, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+            # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
+            b, at = i["batch"], i["sums"]["at"]
+            places = (at * size + torch.arange(size, device=at.device)) % b["n"].unsqueeze(1)
+            x, y = replace(data, start=b["start"], n=b["n"]).batch(b["order"].gather(1, places), b["shuffle"])
+            return x, y, random.fold(b["shuffle"], at) if plan.draws else b["shuffle"]
+
+        def given(i: State) -> tuple[Mask, Rate, State]:
+            return {**only, **i["only"]}, i["lr"] if isinstance(lr, Mapping) else i["lr"][""], {k: i[k] for k in ctx}
+
+        def body(i: State, plan: Plan = AS_WRITTEN) -> None:
+            masks, rate, context = given(i)
+            losses = step(
+                self.model, i["tree"], i["velocity"], *batch(i, plan), masks, rate, objective, context, self.training, plan
+            )
+            i["sums"]["loss"] += losses
+            i["sums"]["at"] += 1
+
+        def ready(i: State) -> Body:
+            masks, _, context = given(i)
+            plan = find_plan(self.model, i["tree"], *batch(i, AS_WRITTEN), masks, objective, context, self.training)
+            return lambda i: body(i, plan)
+
+        masks = tuple((n, m) for n, m in only.items() if isinstance(m, bool))
+        what = (
+            "train",
+            size,
+            masks,
+            isinstance(lr, Mapping),
+            tuple(ctx),
+            data.x.data_ptr(),
+            data.augment,
+            _identity(objective),
+        )
+        for done in range(first, last):
+            recorded = self._recording(what, ready, inputs)
+            if recorded is not None:
+                recorded(inputs, last - done)
+                break
+            body(inputs)
+        return inputs["sums"]["loss"]
+
+    def predict(self, tree: Tree, split: Split, at: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Every client's model on `width` samples of its own from `at` on: (logits, features, labels, which are real).
+
+        Good until the next call.
+        """
+        inputs: State = {
+            "tree": tree,
+            "batch": {"start": split.start, "n": split.n},
+            "sums": {"at": torch.full((1,), at, device=split.n.device)},
+        }
+
+        def body(i: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            start, n = i["batch"]["start"], i["batch"]["n"]
+            index = i["sums"]["at"] + torch.arange(width, device=n.device)
+            inside = index < n.unsqueeze(1)
+            x, y = replace(split, start=start, n=n).batch(torch.where(inside, index, 0))
+            return (*forward(self.model, i["tree"], x), y, inside)
+
+        recorded = None
+        if split.n.is_cuda:  # a CPU is busy with the numbers themselves
+            recorded = self._recording(("predict", width, split.x.data_ptr()), lambda i: body, inputs)
+        return body(inputs) if recorded is None else recorded(inputs, 1)
+
+    def _recording(
+        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State
+    ) -> Callable[[State, int], Any] | None:
+        """The recording that serves these inputs, made now if it is time for one."""
+        device = inputs["batch"]["n"].device
+        if one_by_one(self.model, device):
+            return None
+        key = (*what, self.model.precision, _shapes(inputs))
+        if key in self._recorded:
+            return self._recorded[key]
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if self._seen[key] <= RECORD_AFTER[device.type]:
+            return None
+        try:
+            if device.type == "cuda":
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                made: Callable[[State, int], Any] | None = _Captured(ready(inputs), inputs, self._pool)
+            else:
+                made = _Traced(ready(inputs), inputs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as e:  # anything a user's model may do that a recording does not allow
+            reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+            warnings.warn(f"{self.model.name} cannot be recorded and runs on the slow path ({reason}).", stacklevel=2)
+            made = None
+        if len(self._recorded) >= KEPT:
+            self._recorded.pop(next(iter(self._recorded)))
+        self._recorded[key] = made
+        return made
+
+    def _captures(self, v: Tensor) -> bool:
+        return v.is_cuda and not one_by_one(self.model, v.device)
+
+    def _spot(self, group: str, name: str, like: Tensor) -> Tensor:
+        """Room for a tensor such as this one, the same each time; more clients than before need new room."""
+        room = self._room.get((group, name))
+        if room is None or len(room) < len(like) or room.shape[1:] != like.shape[1:] or room.dtype != like.dtype:
+            kernel = name in self.model.convolutions and like.ndim == 5
+            shape = [like.shape[i] for i in (0, 1, 3, 4, 2)] if kernel else list(like.shape)
+            room = torch.empty(shape, dtype=like.dtype, device=like.device)
+            self._room[group, name] = room = room.permute(0, 1, 4, 2, 3) if kernel else room
+            self._placed.clear()  # what pointed to the old room is of no use
+            self._recorded.clear()
+        return room[: len(like)]
+
+
+def copy(into: Tree, tree: Tree) -> None:
+    """Values into tensors of the same names; kernels may lie in another order there."""
+    alike = []
+    for n, v in tree.items():
+        if v.ndim == 5 and kernels.serve(v) and v.stride() != into[n].stride():
+            from fedselect.kernels.relay import fits, relay
+
+            if fits(into[n], v):
+                relay(into[n], v)
+                continue
+        alike.append(n)
+    torch._foreach_copy_([into[n] for n in alike], [tree[n] for n in alike])
+
+
+def ordered(tree: Tree) -> Tree:
+    """A copy with every tensor in its usual order in memory."""
+    out = {n: torch.empty_like(v, memory_format=torch.contiguous_format) for n, v in tree.items()}
+    copy(out, tree)
+    return out
+
+
+class _Captured:
+    """A program as a CUDA graph. Trees, masks and contexts are used where they lie; what is small is copied in and out."""
+
+    def __init__(self, body: Body, inputs: State, pool: Any) -> None:
+        small = ("lr", "batch", "sums")
+        self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.out = body({**inputs, **self.own})
+
+    def __call__(self, inputs: State, times: int) -> Any:
+        for k, tree in self.own.items():
+            for n, v in tree.items():
+                v.copy_(inputs[k][n])
+        for _ in range(times):
+            self.graph.replay()
+        for n, v in self.own["sums"].items():
+            inputs["sums"][n].copy_(v)
+        return self.out
+
+
+class _Traced:
+    """A program as the list of its tensor operations."""
+
+    def __init__(self, body: Body, inputs: State) -> None:
+        names = [(k, n) for k, tree in inputs.items() for n in tree]
+
+        def flat(*tensors: Tensor) -> None:
+            out: State = {k: {} for k in inputs}
+            for (k, n), v in zip(names, tensors, strict=True):
+                out[k][n] = v
+            body(out)
+
+        self.program = make_fx(flat)(*(v.clone() for tree in inputs.values() for v in tree.values()))
+        for node in list(self.program.graph.nodes):  # what only views a tensor as itself
+            same = node.target is torch.ops.aten.detach.default or (
+                node.target is torch.ops.aten.permute.default and node.args[1] == sorted(node.args[1])
+            )
+            if same:
+                node.replace_all_uses_with(node.args[0])
+                self.program.graph.erase_node(node)
+        self.program.recompile()
+
+    def __call__(self, inputs: State, times: int) -> None:
+        tensors = [v for tree in inputs.values() for v in tree.values()]
+        with torch.no_grad():
+            for _ in range(times):
+                self.program(*tensors)
+
+
+def _shapes(inputs: State) -> tuple[Any, ...]:
+    """How the inputs lie in memory; on a GPU also where those that are used in place lie."""
+    return tuple(
+        (n, v.dtype, v.shape, v.stride(), v.data_ptr() if v.is_cuda and k not in ("lr", "batch", "sums") else 0)
+        for k, tree in inputs.items()
+        for n, v in tree.items()
+    )
+
+
+def _identity(fn: Any) -> Any:
+    """The same for functions that do the same, so that one made anew each round is known again."""
+    plain = getattr(fn, "__closure__", 0) is None and fn.__defaults__ is None and fn.__kwdefaults__ is None
+    return fn.__code__ if plain else fn

@@ -1,0 +1,202 @@
+"""What a layer does for C clients at once, each with its own weights: convolution, Linear, BatchNorm, forward and backward.
+
+On a GPU the products and sums run in our kernels; the plain PyTorch here is their twin, and what a CPU runs.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedselect import kernels
+
+Pair = tuple[int, int]
+
+
+class Conv(torch.autograd.Function):
+    """x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view
+    of that in the usual order, so the next layer finds them as it wants them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        precision: str = "float32",
+    ) -> Tensor:
+        ctx.how, ctx.precision, ctx.x, ctx.w = (stride, padding, dilation), precision, x.shape, w.shape
+        ctx.kernels = kernels.serve(x) and dilation == (1, 1)
+        if ctx.kernels:
+            from fedselect.kernels import conv
+
+            ctx.save_for_backward(x, w)
+            return conv.forward(x, w, b, stride, padding, dilation, precision)
+        patches, (high, wide) = _patches(x.permute(0, 1, 3, 4, 2), (w.shape[3], w.shape[4]), stride, padding, dilation)
+        kernel = w.to(x.dtype).permute(0, 3, 4, 2, 1).reshape(w.shape[0], -1, w.shape[1])
+        y = bmm(patches, kernel)
+        if b is not None:
+            y += b.unsqueeze(1)
+        ctx.save_for_backward(patches, kernel)
+        return y.view(x.shape[0], x.shape[1], high, wide, -1).permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        stride, padding, dilation = ctx.how
+        g = grad.permute(0, 1, 3, 4, 2)
+        dx = dw = db = None
+        if ctx.needs_input_grad[2]:
+            db = g.flatten(1, 3).sum(1, dtype=torch.promote_types(g.dtype, torch.float32))
+        if ctx.kernels:
+            from fedselect.kernels import conv
+
+            x, w = ctx.saved_tensors
+            g = g.contiguous()
+            if ctx.needs_input_grad[1]:
+                dw = conv.to_kernel(x, g, ctx.w[3:], stride, padding, dilation, ctx.precision)
+            if ctx.needs_input_grad[0]:
+                dx = conv.to_input(g, w, ctx.x, stride, padding, ctx.precision)
+            return dx, dw, db, None, None, None, None
+        patches, kernel = ctx.saved_tensors
+        clients, out, inside, kh, kw = ctx.w
+        flat = g.reshape(clients, -1, out)
+        if ctx.needs_input_grad[1]:
+            dw = bmm(patches.transpose(1, 2), flat).view(clients, kh, kw, inside, out).permute(0, 4, 3, 1, 2)
+        if ctx.needs_input_grad[0]:
+            high, wide = grad.shape[-2:]
+            _, batch, _, height, width = ctx.x
+            spread = bmm(flat, kernel.transpose(1, 2)).view(clients, batch, high, wide, kh, kw, inside)
+            room = (height + 2 * padding[0], width + 2 * padding[1])
+            full = grad.new_zeros(clients, batch, *room, inside)
+            for i in range(kh):
+                for j in range(kw):
+                    top, left = i * dilation[0], j * dilation[1]
+                    place = full[:, :, top : top + high * stride[0] : stride[0], left : left + wide * stride[1] : stride[1]]
+                    place.add_(spread[:, :, :, :, i, j])
+            dx = full[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 1, 4, 2, 3)
+        return dx, dw, db, None, None, None, None
+
+
+class Linear(torch.autograd.Function):
+    """x (C, B, I), w (C, O, I), b (C, O)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        w = w.to(x.dtype)
+        ctx.save_for_backward(x, w)
+        y = bmm(x, w.transpose(1, 2))
+        return y if b is None else y.add_(b.unsqueeze(1))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        wide = torch.promote_types(g.dtype, torch.float32)
+        dx = bmm(g, w) if ctx.needs_input_grad[0] else None
+        dw = bmm(g.transpose(1, 2), x).to(wide) if ctx.needs_input_grad[1] else None
+        return dx, dw, g.sum(1, dtype=wide) if ctx.needs_input_grad[2] else None
+
+
+class BatchNorm(torch.autograd.Function):
+    """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+        momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        ctx.over, ctx.kernels = [1, *range(3, x.ndim)], kernels.serve(x)
+        if ctx.kernels:
+            from fedselect.kernels import norm
+
+            flat = _channels_last(x)
+            rows = flat.view(len(x), -1, x.shape[2])
+            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps)
+            ctx.save_for_backward(rows, saved, weight)
+            return y.view(flat.shape).movedim(-1, 2)
+        count = x[0].numel() // x.shape[2]
+        now_var, now_mean = torch.var_mean(x, ctx.over, correction=0)
+        if mean is not None and var is not None:
+            mean.mul_(1 - momentum).add_(now_mean * momentum)
+            var.mul_(1 - momentum).add_(now_var * (momentum * count / (count - 1)))
+        narrow = torch.rsqrt(now_var + eps)
+        scale = narrow if weight is None else narrow * weight
+        shift = -now_mean * scale if bias is None else bias - now_mean * scale
+        ctx.save_for_backward(x, now_mean, narrow, weight)
+        return _across(shift, x).addcmul(x, _across(scale, x))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        if ctx.kernels:
+            from fedselect.kernels import norm
+
+            x, saved, weight = ctx.saved_tensors
+            flat = _channels_last(g)
+            dx, dweight, dbias = norm.backward(x, flat.view(x.shape), saved, weight)
+            return dx.view(flat.shape).movedim(-1, 2), dweight, dbias, None, None, None, None
+        x, mean, narrow, weight = ctx.saved_tensors
+        hat = (x - _across(mean, x)) * _across(narrow, x)
+        dbias, dweight = g.sum(ctx.over), (g * hat).sum(ctx.over)
+        count = x[0].numel() // x.shape[2]
+        scale = narrow if weight is None else narrow * weight
+        dx = _across(scale, x) * (g - (_across(dbias, x) + hat * _across(dweight, x)) / count)
+        return (dx, None, None) + (None,) * 4 if weight is None else (dx, dweight, dbias) + (None,) * 4
+
+
+class MaxPool(torch.autograd.Function):
+    """x (C, B, channels, H, W), on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+        from fedselect.kernels import pool
+
+        y, tap = pool.forward(_channels_last(x), kernel, stride, padding)
+        ctx.save_for_backward(tap)
+        ctx.how, ctx.size = (kernel, stride, padding), tuple(x.shape[3:])
+        return y.movedim(-1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        from fedselect.kernels import pool
+
+        (tap,) = ctx.saved_tensors
+        return pool.backward(_channels_last(g), tap, ctx.size, *ctx.how).movedim(-1, 2), None, None, None
+
+
+def _across(v: Tensor, like: Tensor) -> Tensor:
+    """(C, channels) beside (C, B, channels, ...)."""
+    return v.view(len(v), 1, -1, *[1] * (like.ndim - 3))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """(C, B, channels, ...) as (C, B, ..., channels) in that order in memory."""
+    return x.movedim(2, -1).contiguous()
+
+
+def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Tensor, Pair]:
+    """Every window of a channels-last (C, B, H, W, I) as one row: (C, B*Ho*Wo, kh*kw*I), and (Ho, Wo)."""
+    clients, batch, height, width, inside = x.shape
+    high = (height + 2 * padding[0] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    wide = (width + 2 * padding[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
+    c, n, h, w, i = x.stride()
+    windows = x.as_strided(
+        (clients, batch, high, wide, kernel[0], kernel[1], inside),
+        (c, n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i),
+        x.storage_offset(),
+    )
+    return windows.reshape(clients, batch * high * wide, kernel[0] * kernel[1] * inside), (high, wide)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """A batched matrix product whose rows do not depend on how many clients are stacked.
+
+    On a CPU a batch of one is summed in another order than a longer batch; a lone client is therefore run as two.
+    """
+    if len(a) == 1 and a.device.type == "cpu":
+        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    return torch.bmm(a, b)
