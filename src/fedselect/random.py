@@ -33,9 +33,9 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
     return key
 
 
-def client_keys(seed: int, ids: Tensor, round: int, purpose: str) -> Tensor:
+def client_keys(seed: int | Tensor, ids: Tensor, round: int, purpose: str) -> Tensor:
     """One key for each client: (C,)."""
-    return fold(torch.full_like(ids, seed), ids, round, purpose)
+    return fold(seed if isinstance(seed, Tensor) else torch.full_like(ids, seed), ids, round, purpose)
 
 
 def bits(key: Tensor, count: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,14 +61,14 @@ class Work:
         *,
         ids: Tensor,
         round: int,
-        seed: int,
-        initial: Tree,
+        seed: int | Tensor,
+        initial: Callable[[], Tree],
     ) -> None:
         self.model = programs.model
         self.ids = ids
         self.round = round
         self.n = train.n
-        self.initial = initial
+        self._initial = initial
         self.loss = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
         """Each client's mean objective over the last pass it trained."""
         self._data = train
@@ -78,6 +78,11 @@ class Work:
         assert train.sizes is not None
         self._batch = [min(n, programs.training.batch_size) for n in train.sizes]
         self._steps = [-(-n // b) for n, b in zip(train.sizes, self._batch, strict=True)]
+
+    @property
+    def initial(self) -> Tree:
+        """The values the clients started from, a row for each."""
+        return self._initial()
 
     def keys(self, purpose: str) -> Tensor:
         return random.client_keys(self._seed, self.ids, self.round, purpose)
@@ -182,8 +187,8 @@ class Work:
             self._val.rows(rows),
             ids=self.ids[rows],
             round=self.round,
-            seed=self._seed,
-            initial=self.initial,
+            seed=self._seed[rows] if isinstance(self._seed, Tensor) else self._seed,
+            initial=lambda: take(self.initial, rows),
         )
 
     def _active(self, only: Mask) -> Tensor:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedselect.experiments.config import Config
 from fedselect.experiments.runner import Watch
-from fedselect.simulate.engine import Record
+from fedselect.simulate.notes import Record
 
 
 def describe(record: Record) -> str:

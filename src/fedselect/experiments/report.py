@@ -10,7 +10,7 @@ from fedselect.errors import RunError
 from fedselect.experiments import tables
 from fedselect.experiments.runner import finished, read_configs, read_records
 from fedselect.files import read_json, write_bytes
-from fedselect.simulate.engine import Record
+from fedselect.simulate.notes import Record
 
 Histories = dict[str, list[list[Record]]]
 """Every method's histories, one for each seed."""

@@ -25,7 +25,7 @@ from fedselect.experiments.environment import environment
 from fedselect.files import disk, is_part, read_json, write_bytes, write_json
 from fedselect.simulate import Result, Simulation
 from fedselect.simulate import checkpoint as checkpoints
-from fedselect.simulate.engine import Record
+from fedselect.simulate.notes import Record
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take

@@ -1,5 +1,6 @@
 """Simulation: all clients of a federation in one process, stacked."""
 
-from fedselect.simulate.engine import Result, Simulation, run
+from fedselect.simulate.engine import Simulation
+from fedselect.simulate.result import Result, run
 
 __all__ = ["Result", "Simulation", "run"]

@@ -1,31 +1,32 @@
 """The engine: rounds over stacked clients."""
 
+import builtins
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedselect import random
-from fedselect.data import ClientData, Federation
+from fedselect.data import Federation
 from fedselect.deploy import wire
-from fedselect.errors import InputError, TrainingError
+from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.method import Method, Received, check_clients, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs
+from fedselect.simulate import ranks
+from fedselect.simulate.jobs import Full, Job, do
+from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
 from fedselect.simulate.store import Store
-from fedselect.step import Training, one_by_one, step
-from fedselect.tree import MaskedSum, State, Tree, clone, entries, expand, rows
+from fedselect.step import Training, one_by_one, precision, step
+from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand
 from fedselect.work import Work, score
-
-Record = dict[str, Any]
-"""One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
-LISTS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down")
 
 
 def pick_device(name: str) -> torch.device:
@@ -44,6 +45,22 @@ def pick_precision(name: str, device: torch.device) -> str:
     return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
 
 
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Refuse, for the time being, operations of torch whose result on a GPU may differ from one time to the next."""
+    memory: Any = torch.utils.deterministic
+    before, fill = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        memory.fill_uninitialized_memory = fill
+
+
 class Simulation:
     """A federation in one process. `step` runs one round; `server`, `store` and `round` are all there is to save."""
 
@@ -60,6 +77,7 @@ class Simulation:
         chunk: int | Literal["auto"] = "auto",
         device: str = "auto",
         precision: str = "auto",
+        deterministic: bool = False,
         eval_every: int = 1,
     ) -> None:
         self.clients = len(data.clients)
@@ -78,7 +96,7 @@ class Simulation:
         check_clients(method, self.clients)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training = training or Training()
-        self.eval_every = eval_every
+        self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
         model.precision = self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
@@ -96,52 +114,87 @@ class Simulation:
             self._from[-late[0] :] = late[1] - 1
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
-        fits = self._fit()
-        self.chunk = fits if chunk == "auto" else chunk
+        self.fits = self._fit()
+        self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self._try_join()
-        self.store = Store(self.clients, self.device if self.chunk >= self.clients else torch.device("cpu"))
+        here = ranks.share(self.clients)
+        self.store = Store(here, self.device if self.chunk >= here else torch.device("cpu"))
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
+        round = self.rounds(evaluate)
+        job = next(round)
+        try:
+            while True:
+                answer, full = None, False
+                try:
+                    with deterministic(self.deterministic):
+                        answer = self._do(job)
+                except torch.cuda.OutOfMemoryError:
+                    full = True
+                job = round.throw(Full()) if full else round.send(answer)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    def rounds(self, evaluate: bool | None = None) -> Generator[Job, Any, Record]:
+        """One round as questions to its clients; send the answer to each, and get the record at the end."""
         began = time.perf_counter()
         present = (self._from <= self.round).nonzero().flatten()
-        for ids in self._chunks(present[~self.store.joined[present]]):
-            self.store.put(ids, self._for(ids).join(self._work(ids), expand(self.initial, len(ids))))
-        count = max(1, round(self.fraction * len(present)))
+        here = ranks.own(present)
+        for ids in self._chunks(here[~self.store.joined[ranks.place(here)]]):
+            self._put(ids, (yield Job("join", ids, self.round)))
+        count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
-        notes, finite = _Notes(self.clients), _Finite(self.data)
+        notes, finite = Notes(self.clients), Finite(self.data)
         folded, extras, order = MaskedSum(), [], []
-        for ids in self._chunks(cohort):
-            work, state, down = self._open(ids)
-            wanted = self.method.wants(self.model, state)
-            notes.add("bytes_down", ids, wire.down_size(self.method.down(self.server, ids), wanted, len(ids)))
-            state, up = self._for(ids).client(work, state, down)
-            self.store.put(ids, state)
+        mine = ranks.own(cohort)
+        waiting = deque(self._chunks(mine))
+        while waiting:
+            ids = waiting.popleft()
+            state, down = self._open(ids)
+            notes.add("bytes_down", ids, self._down_size(ids, state))
+            try:
+                state, up, loss = yield Job("client", ids, self.round, state, down)
+            except Full:
+                del state, down
+                waiting.extendleft(reversed(self._halve(ids)))
+                continue
+            self._put(ids, state)
             folded.add(up.values, up.sent, up.weight)
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, wire.up_size(up))
-            notes.add("train_loss", ids, work.loss)
+            notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
-            if len(cohort) > self.chunk:  # do not keep all chunks in memory
-                finite.check(self.round + 1)
-        mean, heard = folded.mean()
-        got = Received(torch.cat(order), mean, heard, _concat(extras))
-        self.server = self.method.server(self.server, got)
+            if len(mine) > self.chunk:  # do not keep all chunks in memory
+                finite.settle(self.round + 1)
+        ranks.add_up(folded)
+        self.server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
         self.round += 1
-        if evaluate is None:
-            evaluate = self.round % self.eval_every == 0
-        if evaluate:
-            self._evaluate(present, notes, finite)
-        finite.check(self.round)
-        lists = notes.lists()
+        if self.round % self.eval_every == 0 if evaluate is None else evaluate:
+            yield from self._evaluate(here, notes, finite)
+        return self._record(notes, finite, began)
+
+    def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:
+        """This round's uploads of all processes, with one row of side statistics for each client."""
+        ids, extra = _all_extras(order, extras)
+        return Received(ids, mean, heard, {k: {n: v.to(self.device) for n, v in t.items()} for k, t in extra.items()})
+
+    def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
+        """Every process gets the same record, or the same error."""
+        finite.settle(self.round)
+        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in LISTS}
+        found = ranks.everywhere((notes.lists(), finite.problem))
+        problem = next((p for _, p in found if p), None)
+        if problem:
+            raise TrainingError(problem)
+        for r, (theirs, _) in enumerate(found):
+            for k, values in theirs.items():
+                lists[k][r :: len(found)] = values[r :: len(found)]
         return {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
-            **{
-                k: _mean(lists[k])
-                for k in ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share")
-            },
+            **{k: mean_of(lists[k]) for k in MEANS},
             "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
             "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
             "clients": lists,
@@ -150,33 +203,51 @@ class Simulation:
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
         """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
         ids = torch.as_tensor(ids)
-        if not bool(self.store.joined[ids].all()):
-            late = int(ids[~self.store.joined[ids]][0])
-            raise InputError(f"client {late} has not joined yet and has no model.")
-        work, state, down = self._open(ids, self.round - 1)
+        if len(ranks.own(ids)) < len(ids):
+            raise InputError("a process holds the models of its own clients alone; ask for those, or run in one process.")
+        joined = self.store.joined[ranks.place(ids)]
+        if not bool(joined.all()):
+            raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
+        state, down = self._open(ids)
         if (view or self.method.view) == "local":
             return clone(self.method.local(state))
-        return self._for(ids).personal(work, state, down)
+        return self._do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
     def cross(self) -> Tensor:
         """Accuracy of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
-        for ids in self._chunks(self.store.joined.nonzero().flatten()):
+        mine = ranks.own(torch.arange(self.clients))
+        for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
             models, test = self.models(ids), self._split["test"]
             for j in range(self.clients):
                 theirs = test.rows(torch.full_like(ids, j))
                 out[ids, j] = score(self._programs, models, theirs)[0].cpu()
+        found = ranks.everywhere(out)
+        for r, theirs in enumerate(found):
+            out[r :: len(found)] = theirs[r :: len(found)]
         return out
 
-    def _evaluate(self, present: Tensor, notes: "_Notes", finite: "_Finite") -> None:
-        for ids in self._chunks(present):
-            work, state, down = self._open(ids, self.round - 1)
-            test = self._split["test"].rows(ids)
-            merged = self._for(ids).personal(work, state, down)
-            results = {
-                "local": score(self._programs, self.method.local(state), test),
-                "merged": score(self._programs, merged, test),
-            }
+    def _do(self, job: Job) -> Any:
+        with precision(self.precision):
+            if job.what == "score":
+                return score(self._programs, job.state["model"], self._split["test"].rows(job.ids))
+            return do(job, self._for(job.ids), self._work(job.ids, job.round))
+
+    def _evaluate(self, present: Tensor, notes: Notes, finite: Finite) -> Generator[Job, Any, None]:
+        waiting = deque(self._chunks(present))
+        while waiting:
+            ids = waiting.popleft()
+            state, down = self._open(ids)
+            try:
+                merged = yield Job("personal", ids, self.round - 1, state, down)
+                results = {
+                    "local": (yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})),
+                    "merged": (yield Job("score", ids, self.round - 1, {"model": merged})),
+                }
+            except Full:
+                del state, down
+                waiting.extendleft(reversed(self._halve(ids)))
+                continue
             for view, (accuracy, _) in results.items():
                 notes.add(f"accuracy_{view}", ids, accuracy)
             accuracy, loss = results[self.method.view]
@@ -185,7 +256,22 @@ class Simulation:
             notes.add("share", ids, self._share(state, len(ids)))
             finite.watch(ids, merged)
             if len(present) > self.chunk:
-                finite.check(self.round)
+                finite.settle(self.round)
+
+    def _halve(self, ids: Tensor) -> list[Tensor]:
+        """The GPU is full: these clients in two parts, and no more than that at a time from now on."""
+        if len(ids) == 1:
+            raise RunError("one client alone does not fit into the GPU's memory; use a smaller model or --batch-size.")
+        self.chunk = (len(ids) + 1) // 2
+        self._programs.clear()
+        self.store.to(torch.device("cpu"))
+        torch.cuda.empty_cache()
+        warnings.warn(f"the GPU's memory is full; going on with {self.chunk} clients at a time.", stacklevel=2)
+        return list(torch.split(ids, self.chunk))
+
+    def _down_size(self, ids: Tensor, state: State) -> Tensor:
+        wanted = self.method.wants(self.model, state)
+        return wire.down_size(self.method.down(self.server, ids.to(self.device, non_blocking=True)), wanted, len(ids))
 
     def _share(self, state: State, clients: int) -> Tensor:
         """The personal share of each client's parameters."""
@@ -194,21 +280,25 @@ class Simulation:
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
-    def _open(self, ids: Tensor, round: int | None = None) -> tuple[Work, State, State]:
-        state = self.store.take(ids, self.device)
+    def _put(self, ids: Tensor, state: State) -> None:
+        self.store.put(ranks.place(ids), state)
+
+    def _open(self, ids: Tensor) -> tuple[State, State]:
+        """What these clients remember, and what the server tells them."""
+        state = self.store.take(ranks.place(ids), self.device)
         down = self.method.down(self.server, ids.to(self.device, non_blocking=True))
         shared = {k: expand(v, len(ids)) for k, v in down.shared.items()}
-        return self._work(ids, round), state, {**shared, **down.rows}
+        return state, {**shared, **down.rows}
 
-    def _work(self, ids: Tensor, round: int | None = None) -> Work:
+    def _work(self, ids: Tensor, round: int) -> Work:
         return Work(
             self._programs,
             self._split["train"].rows(ids),
             self._split["val"].rows(ids),
             ids=ids.to(self.device, non_blocking=True),
-            round=self.round if round is None else round,
+            round=round,
             seed=self.seed,
-            initial=self.initial,
+            initial=lambda: expand(self.initial, len(ids)),
         )
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
@@ -221,12 +311,12 @@ class Simulation:
     def _try_join(self) -> None:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
         one = torch.zeros(1, dtype=torch.int64)
-        state = self._for(one).join(self._work(one, 0), expand(self.initial, 1))
+        state = self._do(Job("join", one, 0))
         self.method.mask(self.model, state)
         self.method.wants(self.model, state)
 
     def _fit(self) -> int:
-        """How many clients fit side by side in half of the memory there is, by what one client's step keeps."""
+        """How many clients such as these fit side by side in half of the memory there is, by what one client's step keeps."""
         kept = 0
 
         def count(t: Tensor) -> Tensor:
@@ -242,7 +332,7 @@ class Simulation:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return max(1, min(self.clients, int(0.5 * free / (10 * weights + running))))
+        return max(1, int(0.5 * free / (10 * weights + running)))
 
     def _try_step(self) -> None:
         """One step of one client, thrown away: does this model run stacked?"""
@@ -268,139 +358,19 @@ class Simulation:
                 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run leaves in memory."""
-
-    simulation: Simulation
-    history: list[Record]
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over clients of each client's accuracy on its own test data, as last evaluated."""
-        return float(self._last()["accuracy"])
-
-    @property
-    def clients(self) -> list[Record]:
-        """One entry for each client: what was last measured."""
-        lists = self._last()["clients"]
-        return [{k: lists[k][i] for k in LISTS} for i in range(self.simulation.clients)]
-
-    @property
-    def bytes_up(self) -> int:
-        return sum(r["bytes_up"] for r in self.history)
-
-    @property
-    def bytes_down(self) -> int:
-        return sum(r["bytes_down"] for r in self.history)
-
-    @property
-    def masks(self) -> Tree:
-        """Which parameters are personal: {name: bool (clients, ...)}."""
-        s = self.simulation
-        state = s.store.take(torch.arange(s.clients), s.device)
-        out: Tree = {}
-        for n, m in s.method.mask(s.model, state).items():
-            shape = (s.clients, *s.initial[n].shape)
-            out[n] = m.clone() if isinstance(m, Tensor) else torch.full(shape, m)
-        return out
-
-    def cross(self) -> Tensor:
-        """Accuracy of client i's model on client j's test data: (i, j)."""
-        return self.simulation.cross()
-
-    def personal(self, client: int) -> Tree:
-        """One client's model as a state_dict for the plain module."""
-        if not 0 <= client < self.simulation.clients:
-            raise InputError(f"there is no client {client}; there are 0 to {self.simulation.clients - 1}.")
-        tree = self.simulation.models([client])
-        return self.simulation.model.state_dict({n: v[0].cpu() for n, v in tree.items()})
-
-    def _last(self) -> Record:
-        for record in reversed(self.history):
-            if record["accuracy"] is not None:
-                return record
-        raise InputError("nothing was evaluated; use a smaller eval_every.")
+def _all_extras(order: list[Tensor], extras: list[State]) -> tuple[Tensor, State]:
+    """Who was heard, and their side statistics, one row each, of all processes."""
+    mine = (torch.cat(order), _concat(extras)) if order else None
+    if ranks.world() == 1:
+        assert mine is not None
+        return mine
+    found = [f for f in ranks.everywhere(mine and _to_host(*mine)) if f is not None]
+    ids, at = torch.cat([ids for ids, _ in found]).sort()
+    return ids, {k: {n: v[at] for n, v in t.items()} for k, t in _concat([extra for _, extra in found]).items()}
 
 
-def run(
-    method: Method,
-    *,
-    model: Model | nn.Module,
-    data: Federation | Iterable[ClientData],
-    rounds: int = 30,
-    seed: int = 0,
-    training: Training | None = None,
-    on_round: Callable[[Record], None] | None = None,
-    **how: Any,
-) -> Result:
-    """Train a federation in memory; `how` takes fraction, late, chunk, device and eval_every, as Simulation does."""
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, not {rounds}.")
-    if not isinstance(method, Method):
-        raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
-    if isinstance(model, nn.Module):
-        model = Model.wrap(model)
-    if not isinstance(data, Federation):
-        clients = [data] if isinstance(data, ClientData) else list(data)
-        if not all(isinstance(c, ClientData) for c in clients):
-            raise InputError("data must be a Federation or a list of fs.ClientData.")
-        data = Federation(clients)
-    simulation = Simulation(method, model, data, seed=seed, training=training, **how)
-    history: list[Record] = []
-    for r in range(rounds):
-        history.append(simulation.step(evaluate=True if r == rounds - 1 else None))
-        if on_round is not None:
-            on_round(history[-1])
-    return Result(simulation, history)
-
-
-class _Notes:
-    """What a round measures of each client. Numbers are read when the round is over: reading one waits for the GPU."""
-
-    def __init__(self, clients: int) -> None:
-        self._lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
-        self._found: list[tuple[str, Tensor, Tensor]] = []
-
-    def add(self, what: str, ids: Tensor, values: Tensor) -> None:
-        self._found.append((what, ids, values))
-
-    def lists(self) -> dict[str, list[Any]]:
-        for what, ids, values in self._found:
-            for i, v in zip(ids.tolist(), values.tolist(), strict=True):
-                self._lists[what][i] = None if v != v else round(v, 6) if isinstance(v, float) else v
-        return self._lists
-
-
-class _Finite:
-    """Whether trees are still finite, asked without waiting for the answer until `check`."""
-
-    def __init__(self, data: Federation) -> None:
-        self._data = data
-        self._watched: list[tuple[Tensor, Tree, Tensor]] = []
-
-    def watch(self, ids: Tensor, *trees: Tree) -> None:
-        for tree in {id(t): t for t in trees}.values():
-            self._watched.append((ids, tree, torch.stack(torch._foreach_norm(list(tree.values()), 1)).isfinite().all()))
-
-    def check(self, round: int) -> None:
-        for ids, tree, fine in self._watched:
-            if bool(fine):
-                continue
-            for name, v in tree.items():  # it may be that only their sum was too large a number
-                lost = (~torch.isfinite(rows(v)).all(1)).nonzero().flatten().tolist()
-                if lost:
-                    client = int(ids[lost[0]])
-                    raise TrainingError(
-                        f"client {self._data.clients[client].name or client}, round {round}: {name} is no longer finite; "
-                        "lower the learning rate, or limit gradients with clip (--clip 1)."
-                    )
-        self._watched.clear()
-
-
-def _mean(values: list[Any]) -> float | None:
-    there = [v for v in values if v is not None]
-    return round(sum(there) / len(there), 6) if there else None
+def _to_host(ids: Tensor, extra: State) -> tuple[Tensor, State]:
+    return ids, {k: {n: v.cpu() for n, v in t.items()} for k, t in extra.items()}
 
 
 def _concat(extras: list[State]) -> State:

@@ -31,6 +31,11 @@ class Store:
             for n, v in tree.items():
                 self._room(k, n, v)[at] = v.to(self.device)
 
+    def to(self, device: torch.device) -> None:
+        """Let the rows rest elsewhere."""
+        self.device = device
+        self.rows = {k: {n: v.to(device) for n, v in t.items()} for k, t in self.rows.items()}
+
     def _room(self, key: str, name: str, like: Tensor) -> Tensor:
         tree: Tree = self.rows.setdefault(key, {})
         if name not in tree:

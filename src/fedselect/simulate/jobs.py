@@ -1,0 +1,38 @@
+"""Jobs: what a round asks of its clients. Whoever drives the round answers, and may answer several rounds at once."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedselect.method import Method
+from fedselect.tree import State
+from fedselect.work import Work
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something that clients do, all alike: join, a round of training, merging with the server, or a test.
+
+    A test is of the tree state["model"] on the clients' own test data.
+    """
+
+    what: Literal["join", "client", "personal", "score"]
+    ids: Tensor
+    round: int
+    state: State = field(default_factory=dict)
+    down: State = field(default_factory=dict)
+
+
+class Full(Exception):  # noqa: N818
+    """Thrown into a round whose job did not fit into the GPU's memory: ask for less at a time."""
+
+
+def do(job: Job, method: Method, work: Work) -> Any:
+    """The clients' state for join, (state, upload, loss) for client, models for personal."""
+    if job.what == "join":
+        return method.join(work, work.initial)
+    if job.what == "personal":
+        return method.personal(work, job.state, job.down)
+    state, up = method.client(work, job.state, job.down)
+    return state, up, work.loss

@@ -1,0 +1,106 @@
+"""Several processes, each with a share of the clients: torchrun starts them, torch.distributed carries the sums."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedselect.errors import RunError
+from fedselect.tree import MaskedSum, State
+
+PATIENCE = timedelta(minutes=30)
+"""How long a process waits for the others before it takes them for lost."""
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Among the processes torchrun started; without torchrun, alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as e:
+        if isinstance(e, torch.cuda.OutOfMemoryError):
+            raise
+        raise RunError(
+            f"a process of this run was lost ({str(e).splitlines()[0]}); go on from the last checkpoint with fedselect resume, "
+            "with as many processes as you like."
+        ) from e
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def own(ids: Tensor) -> Tensor:
+    """Of these clients those that this process looks after."""
+    return ids[ids % world() == rank()]
+
+
+def place(ids: Tensor) -> Tensor:
+    """Where this process keeps the clients it looks after."""
+    return ids // world()
+
+
+def share(clients: int) -> int:
+    """How many of so many clients this process looks after."""
+    return (clients - rank() + world() - 1) // world()
+
+
+def everywhere(value: Any) -> list[Any]:
+    """What every process has, by rank: small things only."""
+    if world() == 1:
+        return [value]
+    out: list[Any] = [None] * world()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def add_up(folded: MaskedSum) -> None:
+    """Sums over the clients of all processes, in place: two all-reduces, of values and of weights."""
+    if world() == 1:
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    mine = {n: (v.shape, folded.dtypes[n]) for n, v in folded.total.items()}
+    known = {n: it for theirs in everywhere(mine) for n, it in theirs.items()}
+    for part in (folded.total, folded.weight):
+        zeros = {n: torch.zeros(shape, dtype=torch.float64, device=device) for n, (shape, _) in known.items() if n not in part}
+        flat = torch.cat([{**part, **zeros}[n].flatten() for n in known]) if known else torch.zeros(0, device=device)
+        dist.all_reduce(flat)
+        pieces = torch.split(flat, [shape.numel() for shape, _ in known.values()])
+        part.update({n: piece.view(shape) for (n, (shape, _)), piece in zip(known.items(), pieces, strict=True)})
+    folded.dtypes.update({n: dtype for n, (_, dtype) in known.items()})
+
+
+def collect(rows: State, clients: int) -> State:
+    """The rows of all clients, in order, on the host of rank 0; nothing on the others."""
+    if world() == 1:
+        return rows
+    everybody = everywhere({k: {n: v.cpu() for n, v in t.items()} for k, t in rows.items()})
+    if rank() != 0:
+        return {}
+    out: State = {}
+    for r, theirs in enumerate(everybody):
+        for k, tree in theirs.items():
+            for n, v in tree.items():
+                room = out.setdefault(k, {})
+                if n not in room:
+                    room[n] = torch.zeros(clients, *v.shape[1:], dtype=v.dtype)
+                room[n][r :: world()] = v
+    return out

@@ -1,0 +1,104 @@
+"""Result: what a run leaves in memory; `run` makes one in a call."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedselect.data import ClientData, Federation
+from fedselect.errors import InputError
+from fedselect.method import Method
+from fedselect.models import Model
+from fedselect.simulate.engine import Simulation
+from fedselect.simulate.notes import LISTS, Record
+from fedselect.step import Training
+from fedselect.tree import Tree
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves in memory."""
+
+    simulation: Simulation
+    history: list[Record]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over clients of each client's accuracy on its own test data, as last evaluated."""
+        return float(self._last()["accuracy"])
+
+    @property
+    def clients(self) -> list[Record]:
+        """One entry for each client: what was last measured."""
+        lists = self._last()["clients"]
+        return [{k: lists[k][i] for k in LISTS} for i in range(self.simulation.clients)]
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(r["bytes_up"] for r in self.history)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(r["bytes_down"] for r in self.history)
+
+    @property
+    def masks(self) -> Tree:
+        """Which parameters are personal: {name: bool (clients, ...)}."""
+        s = self.simulation
+        state = s.store.take(torch.arange(s.clients), s.device)
+        out: Tree = {}
+        for n, m in s.method.mask(s.model, state).items():
+            shape = (s.clients, *s.initial[n].shape)
+            out[n] = m.clone() if isinstance(m, Tensor) else torch.full(shape, m)
+        return out
+
+    def cross(self) -> Tensor:
+        """Accuracy of client i's model on client j's test data: (i, j)."""
+        return self.simulation.cross()
+
+    def personal(self, client: int) -> Tree:
+        """One client's model as a state_dict for the plain module."""
+        if not 0 <= client < self.simulation.clients:
+            raise InputError(f"there is no client {client}; there are 0 to {self.simulation.clients - 1}.")
+        tree = self.simulation.models([client])
+        return self.simulation.model.state_dict({n: v[0].cpu() for n, v in tree.items()})
+
+    def _last(self) -> Record:
+        for record in reversed(self.history):
+            if record["accuracy"] is not None:
+                return record
+        raise InputError("nothing was evaluated; use a smaller eval_every.")
+
+
+def run(
+    method: Method,
+    *,
+    model: Model | nn.Module,
+    data: Federation | Iterable[ClientData],
+    rounds: int = 30,
+    seed: int = 0,
+    training: Training | None = None,
+    on_round: Callable[[Record], None] | None = None,
+    **how: Any,
+) -> Result:
+    """Train a federation in memory; `how` takes fraction, late, chunk, device and eval_every, as Simulation does."""
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    if not isinstance(method, Method):
+        raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
+    if isinstance(model, nn.Module):
+        model = Model.wrap(model)
+    if not isinstance(data, Federation):
+        clients = [data] if isinstance(data, ClientData) else list(data)
+        if not all(isinstance(c, ClientData) for c in clients):
+            raise InputError("data must be a Federation or a list of fs.ClientData.")
+        data = Federation(clients)
+    simulation = Simulation(method, model, data, seed=seed, training=training, **how)
+    history: list[Record] = []
+    for r in range(rounds):
+        history.append(simulation.step(evaluate=True if r == rounds - 1 else None))
+        if on_round is not None:
+            on_round(history[-1])
+    return Result(simulation, history)

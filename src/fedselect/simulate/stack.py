@@ -1,0 +1,168 @@
+"""Stack: several runs of the same shapes as one program, their clients side by side.
+
+Settings and seeds stack along the client axis: what clients do is done for the clients of all runs at once, what a
+server does is done for each run. A client's numbers do not depend on who else is there, so every run comes out as it
+would alone.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import RunError
+from fedselect.method import Up
+from fedselect.simulate.engine import Simulation, deterministic
+from fedselect.simulate.jobs import Job, do
+from fedselect.simulate.notes import Record
+from fedselect.split import Split
+from fedselect.step import one_by_one, precision
+from fedselect.tree import expand
+from fedselect.work import Work, score
+
+
+def alike(run: Simulation) -> tuple[Any, ...] | None:
+    """What runs must share to be stacked; None for a run that gains nothing from it."""
+    if one_by_one(run.model, run.device) or run.chunk < run.clients:
+        return None
+    shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
+    data = run._split["train"]
+    numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
+    how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round)
+    joins = tuple(sorted(set(run._from.tolist())))
+    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, _form(run.method)
+
+
+class Stack:
+    """Runs for which `alike` says the same; they go from round to round together."""
+
+    def __init__(self, runs: Sequence[Simulation]) -> None:
+        self.runs = list(runs)
+        self._programs = runs[0]._programs
+        self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
+        self._split = {part: _pool([r._split[part] for r in runs]) for part in ("train", "val", "test")}
+
+    def step(self, evaluate: bool | None = None) -> list[Record]:
+        """One round of every run."""
+        if len(self.runs) == 1:
+            return [self.runs[0].step(evaluate)]
+        rounds = [run.rounds(evaluate) for run in self.runs]
+        jobs = [next(r) for r in rounds]
+        records: list[Record] = []
+        while not records:
+            answers = self._answer(list(range(len(jobs))), jobs)
+            jobs = []
+            for r, answer in zip(rounds, answers, strict=True):
+                try:
+                    jobs.append(r.send(answer))
+                except StopIteration as done:
+                    records.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
+        assert not jobs
+        return records
+
+    def _answer(self, who: list[int], jobs: list[Job]) -> list[Any]:
+        full = False
+        try:
+            with precision(self.runs[0].precision), deterministic(self.runs[0].deterministic):
+                return self._do(who, jobs)
+        except torch.cuda.OutOfMemoryError:
+            full = True
+        if len(who) == 1:
+            raise RunError("one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks.")
+        assert full
+        self._programs.clear()
+        torch.cuda.empty_cache()
+        half = len(who) // 2
+        warnings.warn(f"the GPU's memory is full; going on with {half} runs at a time.", stacklevel=3)
+        return self._answer(who[:half], jobs[:half]) + self._answer(who[half:], jobs[half:])
+
+    def _do(self, who: list[int], jobs: list[Job]) -> list[Any]:
+        runs, first = [self.runs[i] for i in who], [self._first[i] for i in who]
+        counts = [len(j.ids) for j in jobs]
+        at = torch.cat([j.ids + f for j, f in zip(jobs, first, strict=True)])
+        whole = replace(jobs[0], ids=at, state=_cat([j.state for j in jobs]), down=_cat([j.down for j in jobs]))
+        if whole.what == "score":
+            answer: Any = score(self._programs, whole.state["model"], self._split["test"].rows(at))
+        else:
+            device = runs[0].device
+            seeds = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)]
+            work = Work(
+                self._programs,
+                self._split["train"].rows(at),
+                self._split["val"].rows(at),
+                ids=torch.cat([j.ids for j in jobs]).to(device, non_blocking=True),
+                round=whole.round,
+                seed=torch.cat(seeds),
+                initial=lambda: _cat([expand(r.initial, c) for r, c in zip(runs, counts, strict=True)]),
+            )
+            answer = do(whole, _join([r._for(j.ids) for r, j in zip(runs, jobs, strict=True)], counts, device), work)
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, ends, strict=True)]
+
+
+def _form(method: Any) -> tuple[Any, ...]:
+    """A method without the numbers that may differ from client to client."""
+    hints = get_type_hints(type(method))
+    out: list[Any] = [type(method)]
+    for f in fields(method):
+        value = getattr(method, f.name)
+        if is_dataclass(value):
+            out.append(_form(value))
+        elif value is not None and "Tensor" in str(hints[f.name]):
+            out.append("number")
+        else:
+            out.append(value)
+    return tuple(out)
+
+
+def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> Any:
+    """One method for the clients of all: a number that differs becomes one for each client."""
+    first, own = methods[0], {}
+    for f in fields(first):
+        values = [getattr(m, f.name) for m in methods]
+        if is_dataclass(values[0]):
+            own[f.name] = _join(values, counts, device)
+        elif any(isinstance(v, Tensor) for v in values) or any(v != values[0] for v in values):
+            own[f.name] = torch.cat(
+                [
+                    v.to(device, torch.float64)
+                    if isinstance(v, Tensor)
+                    else torch.full((c,), v, dtype=torch.float64, device=device)
+                    for v, c in zip(values, counts, strict=True)
+                ]
+            )
+    return replace(first, **own)
+
+
+def _pool(splits: Sequence[Split]) -> Split:
+    """One pool of the data of all runs."""
+    starts, at = [], 0
+    for s in splits:
+        starts.append(s.start + at)
+        at += len(s.x)
+    sizes = tuple(n for s in splits for n in s.sizes or ())
+    x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
+    return replace(splits[0], x=x, y=y, start=start, n=n, sizes=sizes)
+
+
+def _cat(parts: Sequence[Any]) -> Any:
+    """Trees or states of several runs, client after client."""
+    if isinstance(parts[0], dict):
+        return {k: _cat([p[k] for p in parts]) for k in parts[0]}
+    return torch.cat(parts)
+
+
+def _cut(value: Any, rows: slice) -> Any:
+    """These clients' part of an answer."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, dict):
+        return {k: _cut(v, rows) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_cut(v, rows) for v in value)
+    if isinstance(value, Up):
+        return Up(*(_cut(v, rows) for v in (value.values, value.sent, value.weight, value.extra)))
+    return value
