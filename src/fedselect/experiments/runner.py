@@ -1,6 +1,7 @@
 """Run directories: one run, or a comparison of many, each resumable at any moment.
 
-A run directory holds config.json, metrics.jsonl (a line a round), summary.json (when finished) and checkpoint/.
+A run directory holds config.json, federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
+masks look like), summary.json (when finished) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
+from fedselect.experiments.masks import MaskLog
 from fedselect.files import disk, is_part, read_json, write_bytes, write_json
 from fedselect.simulate import Result, Simulation
 from fedselect.simulate import checkpoint as checkpoints
@@ -29,6 +31,10 @@ from fedselect.simulate.engine import Record
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+OWN = {
+    "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
+    "report.html", "track", ".lock",
+}  # fmt: skip
 
 
 class Stopped(RunError):  # noqa: N818
@@ -115,6 +121,7 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
     if place:
         checkpoints.load(place, simulation, run_id)
     history = _history(out / "metrics.jsonl", simulation.round)
+    masks = MaskLog(out, config.rounds, simulation)
     began, spent = time.perf_counter(), 0.0
     with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
         while simulation.round < config.rounds:
@@ -123,12 +130,15 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
             history.append(record)
             metrics.write(json.dumps(record) + "\n")
             metrics.flush()
+            if record["accuracy"] is not None:
+                masks.add()
             if watch:
                 watch(config, record)
             stopping = stop() and not last
             due = spent < OVERHEAD * (time.perf_counter() - began)
             if due or last or stopping:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
+                masks.sync()
                 at = time.perf_counter()
                 checkpoints.save(out / "checkpoint", simulation, run_id)
                 spent += time.perf_counter() - at
@@ -204,8 +214,7 @@ def _may_write(out: Path, overwrite: bool) -> None:
 
 def _is_run(out: Path) -> bool:
     """Whether a directory holds nothing but what runs and comparisons write."""
-    own = {"config.json", "compare.json", "metrics.jsonl", "summary.json", "checkpoint", "report.html", ".lock"}
-    return out.is_dir() and all(p.name in own or is_part(p) or _is_run(p) for p in out.iterdir())
+    return out.is_dir() and all(p.name in OWN or is_part(p) or _is_run(p) for p in out.iterdir())
 
 
 def _clear(out: Path) -> None:
