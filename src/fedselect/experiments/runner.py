@@ -183,10 +183,11 @@ def _identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
 
 
-def read_records(path: Path) -> list[Record]:
-    """The rounds of a metrics file."""
+def read_records(path: Path, growing: bool = False) -> list[Record]:
+    """The rounds of a metrics file; of one that is being written, those that are whole."""
     try:
-        return [json.loads(line) for line in (path.read_text() if path.exists() else "").splitlines()]
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in (text[: text.rfind("\n") + 1] if growing else text).splitlines()]
     except ValueError as e:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 

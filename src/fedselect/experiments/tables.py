@@ -65,6 +65,8 @@ def render(found: Sequence[Row]) -> Table:
         title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
     crossed = any(r.others is not None for r in found)
