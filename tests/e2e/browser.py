@@ -37,6 +37,7 @@ class Browser:
         os.close(theirs_out)
         self._in, self._out, self._rest, self._count = ours_in, ours_out, b"", 0
         self.problems: list[str] = []
+        self.dark = dark
         self._session = None
         page = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -44,7 +45,9 @@ class Browser:
             self.call(f"{domain}.enable")
         if offline:
             self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        )
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
@@ -92,7 +95,12 @@ class Browser:
 
     def call(self, method: str, **params):
         self._count += 1
-        asked = {"id": self._count, "method": method, "params": params, **({"sessionId": self._session} if self._session else {})}
+        asked = {
+            "id": self._count,
+            "method": method,
+            "params": params,
+            **({"sessionId": self._session} if self._session else {}),
+        }
         os.write(self._out, json.dumps(asked).encode() + b"\0")
         while True:
             said = self._next()

@@ -24,8 +24,8 @@ APART = ("seed", "device", "chunk", "eval_every", "cross", "preset")  # fields i
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One label for each configuration; equal ones (the seed aside) have the same.
 
-    Data, model and rounds are named where any two differ in them, options of a method and of training only where two runs
-    of that method do.
+    Options of a method and of training are named where runs of that method differ in them; data, model and rounds where
+    they are not what most of the runs have.
     """
     known = [{k: v for k, v in flat(c).items() if k not in APART} for c in configs]
     out = []
@@ -35,7 +35,11 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{key.rpartition('.')[2] if not key.endswith('.name') else key.partition('.')[0]}={value}"
             for key, value in own.items()
             if key != "method.name"
-            and any(f.get(key) != value for f in (alike if key.startswith(("method.", "training.")) else known))
+            and (
+                any(f.get(key) != value for f in alike)
+                if key.startswith(("method.", "training."))
+                else 2 * sum(f.get(key) == value for f in known) <= len(known)
+            )
         ]
         out.append(" ".join([own["method.name"], *([", ".join(told)] if told else [])]))
     return out

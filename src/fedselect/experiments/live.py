@@ -16,8 +16,9 @@ from fedselect.experiments.report import gather, page, plotly
 from fedselect.experiments.report.gather import expand
 
 HOST = "127.0.0.1"  # nothing outside this machine can reach it
-WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedselect</title>
-<meta name="color-scheme" content="light dark"><body style="font: 16px system-ui; margin: 4rem auto; max-width: 40rem">
+WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><title>fedselect</title><link rel="icon" href="data:,">
+<meta http-equiv="refresh" content="2"><meta name="color-scheme" content="light dark">
+<body style="font: 16px system-ui; margin: 4rem auto; max-width: 40rem">
 <p>The first round is under way; this page turns into the report when it is done.</p></body></html>"""
 PATIENCE = 5.0  # seconds that an open page has to fetch the end of a run
 

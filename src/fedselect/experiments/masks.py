@@ -103,7 +103,7 @@ def overlap(mask: Mask, s: Simulation) -> Tensor:
     for at, n in enumerate(s.model.params):
         m = mask.get(n, False)
         if isinstance(m, Tensor):
-            for part in rows(m[:first]).split(COLUMNS, 1):
+            for part in torch.split(rows(m[:first]), COLUMNS, 1):
                 ones = part.to(s.device, torch.float32)
                 both[at] += ones @ ones.T  # sums of ones: exact in any order and precision
         else:

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -35,6 +36,9 @@ OWN = {
     "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
     "report.html", "track", ".lock",
 }  # fmt: skip
+MADE = re.compile(  # from a run, by `export` and `report --figures`
+    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
+)
 
 
 class Stopped(RunError):  # noqa: N818
@@ -86,6 +90,20 @@ def read_configs(out: Path) -> dict[str, Config]:
     """The configurations of a comparison, by run directory."""
     raw = read_json(out / "compare.json", "it should list the runs of a comparison.")
     return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in raw.items()}
+
+
+def reopen(out: Path) -> tuple[Config, Simulation]:
+    """A run as its last checkpoint left it."""
+    if not (out / "config.json").exists():
+        raise RunError(f"{out} is not the directory of one run: it has no config.json.")
+    config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+    place = checkpoints.latest(out / "checkpoint")
+    if place is None:
+        raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
+    run_id = _identity(config)
+    simulation = config.simulation(int(checkpoints.manifest(place, run_id)["chunk"]))
+    checkpoints.load(place, simulation, run_id)
+    return config, simulation
 
 
 def finished(out: Path) -> bool:
@@ -215,7 +233,7 @@ def _may_write(out: Path, overwrite: bool) -> None:
 
 def _is_run(out: Path) -> bool:
     """Whether a directory holds nothing but what runs and comparisons write."""
-    return out.is_dir() and all(p.name in OWN or is_part(p) or _is_run(p) for p in out.iterdir())
+    return out.is_dir() and all(p.name in OWN or MADE.fullmatch(p.name) or is_part(p) or _is_run(p) for p in out.iterdir())
 
 
 def _clear(out: Path) -> None:

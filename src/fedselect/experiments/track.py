@@ -42,6 +42,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
         importlib.import_module(package)
     except ImportError:
         raise RunError(f"--track {kind} needs {package}; install it with: pip install 'fedselect[track]'") from None
+    make.check()
     open_runs: dict[str, Tracker] = {}
     names: dict[str, int] = {}
 
@@ -71,10 +72,14 @@ def numbers(record: Record) -> dict[str, float]:
 
 
 class TensorBoard:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start, before anything is trained: it only writes files."""
+
     def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard" / name), purge_step=first)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard" / name), purge_step=first)
         self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```", first)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
@@ -86,6 +91,17 @@ class TensorBoard:
 
 
 class MLflow:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start: a server that is named must answer."""
+        from mlflow import MlflowClient, MlflowException
+
+        if address := os.environ.get("MLFLOW_TRACKING_URI"):
+            try:
+                MlflowClient(address).search_experiments(max_results=1)
+            except MlflowException as e:
+                raise RunError(f"mlflow at {address} does not answer ({str(e).splitlines()[0]}).") from None
+
     def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -113,20 +129,30 @@ class MLflow:
 
 
 class WandB:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start: somebody must be logged in, unless it stays offline."""
+        import wandb
+
+        if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled"):
+            return
+        try:
+            wandb.login()
+        except wandb.Error as e:
+            raise RunError(
+                f"wandb cannot start ({str(e).splitlines()[0]}); log in with: wandb login, or keep everything here with: "
+                "WANDB_MODE=offline"
+            ) from None
+
     def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
         same = hashlib.sha256(f"{folder.resolve()}/{name}".encode()).hexdigest()[:16]  # so that a resumed run goes on
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "fedselect"), name=name, id=same, resume="allow", config=config,
-                dir=folder, reinit="create_new", settings=wandb.Settings(silent=True, x_disable_stats=True),
-            )  # fmt: skip
-        except wandb.Error as e:
-            raise RunError(
-                f"wandb cannot start ({str(e).splitlines()[0]}); log in with: wandb login, or keep it here with: WANDB_MODE=offline"
-            ) from None
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedselect"), name=name, id=same, resume="allow", config=config,
+            dir=folder, reinit="create_new", settings=wandb.Settings(silent=True, x_disable_stats=True),
+        )  # fmt: skip
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=round)

@@ -84,9 +84,10 @@ function drawLines(place, curves, { xaxis, log = false, before = [], shapes = []
   const ends = log ? xs.map(Math.log10) : xs;
   const room = Math.max(Math.max(...ends) - Math.min(...ends), log ? 0.5 : 1);
   const x = [Math.min(...ends) - 0.02 * room, Math.max(...ends) + 0.01 * room];
-  const named = c => phone() ? c.label : `${c.label} ${c.points.at(-1).y.toFixed(1)}`;
+  const short = c => c.label.length > 22 ? c.label.slice(0, 21) + "…" : c.label;
+  const named = c => phone() ? short(c) : `${short(c)} ${c.points.at(-1).y.toFixed(1)}`;
   const right = 14 + 7 * Math.max(...curves.map(c => named(c).length));
-  const height = phone() ? 340 : 440, margin = { l: 46, r: Math.min(right, 190), t: 14, b: 46 };
+  const height = phone() ? 340 : 440, margin = { l: 46, r: right, t: 14, b: 46 };
   const plot = { x, y, log, width: place.clientWidth - margin.l - margin.r, height: height - margin.t - margin.b };
   const traces = [];
   for (const c of curves) {

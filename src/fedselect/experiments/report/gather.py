@@ -31,7 +31,10 @@ def gather(places: Sequence[Path]) -> Data:
     order = list(dict.fromkeys(named))
     methods = [configs[named.index(label)]["method"]["name"] for label in order]
     federations: list[Data] = []
-    runs = [_run(*one, order.index(label), federations) for *one, label in zip(paths, configs, histories, named, strict=True)]
+    runs = [
+        _run(path, config, history, order.index(label), federations)
+        for path, config, history, label in zip(paths, configs, histories, named, strict=True)
+    ]
     return {
         "title": _title(configs, order),
         "groups": [
@@ -46,7 +49,9 @@ def gather(places: Sequence[Path]) -> Data:
         "runs": runs,
         "federations": federations,
         "paired": PAIRED,
-        "environments": _distinct([_summary(p).get("environment") or environment(c["device"]) for p, c in zip(paths, configs, strict=True)]),
+        "environments": _distinct([
+            _summary(p).get("environment") or environment(c["device"]) for p, c in zip(paths, configs, strict=True)
+        ]),
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": package_version(),
     }  # fmt: skip
@@ -121,7 +126,9 @@ def _summary(path: Path) -> Data:
 
 def _title(configs: Sequence[Data], order: Sequence[str]) -> str:
     data = sorted({c["data"]["name"] for c in configs})
-    return f"{order[0] if len(order) == 1 else f'{len(order)} methods'} on {', '.join(data)}"
+    methods = len({c["method"]["name"] for c in configs})
+    many = f"{len(order)} methods" if methods == len(order) else f"{len(order)} settings"
+    return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}"
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:
