@@ -63,15 +63,15 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 
 def render(found: Sequence[Row]) -> Table:
     seeds = len(found[0].seeds)
+    crossed = any(r.others is not None for r in found)
     table = Table(
         title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
         title_justify="left",
         box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+        pad_edge=not crossed,  # a column more has to fit in 80
+        collapse_padding=crossed,
     )
     table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
-    crossed = any(r.others is not None for r in found)
     for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:

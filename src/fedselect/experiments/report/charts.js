@@ -116,19 +116,21 @@ function drawLines(place, curves, { xaxis, log = false, before = [], shapes = []
 const scale = () => [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
 
 // A matrix of clients by clients; z is null where there is nothing, or where the page is filtered to another client.
-function drawMatrix(place, z, names, { xtitle, ytitle, hover, unit, only, pick }) {
+// Rows carry the clients' classes as well, columns the names alone: twice would leave no room for the cells.
+function drawMatrix(place, z, run, { xtitle, ytitle, hover, unit, only, pick }) {
   const n = z.length, filtered = only === null || only >= n ? z : z.map((row, i) => row.map((v, j) => i === only || j === only ? v : null));
-  const words = n <= 12;
-  const order = names.map((_, i) => i);
+  const words = n <= 12, side = Math.min(place.clientWidth, 640), font = { size: Math.max(7, Math.min(12, 0.8 * (side - 130) / n)) };
+  const short = people(run).slice(0, n).map(c => c.name), names = short.map((name, i) => words || !phone() ? tell(run, i) : name);
+  const order = short.map((_, i) => i), across = phone() || short.some(s => s.length > 2) ? -90 : 0;
   draw(place, [{
     type: "heatmap", z: filtered.map(row => row.map(v => v === null ? null : 100 * v)), x: order, y: order, zmin: 0, zmax: 100,
     colorscale: scale(), showscale: !words, xgap: 2, ygap: 2, hoverongaps: false,
     colorbar: { thickness: 10, outlinewidth: 0, ticksuffix: unit, nticks: 5, len: 0.6, tickfont: { size: 11 } },
     text: filtered.map((row, i) => row.map((_, j) => hover(i, j))), hovertemplate: "%{text}<extra></extra>",
   }], {
-    height: Math.min(place.clientWidth, 640) - (words ? 0 : 50), margin: { l: 10, r: 10, t: 6, b: 10 },
-    xaxis: { tickvals: order, ticktext: names, tickangle: -90, title: { text: xtitle }, showgrid: false, ticklen: 0, range: [-0.5, n - 0.5] },
-    yaxis: { tickvals: order, ticktext: names, range: [n - 0.5, -0.5], title: { text: ytitle }, showgrid: false, ticklen: 0 },
+    height: side - 20, margin: { l: 10, r: 10, t: 6, b: 10 },
+    xaxis: { tickvals: order, ticktext: short, tickangle: across, title: { text: xtitle }, showgrid: false, ticklen: 0, tickfont: font, range: [-0.5, n - 0.5] },
+    yaxis: { tickvals: order, ticktext: names, range: [n - 0.5, -0.5], title: { text: ytitle }, showgrid: false, ticklen: 0, tickfont: font },
     annotations: words ? filtered.flatMap((row, i) => row.map((v, j) => v === null ? null : {
       x: j, y: i, text: (100 * v).toFixed(0), showarrow: false, font: { size: phone() ? 9 : 11, color: css(v > 0.6 ? "--paper" : "--ink") },
     }).filter(a => a)) : [],

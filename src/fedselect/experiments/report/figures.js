@@ -165,6 +165,7 @@ const FIGURES = [
       if (local() < 0) return this.alt();
       const alone = 100 * mean(there(groupRuns(local()).map(r => finals(r, state.client))));
       const passed = shown().filter(g => g !== local()).map(g => [label(g), curve(g, upAt, accuracyAt).find(p => p.y > alone)?.x]);
+      if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(1)}%).`;
       return `MB sent until training alone (${alone.toFixed(1)}%) is passed: ${passed.map(([name, x]) => `${name} ${x === undefined ? "never" : mega(1e6 * x)}`).join(", ")}.`;
     },
     numbers: () => [["method", "MB sent", "accuracy %"], ranked().map(r => [label(r.g), mega(r.up), percent(r.mean)])],
@@ -234,13 +235,13 @@ const FIGURES = [
       const z = Array.from({ length: n }, () => Array(n).fill(null));
       let k = 0;
       for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) z[i][j] = z[j][i] = values[k++];
-      return { run, z, names: z.map((_, i) => tell(run, i)) };
+      return { run, z };
     },
     draw(place) {
-      const { run, z, names } = this.matrix(), who = people(run);
+      const { run, z } = this.matrix(), who = people(run);
       const common = (i, j) => who[i].classes.filter(c => who[j].classes.includes(c));
-      drawMatrix(place, z, names, {
-        unit: "%", only: state.client, pick: setClient,
+      drawMatrix(place, z, run, {
+        xtitle: "client", ytitle: phone() ? "client" : "client and its classes", unit: "%", only: state.client, pick: setClient,
         hover: (i, j) => z[i][j] === null ? "" : `clients ${who[i].name} and ${who[j].name}: ${percent(z[i][j])}%<br>classes in common: ${common(i, j).join(", ") || "none"}`,
       });
     },
@@ -255,7 +256,7 @@ const FIGURES = [
       if (!all.length) return "Nothing is personal here yet.";
       return `Percent overlap; mean ${percent(mean(all.flatMap(([, v]) => v)))}%. By number of classes in common: ${all.map(([k, v]) => `${k}: ${percent(mean(v))}%`).join(", ")}.`;
     },
-    numbers() { const { z, names } = this.matrix(); return [["", ...names], z.map((row, i) => [names[i], ...row.map(v => percent(v))])]; },
+    numbers() { const { run, z } = this.matrix(), names = z.map((_, i) => tell(run, i)); return [["", ...names], z.map((row, i) => [names[i], ...row.map(v => percent(v))])]; },
   },
   {
     id: "cross", title: "Every model on every client's data", paired: true,
@@ -265,7 +266,7 @@ const FIGURES = [
     picks() { return runPicks(this.id, runChoice(r => r.cross)).picks; },
     draw(place) {
       const { run } = runPicks(this.id, runChoice(r => r.cross)), who = people(run);
-      drawMatrix(place, run.cross, who.map((_, i) => tell(run, i)), {
+      drawMatrix(place, run.cross, run, {
         xtitle: "test data of", ytitle: "model of", unit: "%", only: state.client, pick: setClient,
         hover: (i, j) => run.cross[i][j] === null ? "" : `model of client ${who[i].name} on data of client ${who[j].name}: ${percent(run.cross[i][j])}%`,
       });

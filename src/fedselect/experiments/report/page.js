@@ -128,6 +128,7 @@ function choices(f, place) {
 
 function render(some = null) {
   if (!some) { header(); filter(); table(); }
+  document.querySelector(".pair").classList.toggle("large", clientCount() > 12);
   for (const f of some || FIGURES) {
     const section = document.getElementById(f.id), chart = section.querySelector(".chart"), ready = Boolean(f.ready());
     section.querySelector(".say").textContent = ready ? f.say() : f.missing || "There is nothing to show here.";
