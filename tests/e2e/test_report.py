@@ -190,6 +190,29 @@ def test_every_figure_is_drawn_without_a_complaint_and_nothing_is_wider_than_the
     assert browser.problems == []
 
 
+ODD = {
+    "one client, one round, nothing sent": {"method": {"name": "local"}, "clients": 1, "rounds": 1},
+    "late and absent clients": {"rounds": 6, "late": "2@5", "fraction": 0.5, "eval_every": 2, "cross": True},
+    "more clients than are paired": {"clients": 7, "rounds": 2},
+}
+
+
+@needs_chromium
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
+    monkeypatch.setattr("fedselect.experiments.masks.PAIRED", 6)
+    monkeypatch.setattr("fedselect.experiments.report.gather.PAIRED", 6)
+    fields = dict(ODD[odd])
+    data = {"name": "digits", "clients": fields.pop("clients", 5), "train": 20, "test": 10, "val": 0}
+    runner.start(Config.from_dict({"data": data, "model": {"name": "mlp"}, **fields}, "test"), tmp_path / "a")
+    assert cli("report", tmp_path / "a", "--figures").code == 0
+    browser.open((tmp_path / "a" / "report.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    browser.click("button[data-client='0']")
+    browser.wait("location.hash === '#client=0'")
+    assert browser.ask("[...document.querySelectorAll('section')].every(s => !/NaN|undefined|null/.test(s.innerText))")
+    assert browser.problems == []
+
+
 @needs_chromium
 def test_the_page_says_what_the_runs_say(browser, compared):
     show(browser, compared)

@@ -24,7 +24,7 @@ def write_report(places: Sequence[Path], out: Path | None = None) -> Path:
 def page(data: Data, live: bool = False) -> str:
     """The page with everything it needs inside it: it opens without a network."""
     here = files(__package__)
-    own = "\n".join((here / name).read_text() for name in ("charts.js", "figures.js", "page.js"))
+    own = "\n".join((here / name).read_text() for name in ("charts.js", "figures.js", "masks.js", "page.js"))
     parts = {
         "title": html.escape(data["title"]),
         "live": "live" if live else "still",

@@ -147,8 +147,8 @@ def _matrix(z: Any, names: list[str], label: str, across: str, down: str) -> Any
     figure, axes = _canvas(side + 0.7, side)
     shown = axes.imshow(100 * z, cmap="Blues", vmin=0, vmax=100)
     axes.grid(False)
-    axes.set_xticks(range(len(z)), names, rotation=90, fontsize=6)
-    axes.set_yticks(range(len(z)), names, fontsize=6)
+    axes.set_xticks(range(len(z)), names[: len(z)], rotation=90, fontsize=6)
+    axes.set_yticks(range(len(z)), names[: len(z)], fontsize=6)
     axes.set_xlabel(across)
     axes.set_ylabel(down)
     for i, row in enumerate(100 * z if len(z) <= 12 else []):
