@@ -201,7 +201,6 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
     monkeypatch.setattr("fedselect.experiments.masks.PAIRED", 6)
-    monkeypatch.setattr("fedselect.experiments.report.gather.PAIRED", 6)
     fields = dict(ODD[odd])
     data = {"name": "digits", "clients": fields.pop("clients", 5), "train": 20, "test": 10, "val": 0}
     runner.start(Config.from_dict({"data": data, "model": {"name": "mlp"}, **fields}, "test"), tmp_path / "a")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.report import gather, page, plotly
-from fedselect.experiments.report.gather import expand
+from fedselect.experiments.report.runs import expand
 
 HOST = "127.0.0.1"  # nothing outside this machine can reach it
 WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><title>fedselect</title><link rel="icon" href="data:,">

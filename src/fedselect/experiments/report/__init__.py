@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedselect.errors import RunError
-from fedselect.experiments.report.gather import Data, gather
+from fedselect.experiments.report.runs import Data, gather
 from fedselect.files import write_bytes
 
 __all__ = ["gather", "page", "plotly", "write_report"]

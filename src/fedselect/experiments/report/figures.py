@@ -13,7 +13,7 @@ import numpy as np
 from fedselect.errors import RunError
 from fedselect.experiments import tables
 from fedselect.experiments.masks import unpack
-from fedselect.experiments.report.gather import Data, expand, gather
+from fedselect.experiments.report.runs import Data, expand, gather
 from fedselect.files import disk, write_bytes
 
 Points = list[tuple[float, float, float, float]]
@@ -64,7 +64,7 @@ def _figures(data: Data) -> Iterator[tuple[str, Any]]:
         layers = list(data["federations"][run["federation"]]["layers"])
         if run["iou"]:  # masks that each client learns for itself
             yield f"shares-{name}", _shares(run, layers)
-            yield f"overlap-{name}", _matrix(_overlap(run, data["paired"]), _names(data, run), "overlap %", "client", "client")
+            yield f"overlap-{name}", _matrix(_overlap(run), _names(data, run), "overlap %", "client", "client")
         if run["cross"]:
             yield f"cross-{name}", _matrix(_numbers(run["cross"]), _names(data, run), "accuracy %", "test data of", "model of")
 
@@ -166,8 +166,8 @@ def _canvas(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _overlap(run: Data, paired: int) -> Any:
-    n = min(len(run["last"]["accuracy"]), paired)
+def _overlap(run: Data) -> Any:
+    n = run["paired"]
     z = np.full((n, n), np.nan)
     z[np.triu_indices(n, 1)] = unpack(run["iou"][-1][1])[: n * (n - 1) // 2]
     return np.where(np.isnan(z), z.T, z)

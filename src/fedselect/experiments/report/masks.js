@@ -89,7 +89,7 @@ const overlap = {
   },
   matrix() {
     const { run } = oneRun(this.id, this.runs()), [, , [, , , layer], [, , , at]] = this.picks();
-    const n = Math.min(run.last.accuracy.length, data.paired), pairs = n * (n - 1) / 2;
+    const n = run.paired, pairs = n * (n - 1) / 2;
     const values = unpack(run.iou[at][1]).slice(layer * pairs, (layer + 1) * pairs);
     const z = Array.from({ length: n }, () => Array(n).fill(null));
     for (let i = 0, k = 0; i < n; i++) for (let j = i + 1; j < n; j++) z[i][j] = z[j][i] = values[k++];

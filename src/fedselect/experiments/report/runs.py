@@ -1,6 +1,7 @@
 """Run directories as one plain structure: what the page, the figures and the tables are drawn from."""
 
 import datetime
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from fedselect.errors import RunError
 from fedselect.experiments.environment import environment, package_version
 from fedselect.experiments.labels import APART, colours, labels
-from fedselect.experiments.masks import PAIRED, read_lines
+from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.runner import finished, read_configs, read_records
 from fedselect.files import read_json
 from fedselect.simulate.engine import Record
@@ -48,7 +49,6 @@ def gather(places: Sequence[Path]) -> Data:
         ],
         "runs": runs,
         "federations": federations,
-        "paired": PAIRED,
         "environments": _distinct([
             _summary(p).get("environment") or environment(c["device"]) for p, c in zip(paths, configs, strict=True)
         ]),
@@ -70,13 +70,15 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
     summary, last = _summary(path), history[-1]
     kept = _thin(history, MOST)
     lines = read_lines(path / "masks.jsonl")
+    iou = [[line["round"], line["iou"]] for line in lines if "iou" in line]
+    at = _federation(path, last, federations)
     return {
         "group": group,
         "path": str(path),
         "seed": config["seed"],
         "rounds": config["rounds"],
         "finished": finished(path),
-        "federation": _federation(path, last, federations),
+        "federation": at,
         "round": [r["round"] for r in kept],
         "accuracy": [_short(r["accuracy"]) for r in kept],
         "share": [_short(r["share"]) for r in kept],
@@ -91,7 +93,8 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "down": last["sent"]["down"],
         "seconds": last["sent"]["seconds"],
         "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
-        "iou": [[line["round"], line["iou"]] for line in lines if "iou" in line],
+        "iou": iou,
+        "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
         "cross": summary.get("cross"),
     }
 
@@ -118,6 +121,11 @@ def _federation(path: Path, last: Record, federations: list[Data]) -> int:
     if own not in federations:
         federations.append(own)
     return federations.index(own)
+
+
+def _paired(pairs: int) -> int:
+    """How many clients have so many pairs."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
 def _summary(path: Path) -> Data:
