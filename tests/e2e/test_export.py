@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save
 
 from fedselect.experiments.config import Config
 
@@ -105,6 +106,14 @@ def test_bad_input_gets_one_sentence(cli, tmp_path):
     assert (
         f"{tmp_path / 'no'} is not a directory" in cli("export", run, "--client", 0, "--out", tmp_path / "no" / "m").sentence()
     )
+
+
+def test_a_file_that_does_not_hold_the_model_is_noticed(cli, tmp_path, monkeypatch):
+    from fedselect.experiments import export
+
+    assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
+    monkeypatch.setattr(export, "save", lambda values: save({n: 1.1 * v for n, v in values.items()}))
+    assert "does not give what the model gives" in cli("export", tmp_path / "a", "--client", 0).sentence()
 
 
 def test_a_missing_package_is_named(cli, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from browser import CHROMIUM, Browser
 
 from fedselect.experiments import runner
 from fedselect.experiments.config import Config
+from fedselect.experiments.masks import unpack
 from fedselect.experiments.report import gather, page, write_report
 
 METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
@@ -110,6 +111,10 @@ def test_a_run_without_records_of_masks_still_has_a_report(compared, tmp_path):
 def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     assert "is not a run directory" in cli("report", tmp_path / "no").sentence()
     assert "cannot be written" in cli("report", compared, "--out", tmp_path / "no" / "r.html").sentence()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    assert "cannot be written: Is a directory" in cli("report", compared, "--out", tmp_path / "mine").sentence()
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
     assert "nothing was evaluated yet" in cli("report", tmp_path / "begun").sentence()
@@ -274,6 +279,10 @@ def test_choices_change_a_figure_and_methods_can_be_hidden(browser, compared):
         """(s => { s.value = 1; s.dispatchEvent(new Event('input')); })(document.querySelector('#overlap [data-pick=layer]'))"""
     )
     assert browser.ask("document.querySelector('#overlap .chart').data[0].z") != before
+    chance = float(re.search(r"about ([\d.]+)%", browser.ask("document.querySelector('#overlap figcaption').textContent"))[1])
+    share = unpack(gather([compared])["runs"][0]["shares"][-1][1])[:4]  # of the first layer
+    pairs = [(a, b) for i, a in enumerate(share) for b in share[:i]]
+    assert chance == pytest.approx(100 * statistics.fmean(a * b / (a + b - a * b) for a, b in pairs), abs=0.06)
     browser.click("button[data-method='fedavg']")
     assert browser.ask("document.querySelectorAll('#table tbody tr').length") == 2
     assert not browser.ask("document.querySelector('#convergence .chart').data.some(t => t.name === 'fedavg')")

@@ -5,6 +5,7 @@ into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs.
 there the two tensors input.scale and input.shift lie beside them, and the snippet applies them.
 """
 
+import copy
 import importlib
 import logging
 import warnings
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedselect.errors import InputError, RunError
-from fedselect.experiments.runner import read_records, reopen
+from fedselect.experiments.runner import finished, read_records, reopen
 from fedselect.files import replace
 from fedselect.simulate import Result, Simulation
 from fedselect.work import Split
@@ -71,16 +72,13 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     write, load = FORMS[form]
     example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
     replace(path, lambda fresh: write(model, example, fresh))
-    logits = _logits(load(path, model), x)
-    with torch.no_grad():
-        wanted = _logits(model, x)
+    wanted, logits = _logits(model, x), _logits(load(path, model), x)
     if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
         raise RunError(
             f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
         )
-    last = next(
-        (r for r in read_records(run / "metrics.jsonl")[: simulation.round][::-1] if r["round"] == simulation.round), None
-    )
+    records = read_records(run / "metrics.jsonl", growing=not finished(run))
+    last = next((r for r in records if r["round"] == simulation.round), None)
     return Export(
         path,
         SNIPPETS[form](path, simulation, config.model),
@@ -92,7 +90,8 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
 
 
 def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.cat([model(part).detach() for part in torch.split(x, BATCH)])
+    with torch.no_grad():
+        return torch.cat([model(part) for part in torch.split(x, BATCH)])
 
 
 def _write_safetensors(model: Exported, example: Tensor, path: Path) -> None:
@@ -105,16 +104,18 @@ def _write_safetensors(model: Exported, example: Tensor, path: Path) -> None:
 def _load_safetensors(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
     values = load_file(path)
     scale, shift = values.pop("input.scale", None), values.pop("input.shift", None)
-    model.net.load_state_dict(values)
-    return lambda x: model.net(x if scale is None or shift is None else x * scale + shift)
+    net = copy.deepcopy(model.net)
+    for v in net.parameters():
+        v.data.fill_(torch.nan)  # what the file does not hold must show
+    net.load_state_dict(values)
+    return lambda x: net(x if scale is None or shift is None else x * scale + shift)
 
 
 def _write_pt2(model: Exported, example: Tensor, path: Path) -> None:
     batch = torch.export.Dim("batch")
     program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
-    made = path.with_name(path.name + ".pt2")  # the writer insists on the ending
-    torch.export.save(program, made)
-    made.rename(path)
+    with path.open("wb") as f:
+        torch.export.save(program, f)
 
 
 def _load_pt2(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:

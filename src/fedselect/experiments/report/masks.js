@@ -96,6 +96,19 @@ const overlap = {
     const common = (i, j) => people(run)[i].classes.filter(c => people(run)[j].classes.includes(c));
     return { run, z, common };
   },
+  // what masks of the same shares, drawn at random in each layer, would overlap by, on average over pairs
+  chance() {
+    const { run, z } = this.matrix(), [, , [, , , layer], [, , , at]] = this.picks(), round = run.iou[at][0];
+    const sizes = Object.values(data.federations[run.federation].layers), clients = run.last.accuracy.length;
+    const share = unpack((run.shares.findLast(([r]) => r <= round) || run.shares[0])[1]);
+    const layers = sizes.map((_, k) => k).filter(k => layer === 0 || k === layer - 1);
+    const expected = (i, j) => {
+      const parts = layers.map(k => [sizes[k], share[k * clients + i], share[k * clients + j]]);
+      const both = parts.reduce((sum, [n, a, b]) => sum + n * a * b, 0);
+      return both / (parts.reduce((sum, [n, a, b]) => sum + n * (a + b), 0) - both);
+    };
+    return mean(z.flatMap((row, i) => row.flatMap((v, j) => v === null || i > j ? [] : [expected(i, j)])));
+  },
   draw(place) {
     const { run, z, common } = this.matrix(), who = people(run);
     drawMatrix(place, z, run, {
@@ -112,7 +125,8 @@ const overlap = {
     }));
     const all = [...by].sort((a, b) => a[0] - b[0]);
     if (!all.length) return "Nothing is personal here yet.";
-    return `Percent overlap; mean ${percent(mean(all.flatMap(([, v]) => v)))}%. By number of classes in common: `
+    return `Mean overlap ${percent(mean(all.flatMap(([, v]) => v)))}%; random masks of the same shares would overlap by about `
+      + `${percent(this.chance())}%. By number of classes in common: `
       + all.map(([k, v]) => `${k}: ${percent(mean(v))}%`).join(", ") + ".";
   },
   numbers() {

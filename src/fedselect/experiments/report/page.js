@@ -214,7 +214,8 @@ function about() {
     element("details", {}, element("summary", {}, "As JSON, and where the runs are"),
       element("pre", {}, JSON.stringify(raw, null, 2))),
   );
-  byId("environment").replaceChildren(element("h2", {}, "Environment"), ...data.environments.map(e => pairs(Object.entries(e))));
+  byId("environment").replaceChildren(element("h2", {}, "Environment"), ...data.environments.map(e => pairs(Object.entries(e))),
+    data.environments.length ? "" : element("p", { class: "say" }, "A run writes it down when it is finished."));
   byId("footer").textContent =
     `Made with fedselect ${data.version}, ${data.made}. This page holds all it needs; nothing is fetched.`;
 }

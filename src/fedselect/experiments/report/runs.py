@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedselect.errors import RunError
-from fedselect.experiments.environment import environment, package_version
+from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.runner import finished, read_configs, read_records
@@ -27,7 +27,7 @@ def gather(places: Sequence[Path]) -> Data:
     there = [i for i, h in enumerate(histories) if h]
     if not there:
         raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
-    paths, configs, histories = ([x[i] for i in there] for x in (paths, configs, histories))  # type: ignore[assignment]
+    paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = labels(configs)
     order = list(dict.fromkeys(named))
     methods = [configs[named.index(label)]["method"]["name"] for label in order]
@@ -49,12 +49,10 @@ def gather(places: Sequence[Path]) -> Data:
         ],
         "runs": runs,
         "federations": federations,
-        "environments": _distinct([
-            _summary(p).get("environment") or environment(c["device"]) for p, c in zip(paths, configs, strict=True)
-        ]),
+        "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": package_version(),
-    }  # fmt: skip
+    }
 
 
 def expand(place: Path) -> list[Path]:
