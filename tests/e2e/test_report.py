@@ -230,6 +230,20 @@ def test_the_page_says_what_the_runs_say(browser, compared):
 
 
 @needs_chromium
+def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compared, tmp_path):
+    data = gather([compared])
+    for run in data["runs"]:
+        if data["groups"][run["group"]]["label"] == "local":
+            run.update(finished=False, round=run["round"][:-1], accuracy=run["accuracy"][:-1])
+    (tmp_path / "r.html").write_text(page(data))
+    browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    assert "against local" not in browser.ask("document.querySelector('#table thead').textContent")
+    said = browser.ask("document.querySelector('#lede').textContent")
+    assert said.startswith("So far:")
+    assert "training alone" not in said
+
+
+@needs_chromium
 def test_every_figure_has_words_and_numbers_for_those_who_cannot_see_it(browser, compared):
     show(browser, compared)
     for figure in FIGURES:

@@ -24,7 +24,10 @@ const accuracyAt = (run, i) => state.client === null ? run.accuracy[i] : run.cli
 const upAt = (run, i) => (state.client === null ? run.up[i] : run.clients.up[i][state.client]) / 1e6;
 const roundAt = (run, i) => run.round[i];
 
-const roundAxis = () => ({ title: { text: "round" }, ...(Math.max(...data.runs.map(r => r.round.at(-1))) < 10 ? { dtick: 1 } : {}) });
+const roundAxis = () => {
+  const few = Math.max(...data.runs.map(r => r.round.at(-1))) < 10;
+  return { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" }, ...(few ? { dtick: 1 } : {}) };
+};
 
 // accuracy of a group's runs over x, mean and spread over seeds
 function curve(g, x) {
@@ -44,11 +47,13 @@ function curve(g, x) {
   });
 }
 
-// a group's clients with what they have alone, for the same seed: [{client, run, own, alone}]
+// a group's clients with what they have alone, for the same seed: [{client, run, own, alone}]; a run that is not finished is
+// compared with one that is as far
 function gains(g, seed = null) {
   const solo = local() < 0 ? [] : groupRuns(local());
   return groupRuns(g).filter(r => seed === null || r.seed === seed).flatMap(run => {
-    const other = solo.find(r => r.seed === run.seed && r.last.accuracy.length === run.last.accuracy.length);
+    const other = solo.find(r => r.seed === run.seed && r.last.accuracy.length === run.last.accuracy.length
+      && (r.finished && run.finished || r.round.at(-1) === run.round.at(-1)));
     return run.last.accuracy
       .map((own, client) => ({ client, run, own, alone: other ? other.last.accuracy[client] : null }))
       .filter(p => p.own !== null);
@@ -203,7 +208,7 @@ const bytes = {
   },
   alt: () => ranked().map(r => `${label(r.g)}: ${percent(r.mean)}% for ${mega(r.up)} MB`).join(", ") + ".",
   caption() {
-    if (local() < 0) return this.alt();
+    if (local() < 0 || !groupRuns(local()).every(r => r.finished)) return this.alt();
     const alone = 100 * mean(there(groupRuns(local()).map(r => finals(r))));
     const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => p.y > alone)?.x]);
     if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(1)}%).`;

@@ -23,6 +23,7 @@ function ranked() {
 
 function header() {
   const rows = ranked(), best = rows[0], r = rows.find(row => strong(row.g)) || best, text = [];
+  if (!data.runs.every(run => run.finished)) text.push("So far:");
   if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
   if (r !== best) text.push(`${label(best.g)} leads with ${percent(best.mean)}%.`);
   let said = `${label(r.g)} reaches ${percent(r.mean)}${r.all.length > 1 ? ` ± ${percent(spread(r.all))}` : ""}%`;
@@ -88,7 +89,7 @@ function grid(head, rows, mark = () => null) {
 }
 
 function table() {
-  const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
+  const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null && r.g !== local());
   const figure = v => [percent(mean(v), 2), v.length > 1 ? element("small", {}, `± ${percent(spread(v), 2)}`) : null];
   const view = (r, name, v) => {
     const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
