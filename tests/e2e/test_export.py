@@ -102,7 +102,9 @@ def test_bad_input_gets_one_sentence(cli, tmp_path):
         "the format is safetensors, pt2, onnx, not 'tflite'"
         in cli("export", run, "--client", 0, "--format", "tflite").sentence()
     )
-    assert "is not the directory of one run" in cli("export", tmp_path, "--client", 0).sentence()
+    assert "is not a run directory" in cli("export", tmp_path, "--client", 0).sentence()
+    (tmp_path / "compare.json").write_text(json.dumps({"a": json.loads((run / "config.json").read_text())}))
+    assert f"name one of its runs, such as {run}" in cli("export", tmp_path, "--client", 0).sentence()
     assert (
         f"{tmp_path / 'no'} is not a directory" in cli("export", run, "--client", 0, "--out", tmp_path / "no" / "m").sentence()
     )

@@ -94,8 +94,10 @@ def read_configs(out: Path) -> dict[str, Config]:
 
 def reopen(out: Path) -> tuple[Config, Simulation]:
     """A run as its last checkpoint left it."""
+    if (out / "compare.json").exists():
+        raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():
-        raise RunError(f"{out} is not the directory of one run: it has no config.json.")
+        raise RunError(f"{out} is not a run directory: it has no config.json.")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     place = checkpoints.latest(out / "checkpoint")
     if place is None:
