@@ -1,6 +1,8 @@
 """The command line."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +17,16 @@ from fedselect.errors import FedselectError, InputError, unknown
 from fedselect.experiments import presets, runner, show, tables
 from fedselect.experiments.config import Config, at_path, place, read
 from fedselect.experiments.environment import package_version
+from fedselect.experiments.export import export
+from fedselect.experiments.live import live as serve
 from fedselect.experiments.progress import progress
+from fedselect.experiments.report import write_report
+from fedselect.experiments.report.figures import write_figures
+from fedselect.experiments.track import tracking
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.options import Option, find, options, summary
+from fedselect.simulate.notes import Record
 from fedselect.step import Training
 
 app = typer.Typer(
@@ -53,6 +61,9 @@ Cross = Annotated[
 Preset = Annotated[str | None, typer.Option(help="Published values to start from: paper, or authors (the method's own).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory.")]
+Live = Annotated[bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")]
+Port = Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)]
+Track = Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")]
 
 
 @app.command(context_settings=_EXTRA, epilog=_MORE)
@@ -76,6 +87,9 @@ def run(
     preset: Preset = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
 ) -> None:
     """Train one federation with one method."""
     raw = read(config) if config else {}
@@ -86,7 +100,7 @@ def run(
         cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
-    with progress(console, 1, quiet) as watch:
+    with _watching(out, 1, quiet, live, port, track) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
     _say_outcome(result.accuracy, out)
 
@@ -110,6 +124,9 @@ def compare(
     preset: Preset = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
     report: Annotated[bool, typer.Option(help="Write report.html beside the runs.")] = False,
 ) -> None:
     """Train with several methods and seeds, and print one table."""
@@ -130,28 +147,57 @@ def compare(
                 cross=cross, preset=preset,
             )  # fmt: skip
     out = out or _free("compare")
-    with progress(console, len(runs), quiet) as watch:
+    with _watching(out, len(runs), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
 
 
 @app.command()
 def resume(
-    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")], quiet: Quiet = False
+    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")],
+    quiet: Quiet = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
 ) -> None:
     """Go on with a run or a comparison that was interrupted, as if it had not been."""
     many = len(runner.read_configs(out)) if (out / "compare.json").exists() else 1
-    with progress(console, many, quiet) as watch:
+    with _watching(out, many, quiet, live, port, track) as watch:
         done = runner.resume(out, watch)
     _say_table(done, out, report=False)
 
 
 @app.command("report")
-def report_(out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")]) -> None:
-    """Write report.html: table, curves and every client's accuracy on one page."""
-    from fedselect.experiments.report import write_report
+def report_(
+    places: Annotated[list[Path], typer.Argument(help="Run directories, or those of comparisons.", metavar="DIR...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. (default: DIR/report.html; of several, ./report.html)")
+    ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also write figures (PDF, PNG) and tables (LaTeX, CSV) into figures/ beside it.")
+    ] = False,
+) -> None:
+    """Write report.html: one page with every figure and table, that opens without a network."""
+    page = write_report(places, out)
+    _say(f"wrote {page}")
+    if figures:
+        folder = page.parent / "figures"
+        _say(f"wrote {len(write_figures(places, folder))} figures and tables to {folder}")
 
-    _say(f"wrote {write_report(out)}")
+
+@app.command("export")
+def export_(
+    run: Annotated[Path, typer.Argument(help="The directory of one run.")],
+    client: Annotated[int, typer.Option(help="Whose model, by number.")],
+    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The file. (default: in the run directory)")] = None,
+) -> None:
+    """Write one client's personalised model to a file, and print how to load it."""
+    made = export(run, client, form, out)
+    unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
+    recorded = f" (the run: {100 * made.said:.2f}%)" if made.said is not None else ""
+    _say(f"wrote {made.path}{unfinished}: accuracy {100 * made.accuracy:.2f}% on client {client}'s test data{recorded}")
+    _say(f"\n{made.snippet}")
 
 
 @app.command()
@@ -229,6 +275,25 @@ def main() -> None:
 def _fail(message: str, code: int) -> None:
     print(message, file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def _watching(out: Path, runs: int, quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
+    """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    with ExitStack() as stack:
+        told: list[runner.Watch] = []
+        if track is not None:
+            told.append(stack.enter_context(tracking(track, out)))
+        if live:
+            _say(f"watch it at {stack.enter_context(serve(out, port))}")
+        shown = stack.enter_context(progress(console, runs, quiet))
+        told += [shown] if shown else []
+
+        def watch(config: Config, record: Record) -> None:
+            for tell in told:
+                tell(config, record)
+
+        yield watch
 
 
 def _flags(args: list[str]) -> dict[str, str]:
@@ -320,7 +385,7 @@ def _say(text: str) -> None:
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
     console.print(tables.render(tables.rows(done)))
     if report:
-        report_(out)
+        _say(f"wrote {write_report([out])}")
     _say(f"runs in {out}")
 
 

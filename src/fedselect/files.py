@@ -25,7 +25,7 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
             write(fresh)
             for part in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
                 _sync(part)
-            if path.is_dir():
+            if path.is_dir() and fresh.is_dir():  # a file never takes the place of a folder
                 shutil.rmtree(path)
             os.replace(fresh, path)
             _sync(path.parent)

@@ -23,11 +23,11 @@ MAIN = "from fedselect.cli import main; main()"
 
 
 def outcome(run):
-    """Everything that must not depend on interruptions: metrics (times aside) and the final state's bytes."""
+    """Everything that must not depend on interruptions: metrics (times aside), masks and the final state's bytes."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     last = max((run / "checkpoint").glob("[0-9]*"))
     metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-    return metrics, last.name, (last / "state.safetensors").read_bytes()
+    return metrics, (run / "masks.jsonl").read_bytes(), last.name, (last / "state.safetensors").read_bytes()
 
 
 def start(*args, code=MAIN):
@@ -101,10 +101,21 @@ def die(moment, *args):
     assert process.returncode == -signal.SIGKILL, err
 
 
-# os.replace puts config.json in place first, then of each checkpoint the manifest and the folder; rmtree drops old ones
+# os.replace puts config.json, federation.json and an empty masks.jsonl in place first, then of each checkpoint the manifest
+# and the folder; rmtree drops old ones
 @pytest.mark.parametrize(
     "moment",
-    ["os, 'replace', 2", "os, 'replace', 3", "os, 'replace', 5", "os, 'fsync', 3", "os, 'fsync', 5", "shutil, 'rmtree', 1"],
+    [
+        "os, 'replace', 2",
+        "os, 'replace', 3",
+        "os, 'replace', 4",
+        "os, 'replace', 5",
+        "os, 'replace', 7",
+        "os, 'fsync', 5",
+        "os, 'fsync', 8",
+        "os, 'fsync', 10",
+        "shutil, 'rmtree', 1",
+    ],
 )
 def test_a_run_killed_while_it_writes_ends_as_an_unbroken_one(cli, tmp_path, moment):
     assert cli(*RUN, "--out", tmp_path / "whole").code == 0

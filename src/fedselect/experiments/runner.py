@@ -1,6 +1,7 @@
 """Run directories: one run, or a comparison of many, each resumable at any moment.
 
-A run directory holds config.json, metrics.jsonl (a line a round), summary.json (when finished) and checkpoint/.
+A run directory holds config.json, federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
+masks look like), summary.json (when finished) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -8,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -22,6 +24,7 @@ from typing import Any
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
+from fedselect.experiments.masks import MaskLog
 from fedselect.files import disk, is_part, read_json, write_bytes, write_json
 from fedselect.simulate import Result, Simulation
 from fedselect.simulate import checkpoint as checkpoints
@@ -29,6 +32,13 @@ from fedselect.simulate.notes import Record
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+OWN = {
+    "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
+    "report.html", "track", ".lock",
+}  # fmt: skip
+MADE = re.compile(  # from a run, by `export` and `report --figures`
+    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
+)
 
 
 class Stopped(RunError):  # noqa: N818
@@ -82,6 +92,22 @@ def read_configs(out: Path) -> dict[str, Config]:
     return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in raw.items()}
 
 
+def reopen(out: Path) -> tuple[Config, Simulation]:
+    """A run as its last checkpoint left it."""
+    if (out / "compare.json").exists():
+        raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
+    if not (out / "config.json").exists():
+        raise RunError(f"{out} is not a run directory: it has no config.json.")
+    config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+    place = checkpoints.latest(out / "checkpoint")
+    if place is None:
+        raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
+    run_id = _identity(config)
+    simulation = config.simulation(int(checkpoints.manifest(place, run_id)["chunk"]))
+    checkpoints.load(place, simulation, run_id)
+    return config, simulation
+
+
 def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
@@ -115,6 +141,7 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
     if place:
         checkpoints.load(place, simulation, run_id)
     history = _history(out / "metrics.jsonl", simulation.round)
+    masks = MaskLog(out, config.rounds, simulation)
     began, spent = time.perf_counter(), 0.0
     with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
         while simulation.round < config.rounds:
@@ -123,12 +150,15 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
             history.append(record)
             metrics.write(json.dumps(record) + "\n")
             metrics.flush()
+            if record["accuracy"] is not None:
+                masks.add()
             if watch:
                 watch(config, record)
             stopping = stop() and not last
             due = spent < OVERHEAD * (time.perf_counter() - began)
             if due or last or stopping:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
+                masks.sync()
                 at = time.perf_counter()
                 checkpoints.save(out / "checkpoint", simulation, run_id)
                 spent += time.perf_counter() - at
@@ -173,10 +203,11 @@ def _identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
 
 
-def read_records(path: Path) -> list[Record]:
-    """The rounds of a metrics file."""
+def read_records(path: Path, growing: bool = False) -> list[Record]:
+    """The rounds of a metrics file; of one that is being written, those that are whole."""
     try:
-        return [json.loads(line) for line in (path.read_text() if path.exists() else "").splitlines()]
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in (text[: text.rfind("\n") + 1] if growing else text).splitlines()]
     except ValueError as e:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 
@@ -204,8 +235,7 @@ def _may_write(out: Path, overwrite: bool) -> None:
 
 def _is_run(out: Path) -> bool:
     """Whether a directory holds nothing but what runs and comparisons write."""
-    own = {"config.json", "compare.json", "metrics.jsonl", "summary.json", "checkpoint", "report.html", ".lock"}
-    return out.is_dir() and all(p.name in own or is_part(p) or _is_run(p) for p in out.iterdir())
+    return out.is_dir() and all(p.name in OWN or MADE.fullmatch(p.name) or is_part(p) or _is_run(p) for p in out.iterdir())
 
 
 def _clear(out: Path) -> None:

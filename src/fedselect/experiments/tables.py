@@ -1,5 +1,7 @@
 """Tables from run directories: one row a method, mean and standard deviation over seeds."""
 
+import csv
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedselect.errors import RunError
+from fedselect.experiments.labels import labels
 from fedselect.experiments.runner import finished
 from fedselect.files import read_json
 
 
 @dataclass(frozen=True)
 class Row:
-    method: str
+    method: str  # and what tells it from other runs of the same method, if there are any
     seeds: list[int]
     accuracy: list[float]
     local: list[float]
@@ -33,12 +36,11 @@ class Row:
 
 
 def rows(runs: Sequence[Path]) -> list[Row]:
-    """The finished runs, grouped by method, best first."""
+    """The finished runs, grouped by what they are runs of, best first."""
+    done = [run for run in runs if finished(run)]
     summaries: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        if finished(run):
-            s = read_json(run / "summary.json", "it should hold the outcome of a run.")
-            summaries.setdefault(s["method"], []).append(s)
+    for label, run in zip(labels([read_json(r / "config.json", "it should say how to run.") for r in done]), done, strict=True):
+        summaries.setdefault(label, []).append(read_json(run / "summary.json", "it should hold the outcome of a run."))
     if not summaries:
         raise RunError("there is no finished run to show yet; finish it with: fedselect resume DIR")
     made = [
@@ -61,13 +63,15 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 
 def render(found: Sequence[Row]) -> Table:
     seeds = len(found[0].seeds)
+    crossed = any(r.others is not None for r in found)
     table = Table(
         title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=not crossed,  # a column more has to fit in 80
+        collapse_padding=crossed,
     )
     table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
-    crossed = any(r.others is not None for r in found)
     for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
@@ -92,3 +96,48 @@ def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation in percent."""
     mean = f"{100 * statistics.fmean(values):.2f}"
     return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """Plain numbers: accuracies and shares as fractions, standard deviations over seeds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["method", "seeds", "accuracy", "std", "accuracy_local", "accuracy_merged", "others", "share", "bytes_up", "seconds"]
+    )
+    for r in found:
+        means = [f"{statistics.fmean(v):.6f}" for v in (r.local, r.merged)]
+        off = f"{statistics.stdev(r.accuracy):.6f}" if len(r.accuracy) > 1 else ""
+        others = "" if r.others is None else f"{r.others:.6f}"
+        figures = [f"{r.share:.6f}", f"{r.bytes_up:.0f}", f"{r.seconds:.3f}"]
+        writer.writerow([r.method, len(r.seeds), f"{r.mean:.6f}", off, *means, others, *figures])
+    return out.getvalue()
+
+
+def as_latex(found: Sequence[Row]) -> str:
+    """A booktabs table; the best accuracy is bold."""
+    crossed = any(r.others is not None for r in found)
+    columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "MB up"]
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        "\\toprule",
+        " & ".join(["method", *columns]) + r" \\",
+        "\\midrule",
+    ]
+    best = max(r.mean for r in found)
+    for r in found:
+        accuracy = "$" + spread(r.accuracy).replace(" ± ", r" \pm ") + "$"
+        cells = [
+            _tex(r.method),
+            rf"\boldmath{accuracy}" if r.mean == best else accuracy,
+            *(f"{100 * statistics.fmean(v):.2f}" for v in (r.local, r.merged)),
+            *(["--" if r.others is None else f"{100 * r.others:.2f}"] if crossed else []),
+            f"{100 * r.share:.1f}",
+            f"{r.bytes_up / 1e6:.2f}",
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _tex(text: str) -> str:
+    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}.get(c, c) for c in text)

@@ -83,6 +83,10 @@ class Model:
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"))
 
+    def build(self) -> nn.Module:
+        """A plain module of this kind, apart from this one."""
+        return _seeded(self._build, 0)
+
     def init(self, seed: int) -> Tree:
         """The common initial values; without a client axis."""
         values = _seeded(self._build, seed).state_dict()

@@ -58,6 +58,19 @@ class Result:
         """Accuracy of client i's model on client j's test data: (i, j)."""
         return self.simulation.cross()
 
+    def to_dataframe(self) -> Any:
+        """The history as a pandas DataFrame: a row for each round and client."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_dataframe needs pandas; install it with: pip install pandas") from None
+        names = [c.name or str(i) for i, c in enumerate(self.simulation.data.clients)]
+        return pandas.DataFrame([
+            {"round": r["round"], "client": i, "name": name, **{k: r["clients"][k][i] for k in LISTS}}
+            for r in self.history
+            for i, name in enumerate(names)
+        ])  # fmt: skip
+
     def personal(self, client: int) -> Tree:
         """One client's model as a state_dict for the plain module."""
         if not 0 <= client < self.simulation.clients:

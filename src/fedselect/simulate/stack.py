@@ -64,15 +64,13 @@ class Stack:
         return records
 
     def _answer(self, who: list[int], jobs: list[Job]) -> list[Any]:
-        full = False
         try:
             with precision(self.runs[0].precision), deterministic(self.runs[0].deterministic):
                 return self._do(who, jobs)
         except torch.cuda.OutOfMemoryError:
-            full = True
+            pass  # go on outside, where nothing of the attempt is held any more
         if len(who) == 1:
             raise RunError("one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks.")
-        assert full
         self._programs.clear()
         torch.cuda.empty_cache()
         half = len(who) // 2
@@ -126,14 +124,8 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
         if is_dataclass(values[0]):
             own[f.name] = _join(values, counts, device)
         elif any(isinstance(v, Tensor) for v in values) or any(v != values[0] for v in values):
-            own[f.name] = torch.cat(
-                [
-                    v.to(device, torch.float64)
-                    if isinstance(v, Tensor)
-                    else torch.full((c,), v, dtype=torch.float64, device=device)
-                    for v, c in zip(values, counts, strict=True)
-                ]
-            )
+            each = [torch.as_tensor(v, dtype=torch.float64, device=device) for v in values]
+            own[f.name] = torch.cat([v.expand(c) for v, c in zip(each, counts, strict=True)])
     return replace(first, **own)
 
 
@@ -152,7 +144,7 @@ def _cat(parts: Sequence[Any]) -> Any:
     """Trees or states of several runs, client after client."""
     if isinstance(parts[0], dict):
         return {k: _cat([p[k] for p in parts]) for k in parts[0]}
-    return torch.cat(parts)
+    return torch.cat(list(parts))
 
 
 def _cut(value: Any, rows: slice) -> Any:

@@ -1,0 +1,156 @@
+"use strict";
+// Numbers and drawing that every figure shares.
+
+const there = values => values.filter(v => v !== null && v !== undefined && !Number.isNaN(v));
+const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+const spread = values => {
+  if (values.length < 2) return 0;
+  const m = mean(values);
+  return Math.sqrt(values.reduce((a, b) => a + (b - m) ** 2, 0) / (values.length - 1));
+};
+const percent = (v, digits = 1) => v === null || v === undefined ? "–" : (100 * v).toFixed(digits);
+const even = v => Math.abs(v) < 0.0005; // less than shows
+const points = v => (even(v) ? "±" : v < 0 ? "−" : "+") + Math.abs(100 * v).toFixed(1);
+const mega = v => v === null ? "–" : v === 0 ? "0" : (v / 1e6).toFixed(v < 1e5 ? 3 : v < 1e8 ? 1 : 0);
+const phone = () => window.innerWidth < 640;
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const scale = () => [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
+const percents = { thickness: 10, outlinewidth: 0, ticksuffix: "%", nticks: 5, tickfont: { size: 11 } };
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [k, v] of Object.entries(attributes)) if (v !== null && v !== undefined) made.setAttribute(k, v);
+  made.append(...children.flat().filter(c => c !== null && c !== undefined));
+  return made;
+}
+
+// masks.jsonl packs numbers as little-endian uint16 in units of 1/10000; 65535 is none
+function unpack(text) {
+  const raw = atob(text);
+  return Array.from({ length: raw.length / 2 }, (_, i) => {
+    const v = raw.charCodeAt(2 * i) | raw.charCodeAt(2 * i + 1) << 8;
+    return v === 65535 ? null : v / 10000;
+  });
+}
+
+function faint(colour, alpha) {
+  const [r, g, b] = [1, 3, 5].map(i => parseInt(colour.slice(i, i + 2), 16));
+  return `rgba(${r},${g},${b},${alpha})`;
+}
+
+function draw(place, traces, layout, onClick) {
+  const soft = css("--soft"), line = css("--line"), size = phone() ? 11 : 12.5;
+  const plain = {
+    gridcolor: line, linecolor: line, tickcolor: line, ticklen: 4, zeroline: false, automargin: true, fixedrange: phone(),
+  };
+  const axis = own => ({ ...plain, ...own, title: { standoff: 12, font: { size }, ...own.title } });
+  Plotly.react(place, traces, {
+    font: { family: getComputedStyle(document.body).fontFamily, size, color: soft },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
+    hoverlabel: { bgcolor: css("--paper"), bordercolor: line, font: { color: css("--ink") }, align: "left" },
+    ...layout, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+  }, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  place.removeAllListeners("plotly_click");
+  if (onClick) place.on("plotly_click", e => onClick(e.points[0]));
+}
+
+// Labels at the ends of lines, moved apart where they would lie on each other. Ends are {text, colour, x, y}, in data units.
+function endLabels(ends, plot) {
+  const across = v => plot.log ? Math.log10(v) : v;
+  const px = v => (across(v) - plot.x[0]) / (plot.x[1] - plot.x[0]) * plot.width;
+  const py = v => (plot.y[1] - v) / (plot.y[1] - plot.y[0]) * plot.height;
+  const step = phone() ? 13 : 16;
+  const boxes = ends
+    .map(e => ({ ...e, left: px(e.x), top: py(e.y), own: py(e.y), wide: e.text.length * 7 + 12 }))
+    .sort((a, b) => a.own - b.own);
+  for (let again = 0; again < 200; again++) {
+    for (let i = 0; i < boxes.length; i++) {
+      for (let j = i + 1; j < boxes.length; j++) {
+        const [a, b] = [boxes[i], boxes[j]], near = step - (b.top - a.top);
+        const beside = Math.abs(a.left - b.left) < (a.left < b.left ? a.wide : b.wide);
+        if (beside && near > 0) { a.top -= near / 2; b.top += near / 2; }
+      }
+    }
+    for (const b of boxes) b.top = Math.min(Math.max(b.top, 0), plot.height);
+  }
+  return boxes.map(b => ({
+    x: across(b.x), y: b.y, text: b.text, showarrow: false, xanchor: "left", yanchor: "middle", xshift: 7,
+    yshift: b.own - b.top, font: { color: b.colour, size: phone() ? 11 : 12.5 },
+  }));
+}
+
+// Lines with bands, `curves` = [{label, colour, strong, dash, points: [{x, y, low, high, text}]}], and level lines beside them,
+// `levels` = [{y, text, colour}].
+function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
+  const all = curves.flatMap(c => c.points);
+  const ys = all.flatMap(p => [p.low, p.high]).concat(levels.map(l => l.y)), xs = all.map(p => log ? Math.log10(p.x) : p.x);
+  const pad = Math.max(1.5, 0.06 * (Math.max(...ys) - Math.min(...ys)));
+  const y = [Math.max(-2, Math.min(...ys) - pad), Math.min(102, Math.max(...ys) + pad)];
+  const room = Math.max(Math.max(...xs) - Math.min(...xs), log ? 0.5 : 1);
+  const x = [Math.min(...xs) - 0.02 * room, Math.max(...xs) + 0.01 * room];
+  const short = text => text.length > 22 ? text.slice(0, 21) + "…" : text;
+  const ends = curves.map(({ label, colour, points }) => {
+    const last = points.at(-1);
+    return { text: phone() ? short(label) : `${short(label)} ${last.y.toFixed(1)}`, colour, x: last.x, y: last.y };
+  });
+  const height = phone() ? 340 : 440;
+  const margin = { l: 46, r: 14 + 7 * Math.max(...ends.map(e => e.text.length)), t: 14, b: 46 };
+  const plot = { x, y, log, width: place.clientWidth - margin.l - margin.r, height: height - margin.t - margin.b };
+  const bands = curves.filter(c => c.points.some(p => p.high > p.low)).map(c => ({
+    x: [...c.points.map(p => p.x), ...c.points.map(p => p.x).reverse()],
+    y: [...c.points.map(p => p.high), ...c.points.map(p => p.low).reverse()],
+    fill: "toself", fillcolor: faint(c.colour, 0.1), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
+  }));
+  const lines = curves.map(c => ({
+    x: c.points.map(p => p.x), y: c.points.map(p => p.y), text: c.points.map(p => p.text), name: c.label, hovertemplate: hover,
+    mode: log || c.points.length === 1 ? "lines+markers" : "lines",
+    line: { color: c.colour, width: c.strong ? 3 : 1.7, dash: c.dash },
+    marker: { // on the end alone
+      color: c.colour, opacity: 1, line: { width: 0 }, size: c.points.map((_, i) => i === c.points.length - 1 ? 8 : 0.1),
+    },
+  }));
+  draw(place, [...bands, ...lines], {
+    height, margin, hovermode: log || phone() ? "closest" : "x unified",
+    annotations: endLabels(ends, plot).concat(levels.map(l => (
+      { xref: "paper", x: 0, y: l.y, text: l.text, showarrow: false, xanchor: "left", yanchor: "top", font: { color: l.colour } }))),
+    shapes: levels.map(l => (
+      { type: "line", xref: "paper", x0: 0, x1: 1, y0: l.y, y1: l.y, line: { color: l.colour, width: 1.7, dash: "dot" } })),
+    xaxis: { range: x, type: log ? "log" : "linear", showgrid: false, ...xaxis },
+    yaxis: { range: y, ticksuffix: "%", nticks: 7 },
+  });
+}
+
+// ticks of a logarithmic axis: 1, 2 and 5 of each decade, or the decades alone where there are many
+function decades(xs) {
+  const low = Math.floor(Math.log10(Math.min(...xs))), high = Math.ceil(Math.log10(Math.max(...xs)));
+  const each = high - low < (phone() ? 3 : 5) ? [1, 2, 5] : [1];
+  const ticks = Array.from({ length: high - low + 1 }, (_, k) => each.map(m => +(m * 10 ** (low + k)).toPrecision(1))).flat();
+  return { tickvals: ticks, ticktext: ticks.map(t => t.toLocaleString("en", { maximumFractionDigits: 9 })) };
+}
+
+// A matrix of clients by clients; z is null where there is nothing, or where the page is filtered to another client.
+// Rows carry the clients' classes as well, columns the names alone: twice would leave no room for the cells.
+function drawMatrix(place, z, run, { xtitle, ytitle, hover }) {
+  const n = z.length, only = state.client === null || state.client >= n ? null : state.client;
+  const cells = z.map((row, i) => row.map((v, j) => only === null || i === only || j === only ? v : null));
+  const words = n <= 12, side = Math.min(place.clientWidth, 640);
+  const font = { size: Math.max(7, Math.min(12, 0.8 * (side - 130) / n)) };
+  const order = z.map((_, i) => i), short = order.map(i => people(run)[i].name);
+  const names = order.map(i => words || !phone() ? tell(run, i) : short[i]);
+  const angle = phone() || short.some(s => s.length > 2) ? -90 : 0;
+  const sides = { tickvals: order, showgrid: false, ticklen: 0, tickfont: font };
+  draw(place, [{
+    type: "heatmap", z: cells.map(row => row.map(v => v === null ? null : 100 * v)), x: order, y: order, zmin: 0, zmax: 100,
+    colorscale: scale(), showscale: !words, xgap: 2, ygap: 2, hoverongaps: false, colorbar: { ...percents, len: 0.6 },
+    text: cells.map((row, i) => row.map((v, j) => v === null ? "" : hover(i, j))), hovertemplate: "%{text}<extra></extra>",
+  }], {
+    height: side - 20, margin: { l: 10, r: 10, t: 6, b: 10 },
+    xaxis: { ...sides, ticktext: short, tickangle: angle, title: { text: xtitle }, range: [-0.5, n - 0.5] },
+    yaxis: { ...sides, ticktext: names, title: { text: ytitle }, range: [n - 0.5, -0.5] },
+    annotations: words ? cells.flatMap((row, i) => row.flatMap((v, j) => v === null ? [] : [{
+      x: j, y: i, text: (100 * v).toFixed(0), showarrow: false,
+      font: { size: phone() ? 9 : 11, color: css(v > 0.6 ? "--paper" : "--ink") },
+    }])) : [],
+  }, p => setClient(p.y));
+}

@@ -1,0 +1,219 @@
+// Figures of accuracy. A figure has a title, says in words what it shows, and knows its choices, how it is drawn, a caption and
+// its numbers as a table; `ready` is whether there is anything to show.
+
+const groupRuns = g => data.runs.filter(r => r.group === g);
+const colour = g => data.groups[g].colour[dark.matches ? 1 : 0];
+const label = g => data.groups[g].label;
+const shown = () => data.groups.map((_, g) => g).filter(g => !state.hidden.has(g));
+const local = () => data.groups.findIndex(g => g.method === "local");
+const ours = () => Math.max(0, data.groups.findIndex(g => g.method === "fedselect"));
+const strong = g => data.groups[g].method === "fedselect";
+const seeded = () => Math.max(...data.groups.map((_, g) => groupRuns(g).length)) > 1;
+
+const clientCount = () => Math.max(...data.runs.map(r => r.last.accuracy.length));
+const people = run => data.federations[run.federation].clients;
+const clientName = i => data.federations.find(f => f.clients.length > i).clients[i].name;
+const clip = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
+const tell = (run, i) => {
+  const { name, classes } = people(run)[i];
+  return classes.length ? `${name} · ${clip(classes.join(" "), phone() ? 12 : 16)}` : name;
+};
+
+const finals = (run, key = "accuracy") => state.client === null ? mean(there(run.last[key])) : run.last[key][state.client];
+const accuracyAt = (run, i) => state.client === null ? run.accuracy[i] : run.clients.accuracy[i][state.client];
+const upAt = (run, i) => (state.client === null ? run.up[i] : run.clients.up[i][state.client]) / 1e6;
+const roundAt = (run, i) => run.round[i];
+
+const roundAxis = () => {
+  const few = Math.max(...data.runs.map(r => r.round.at(-1))) < 10;
+  return { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" }, ...(few ? { dtick: 1 } : {}) };
+};
+
+// accuracy of a group's runs over x, mean and spread over seeds
+function curve(g, x) {
+  const at = new Map();
+  for (const run of groupRuns(g)) {
+    run.round.forEach((round, i) => {
+      const y = accuracyAt(run, i);
+      if (y === null || y === undefined) return;
+      if (!at.has(round)) at.set(round, { xs: [], ys: [] });
+      at.get(round).xs.push(x(run, i));
+      at.get(round).ys.push(100 * y);
+    });
+  }
+  return [...at].sort((a, b) => a[0] - b[0]).map(([round, { xs, ys }]) => {
+    const y = mean(ys), off = spread(ys);
+    return { round, x: mean(xs), y, low: y - off, high: y + off, text: ys.length > 1 ? ` ± ${off.toFixed(1)}` : "" };
+  });
+}
+
+// a group's clients with what they have alone, for the same seed: [{client, run, own, alone}]; a run that is not finished is
+// compared with one that is as far
+function gains(g, seed = null) {
+  const solo = local() < 0 ? [] : groupRuns(local());
+  return groupRuns(g).filter(r => seed === null || r.seed === seed).flatMap(run => {
+    const other = solo.find(r => r.seed === run.seed && r.last.accuracy.length === run.last.accuracy.length
+      && (r.finished && run.finished || r.round.at(-1) === run.round.at(-1)));
+    return run.last.accuracy
+      .map((own, client) => ({ client, run, own, alone: other ? other.last.accuracy[client] : null }))
+      .filter(p => p.own !== null);
+  });
+}
+function better(pairs) {
+  const known = pairs.filter(p => p.alone !== null);
+  return known.length ? [known.filter(p => p.own > p.alone).length, known.length] : null;
+}
+
+// the value of a figure's choice among [[value, text]]: what was chosen, or the first where that is not there any more
+function chosen(id, key, list, first = 0) {
+  const held = (state.picks[id] ||= {})[key];
+  return list.some(([v]) => v === held) ? held : (list[first] || list[0])[0];
+}
+const preferred = groups => Math.max(0, groups.findIndex(([g]) => g === ours()));
+const groupsOf = runs => [...new Set(runs.map(r => r.group))].map(g => [g, label(g)]);
+const seedsOf = (runs, g) => runs.filter(r => r.group === g).map(r => [r.seed, `seed ${r.seed}`]);
+
+const convergence = {
+  id: "convergence", title: "Accuracy over rounds",
+  say: () => (state.client === null ? "Each client's accuracy on its own test data, mean over clients."
+    : `Accuracy of client ${clientName(state.client)} on its own test data.`)
+    + (seeded() ? " Bands are one standard deviation over seeds." : ""),
+  ready: () => shown().length,
+  draw(place) {
+    drawLines(place, shown().map(g => ({
+      label: label(g), colour: colour(g), strong: strong(g), dash: g === local() ? "dot" : "solid", points: curve(g, roundAt),
+    })).filter(c => c.points.length), { xaxis: roundAxis(), hover: "%{y:.1f}%%{text}" });
+  },
+  alt: () => ranked().map(r => `${label(r.g)} ends at ${percent(r.mean)}%`).join(", ") + ".",
+  caption() {
+    const settled = shown().map(g => [label(g), curve(g, roundAt)]).filter(([, line]) => line.length > 1).map(([name, line]) => {
+      const last = line.at(-1).y, at = line.findLastIndex(p => Math.abs(p.y - last) > 1);
+      return [name, line[at + 1].round];
+    }).sort((a, b) => a[1] - b[1]);
+    const said = settled.map(([name, round]) => `${name} ${round}`).join(", ");
+    return said && `Rounds until accuracy stays within a point of where it ends: ${said}.`;
+  },
+  numbers() {
+    const curves = shown().map(g => [g, new Map(curve(g, roundAt).map(p => [p.round, p.y.toFixed(1) + p.text]))]);
+    const rounds = [...new Set(curves.flatMap(([, c]) => [...c.keys()]))].sort((a, b) => a - b);
+    return [["round", ...curves.map(([g]) => `${label(g)} %`)], rounds.map(r => [r, ...curves.map(([, c]) => c.get(r) || "–")])];
+  },
+};
+
+const gained = {
+  id: "gains", title: "Who gains, who loses",
+  say: () => local() < 0
+    ? "Final accuracy of every client on its own test data. Run the method local on the same seeds to see who gains by taking part."
+    : "Final accuracy of every client on its own test data. A line leads from training alone (hollow) to the chosen method; "
+      + "small dots are the other methods. Click a client to filter the page to it.",
+  ready: () => shown().length,
+  picks() {
+    const groups = shown().map(g => [g, label(g)]), group = chosen(this.id, "group", groups, preferred(groups));
+    const each = seedsOf(data.runs, group), seeds = each.length > 1 ? [[null, "mean over seeds"], ...each] : each;
+    return [["group", "Method", groups, group], ["seed", "Seed", seeds, chosen(this.id, "seed", seeds)]];
+  },
+  rows() {
+    const [[, , , group], [, , , seed]] = this.picks();
+    const others = shown().filter(g => g !== group && g !== local()).map(g => ({ g, pairs: gains(g, seed) }));
+    const by = new Map();
+    for (const p of gains(group, seed)) by.set(p.client, [...(by.get(p.client) || []), p]);
+    return [...by].map(([client, pairs]) => {
+      const own = mean(pairs.map(p => p.own)), alone = mean(there(pairs.map(p => p.alone)));
+      const names = [...new Set(pairs.map(p => tell(p.run, client)))];
+      return {
+        client, own, alone, gain: alone === null ? null : own - alone, name: names.length === 1 ? names[0] : clientName(client),
+        others: others.map(o => ({ g: o.g, v: mean(o.pairs.filter(p => p.client === client).map(p => p.own)) })),
+      };
+    }).sort((a, b) => (b.gain ?? b.own) - (a.gain ?? a.own));
+  },
+  draw(place) {
+    const rows = this.rows(), [[, , , group]] = this.picks(), own = colour(group), loss = css("--loss");
+    const solo = local() >= 0 && group !== local();
+    const dim = r => state.client === null || state.client === r.client ? 1 : 0.18;
+    const dots = (name, paint, value, marker) => ({
+      x: rows.map(r => value(r) === null ? null : 100 * value(r)), y: rows.map((_, i) => i), customdata: rows.map(r => r.client),
+      name, mode: "markers", marker: { color: paint, opacity: rows.map(dim), ...marker },
+      hovertemplate: `%{x:.1f}%<extra>${name}</extra>`,
+    });
+    const lines = (keep, paint) => ({
+      x: rows.flatMap(r => keep(r) ? [100 * r.alone, 100 * r.own, null] : []),
+      y: rows.flatMap((r, i) => keep(r) ? [i, i, null] : []), mode: "lines", line: { color: paint, width: 3 }, hoverinfo: "skip",
+    });
+    const lit = r => solo && r.gain !== null && dim(r) === 1;
+    const others = rows[0].others.map(({ g }, k) =>
+      dots(label(g), colour(g), r => r.others[k].v, { size: 6, opacity: rows.map(r => 0.6 * dim(r)) }));
+    const hollow = solo
+      ? [dots("local", css("--paper"), r => r.alone, { size: 9, line: { color: colour(local()), width: 2 } })] : [];
+    draw(place, [
+      ...others, lines(r => lit(r) && r.gain >= 0, own), lines(r => lit(r) && r.gain < 0, loss), ...hollow,
+      dots(label(group), own, r => r.own, { size: 12 }),
+    ], {
+      height: 26 * rows.length + 70, margin: { l: 20, r: solo ? 52 : 12, t: 6, b: 44 },
+      xaxis: { ticksuffix: "%", title: { text: "accuracy on own test data" }, nticks: phone() ? 5 : 9 },
+      yaxis: {
+        tickvals: rows.map((_, i) => i), ticktext: rows.map(r => r.name), range: [rows.length - 0.5, -0.5], showgrid: false,
+        ticklen: 0, title: { text: "client" },
+      },
+      annotations: rows.flatMap((r, i) => !solo || r.gain === null ? [] : [{
+        xref: "paper", x: 1, xanchor: "left", xshift: 8, y: i, text: points(r.gain), showarrow: false, opacity: dim(r),
+        font: { color: even(r.gain) ? css("--soft") : r.gain < 0 ? loss : own },
+      }]),
+    }, p => setClient(p.customdata));
+  },
+  caption() {
+    const [[, , , group], [, , , seed]] = this.picks(), found = better(gains(group, seed));
+    const rows = this.rows().filter(r => r.gain !== null), mine = rows.find(r => r.client === state.client);
+    if (!found || group === local()) return "Clients are sorted by accuracy.";
+    if (mine) {
+      return `Client ${clientName(mine.client)} has ${percent(mine.own)}% with ${label(group)} and ${percent(mine.alone)}% alone `
+        + `(${points(mine.gain)} points).`;
+    }
+    const [best, worst] = [rows[0], rows.at(-1)], all = seed === null && seedsOf(data.runs, group).length > 1;
+    return `With ${label(group)}, ${found[0]} of ${found[1]} clients${all ? " over all seeds" : ""} do better than alone. `
+      + `Client ${clientName(best.client)} ${best.gain < 0 ? "loses least" : "gains most"} (${points(best.gain)} points), `
+      + `client ${clientName(worst.client)} ${worst.gain < 0 ? "loses most" : "gains least"} (${points(worst.gain)}).`;
+  },
+  numbers() {
+    const rows = this.rows(), [[, , , group]] = this.picks();
+    return [
+      ["client", `${label(group)} %`, "local %", "gain", ...rows[0].others.map(o => `${label(o.g)} %`)],
+      rows.map(r => [
+        r.name, percent(r.own), percent(r.alone), r.gain === null ? "–" : points(r.gain), ...r.others.map(o => percent(o.v)),
+      ]),
+    ];
+  },
+};
+
+const bytes = {
+  id: "bytes", title: "Accuracy against bytes sent",
+  say: () => "What accuracy costs: megabytes that "
+    + (state.client === null ? "all clients have" : `client ${clientName(state.client)} has`)
+    + " sent to the server so far, on a logarithmic scale.",
+  sends: () => shown().filter(g => groupRuns(g).some(r => r.up.at(-1) > 0)),
+  ready() { return this.sends().length; },
+  missing: "Nobody here sends anything.",
+  draw(place) {
+    const sends = this.sends(), quiet = shown().filter(g => !sends.includes(g));
+    const curves = sends.map(g => ({
+      label: label(g), colour: colour(g), strong: strong(g),
+      points: curve(g, upAt).filter(p => p.x > 0).map(p => ({ ...p, low: p.y, high: p.y })),
+    })).filter(c => c.points.length);
+    drawLines(place, curves, {
+      log: true, hover: "%{x:.3~f} MB: %{y:.1f}%",
+      xaxis: { title: { text: "MB sent" }, ...decades(curves.flatMap(c => c.points.map(p => p.x))) },
+      levels: quiet.map(g => ({
+        y: 100 * mean(there(groupRuns(g).map(r => finals(r)))), text: `${label(g)} sends nothing`, colour: colour(g),
+      })),
+    });
+  },
+  alt: () => ranked().map(r => `${label(r.g)}: ${percent(r.mean)}% for ${mega(r.up)} MB`).join(", ") + ".",
+  caption() {
+    if (local() < 0 || !groupRuns(local()).every(r => r.finished)) return this.alt();
+    const alone = 100 * mean(there(groupRuns(local()).map(r => finals(r))));
+    const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => p.y > alone)?.x]);
+    if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(1)}%).`;
+    const said = passed.map(([name, x]) => `${name} ${x === undefined ? "never" : mega(1e6 * x)}`).join(", ");
+    return `MB sent until training alone (${alone.toFixed(1)}%) is passed: ${said}.`;
+  },
+  numbers: () => [["method", "MB sent", "accuracy %"], ranked().map(r => [label(r.g), mega(r.up), percent(r.mean)])],
+};

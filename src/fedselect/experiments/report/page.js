@@ -1,0 +1,262 @@
+// The page: its state (which client, which methods), its frame, and drawing it again when either changes.
+
+let data = JSON.parse(document.getElementById("data").textContent);
+const state = { client: null, hidden: new Set(), picks: {} };
+const byId = id => document.getElementById(id);
+
+// every method shown, best first, for all clients or the chosen one
+function ranked() {
+  const one = state.client, mine = i => one === null || i === one;
+  return shown().map(g => {
+    const runs = groupRuns(g), of = key => there(runs.map(r => finals(r, key)));
+    const pairs = gains(g).filter(p => mine(p.client)), known = pairs.filter(p => p.alone !== null);
+    const elsewhere = r => mean(there(r.cross.flatMap((row, i) => row.filter((_, j) => i !== j && mine(i)))));
+    return {
+      g, runs, all: of("accuracy"), mean: mean(of("accuracy")), local: of("accuracy_local"), merged: of("accuracy_merged"),
+      share: mean(of("share")), others: mean(there(runs.filter(r => r.cross).map(elsewhere))),
+      gain: known.length ? mean(known.map(p => p.own - p.alone)) : null, better: better(pairs),
+      up: mean(runs.map(r => one === null ? r.up.at(-1) : r.clients.up.at(-1)[one])),
+      down: mean(runs.map(r => one === null ? r.down : r.clients.down[one])), seconds: mean(runs.map(r => r.seconds)),
+    };
+  }).sort((a, b) => (b.mean ?? -1) - (a.mean ?? -1));
+}
+
+function header() {
+  const rows = ranked(), best = rows[0], r = rows.find(row => strong(row.g)) || best, text = [];
+  if (!data.runs.every(run => run.finished)) text.push("So far:");
+  if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
+  if (r !== best) text.push(`${label(best.g)} leads with ${percent(best.mean)}%.`);
+  let said = `${label(r.g)} reaches ${percent(r.mean)}${r.all.length > 1 ? ` ± ${percent(spread(r.all))}` : ""}%`;
+  if (r.gain !== null && r.g !== local()) {
+    said += even(r.gain) ? ", as training alone does"
+      : `, ${Math.abs(100 * r.gain).toFixed(1)} points ${r.gain < 0 ? "below" : "above"} training alone`;
+    if (state.client === null) said += `; ${r.better[0]} of ${r.better[1]} clients gain`;
+  }
+  text.push(said + ".");
+  if (r.share > 0 && r.share < 1) text.push(`${percent(r.share)}% of its parameters are personal.`);
+  byId("lede").textContent = text.join(" ");
+  byId("title").textContent = data.title;
+  const all = pick => [...new Set(data.groups.map(g => pick(g.config)))].join(", ");
+  const done = data.runs.filter(run => run.finished).length;
+  const facts = {
+    data: all(c => c.data.name), model: all(c => c.model.name), clients: clientCount(), rounds: all(c => c.rounds),
+    [seeded() ? "seeds" : "seed"]: [...new Set(data.runs.map(run => run.seed))].sort((a, b) => a - b).join(", "),
+    runs: done === data.runs.length ? done : `${done} of ${data.runs.length} finished`,
+  };
+  byId("facts").replaceChildren(...Object.entries(facts).map(([k, v]) =>
+    element("div", {}, element("dt", {}, k), element("dd", {}, String(v)))));
+}
+
+function filter() {
+  const chip = (text, on, attributes, act, paint) => {
+    const swatch = paint ? element("span", { class: "swatch", style: `background:${paint}` }) : null;
+    const made = element("button", { type: "button", "aria-pressed": String(on), ...attributes }, swatch, text);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const focus = document.activeElement?.dataset?.chip;
+  byId("clients").replaceChildren(
+    chip("all", state.client === null, { "data-chip": "all", "data-client": "all" }, () => setClient(null)),
+    ...Array.from({ length: clientCount() }, (_, i) =>
+      chip(clientName(i), state.client === i, { "data-chip": `c${i}`, "data-client": i }, () => setClient(i))),
+  );
+  byId("methods").replaceChildren(...data.groups.map((_, g) =>
+    chip(label(g), !state.hidden.has(g), { "data-chip": `m${g}`, "data-method": label(g) }, () => {
+      if (!state.hidden.delete(g) && shown().length > 1) state.hidden.add(g);
+      render();
+    }, colour(g))));
+  document.querySelector(`[data-chip="${focus}"]`)?.focus();
+  byId("who").textContent = state.client === null ? "" : `Showing client ${clientName(state.client)} alone. ${holdings()}`;
+}
+
+// what the chosen client trains on; with several seeds, in each
+function holdings() {
+  const said = data.federations.flatMap((f, k) => {
+    const c = f.clients[state.client], seeds = new Set(data.runs.filter(r => r.federation === k).map(r => r.seed));
+    if (!c || !c.classes.length) return [];
+    const more = c.classes.length > 10 ? ` and ${c.classes.length - 10} more` : "";
+    const kinds = `${c.classes.length === 1 ? "class" : "classes"} ${c.classes.slice(0, 10).join(" ")}${more}`;
+    const held = `${c.train} training samples of ${kinds}`;
+    return [seeded() ? `seed ${[...seeds].join(", ")}: ${held}` : held];
+  });
+  return said.length ? `It has ${[...new Set(said)].join("; ")}.`.replace("It has seed", "Seed") : "";
+}
+
+function grid(head, rows, mark = () => null) {
+  return element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" }, element("table", {},
+    element("thead", {}, element("tr", {}, head.map(h => element("th", { scope: "col" }, h)))),
+    element("tbody", {}, rows.map((row, i) => element("tr", { class: mark(i) }, row.map(c => element("td", {}, c)))))));
+}
+
+function table() {
+  const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null && r.g !== local());
+  const figure = v => [percent(mean(v), 2), v.length > 1 ? element("small", {}, `± ${percent(spread(v), 2)}`) : null];
+  const view = (r, name, v) => {
+    const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
+    return counts === name ? element("b", {}, percent(mean(v), 2)) : percent(mean(v), 2);
+  };
+  const against = r => {
+    if (r.gain === null || r.g === local()) return ["–", "–"];
+    const kind = even(r.gain) ? "quiet" : r.gain < 0 ? "lossy" : "gain";
+    return [element("span", { class: kind }, points(r.gain)), r.better.join(" of ")];
+  };
+  const head = [
+    "method", "accuracy %", ...(compared ? ["against local", "clients better"] : []), "after local training %",
+    "after aggregation %", ...(crossed ? ["on others' data %"] : []), "personal %", "MB up", "MB down", "seconds",
+  ];
+  const body = rows.map(r => [
+    [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g)], figure(r.all),
+    ...(compared ? against(r) : []), view(r, "local", r.local), view(r, "merged", r.merged),
+    ...(crossed ? [percent(r.others, 2)] : []), percent(r.share), mega(r.up), mega(r.down), r.seconds.toFixed(1),
+  ]);
+  const place = byId("table");
+  place.querySelector(".wide")?.remove();
+  const whose = state.client === null ? "Unweighted mean over clients of each client's accuracy"
+    : `Accuracy of client ${clientName(state.client)}`;
+  place.querySelector(".say").textContent = `${whose} on its own test data in the last round`
+    + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
+    + "merged with the aggregate.";
+  place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
+}
+
+function frame() {
+  const main = byId("main"), pair = element("div", { class: "pair" });
+  main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" })));
+  for (const f of FIGURES) {
+    const details = element("details", {}, element("summary", {}, "Numbers as a table"));
+    details.addEventListener("toggle", () => numbers(f));
+    (f.paired ? pair : main).append(element("section", { id: f.id },
+      element("h2", {}, f.title), element("p", { class: "say" }), element("div", { class: "picks" }),
+      element("figure", {}, element("div", { class: "chart", role: "img" }), element("figcaption", {})), details));
+  }
+  main.append(pair, element("section", { id: "config" }), element("section", { id: "environment" }));
+}
+
+function numbers(f) {
+  const details = byId(f.id).querySelector("details");
+  details.querySelector(".wide")?.remove();
+  if (details.open && f.ready()) details.append(grid(...f.numbers()));
+}
+
+// a figure's choices: made anew where what there is to choose has changed
+function choices(f, place) {
+  const list = f.picks ? f.picks().filter(([, , options]) => options.length > 1) : [];
+  const key = JSON.stringify(list.map(([name, , options]) => [name, options]));
+  if (place.dataset.key !== key) {
+    place.dataset.key = key;
+    place.replaceChildren(...list.map(([name, text, options, , kind]) => {
+      const control = kind === "range" ? element("input", { type: "range", min: 0, max: options.length - 1, step: 1 })
+        : element("select", {}, options.map(([, said], i) => element("option", { value: i }, said)));
+      control.dataset.pick = name;
+      control.addEventListener("input", () => {
+        state.picks[f.id][name] = options[+control.value][0];
+        render([f]);
+      });
+      return element("label", {}, text, control, kind === "range" ? element("output", {}) : null);
+    }));
+  }
+  for (const [name, , options, value] of list) {
+    const control = place.querySelector(`[data-pick=${name}]`), at = options.findIndex(([v]) => v === value);
+    control.value = at;
+    const said = control.parentElement.querySelector("output");
+    if (said) {
+      said.textContent = options[at][1];
+      control.setAttribute("aria-valuetext", options[at][1]);
+    }
+  }
+}
+
+function render(some = FIGURES) {
+  if (some === FIGURES) {
+    header();
+    filter();
+    table();
+    document.querySelector(".pair").classList.toggle("large", clientCount() > 12);
+  }
+  for (const f of some) {
+    const section = byId(f.id), chart = section.querySelector(".chart"), ready = Boolean(f.ready());
+    section.querySelector(".say").textContent = ready ? f.say() : f.missing || "There is nothing to show here.";
+    for (const part of section.querySelectorAll(".picks, figure, details")) part.hidden = !ready;
+    if (!ready) continue;
+    choices(f, section.querySelector(".picks"));
+    f.draw(chart);
+    const caption = f.caption();
+    section.querySelector("figcaption").textContent = caption;
+    chart.setAttribute("aria-label", [f.title + ".", f.alt?.(), caption].filter(Boolean).join(" "));
+    numbers(f);
+  }
+}
+
+function setClient(client) {
+  state.client = client === state.client ? null : client;
+  history.replaceState(null, "", state.client === null ? location.pathname + location.search : `#client=${state.client}`);
+  render();
+}
+
+function about() {
+  const flat = c => Object.entries(c).flatMap(([k, v]) =>
+    v && typeof v === "object" ? Object.entries(v).map(([n, w]) => [`${k}.${n}`, w]) : [[k, v]]);
+  const show = v => v === null ? "none" : typeof v === "boolean" ? (v ? "yes" : "no") : String(v);
+  const pairs = list => element("dl", { class: "pairs" },
+    list.map(([k, v]) => element("div", {}, element("dt", {}, k), element("dd", {}, show(v)))));
+  const all = data.groups.map(g => new Map(flat(g.config))), keys = [...new Set(all.flatMap(m => [...m.keys()]))];
+  const common = keys.filter(k => all.every(m => m.has(k) && show(m.get(k)) === show(all[0].get(k))));
+  const apart = keys.filter(k => !common.includes(k) && k !== "method.name");
+  const raw = { runs: data.runs.map(r => r.path), configurations: Object.fromEntries(data.groups.map(g => [g.label, g.config])) };
+  byId("config").replaceChildren(
+    element("h2", {}, "Configuration"),
+    element("p", { class: "say" }, "Complete: every value that a run depends on, defaults written out. A run directory's "
+      + "config.json replays it with fedselect run --config."),
+    pairs(common.map(k => [k, all[0].get(k)])),
+    ...(apart.length ? [
+      element("h3", {}, "Where they differ"),
+      grid(["option", ...data.groups.map(g => g.label)], apart.map(k => [k, ...all.map(m => m.has(k) ? show(m.get(k)) : "")])),
+    ] : []),
+    element("details", {}, element("summary", {}, "As JSON, and where the runs are"),
+      element("pre", {}, JSON.stringify(raw, null, 2))),
+  );
+  byId("environment").replaceChildren(element("h2", {}, "Environment"), ...data.environments.map(e => pairs(Object.entries(e))),
+    data.environments.length ? "" : element("p", { class: "say" }, "A run writes it down when it is finished."));
+  byId("footer").textContent =
+    `Made with fedselect ${data.version}, ${data.made}. This page holds all it needs; nothing is fetched.`;
+}
+
+// while a run is under way: ask for news, as long as somebody answers and somebody looks
+async function follow() {
+  const tellBusy = () => {
+    const busy = data.runs.filter(r => !r.finished);
+    const said = busy.map(r => `${label(r.group)} seed ${r.seed}: round ${r.round.at(-1)} of ${r.rounds}`);
+    byId("live").textContent = `live · ${said.join(", ") || "finished"}`;
+  };
+  tellBusy();
+  for (let tag = null; ;) {
+    await new Promise(done => setTimeout(done, 2000));
+    if (document.hidden) continue;
+    try {
+      const answer = await fetch("data.json", tag ? { headers: { "If-None-Match": tag } } : {});
+      if (answer.status !== 200) continue;
+      tag = answer.headers.get("ETag");
+      data = await answer.json();
+    } catch {
+      byId("live").textContent = "the run has ended; this page no longer follows it";
+      return;
+    }
+    tellBusy();
+    render();
+    about();
+  }
+}
+
+const asked = /client=(\d+)/.exec(location.hash);
+if (asked && +asked[1] < clientCount()) state.client = +asked[1];
+frame();
+render();
+about();
+dark.addEventListener("change", () => render());
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (window.innerWidth === width) return;
+  width = window.innerWidth;
+  render();
+});
+if (document.body.classList.contains("live")) follow();

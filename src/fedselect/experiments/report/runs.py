@@ -1,0 +1,152 @@
+"""Run directories as one plain structure: what the page, the figures and the tables are drawn from."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedselect.errors import RunError
+from fedselect.experiments.environment import package_version
+from fedselect.experiments.labels import APART, colours, labels
+from fedselect.experiments.masks import read_lines, unpack
+from fedselect.experiments.runner import finished, read_configs, read_records
+from fedselect.files import read_json
+from fedselect.simulate.notes import Record
+
+Data = dict[str, Any]
+MOST = 200  # points on a curve
+MOST_SHARES = 60  # columns of a picture of shares over rounds
+
+
+def gather(places: Sequence[Path]) -> Data:
+    """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
+    paths = list(dict.fromkeys(run for place in places for run in expand(place)))
+    configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
+    histories = [_evaluated(p) for p in paths]
+    there = [i for i, h in enumerate(histories) if h]
+    if not there:
+        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
+    paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
+    named = labels(configs)
+    order = list(dict.fromkeys(named))
+    methods = [configs[named.index(label)]["method"]["name"] for label in order]
+    federations: list[Data] = []
+    runs = [
+        _run(path, config, history, order.index(label), federations)
+        for path, config, history, label in zip(paths, configs, histories, named, strict=True)
+    ]
+    return {
+        "title": _title(configs, order),
+        "groups": [
+            {
+                "label": label,
+                "method": method,
+                "colour": colour,
+                "config": {k: v for k, v in configs[named.index(label)].items() if k not in APART},
+            }
+            for label, method, colour in zip(order, methods, colours(methods), strict=True)
+        ],
+        "runs": runs,
+        "federations": federations,
+        "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
+        "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": package_version(),
+    }
+
+
+def expand(place: Path) -> list[Path]:
+    """The run directories that a run or a comparison stands for."""
+    if (place / "compare.json").exists():
+        return [run for name in read_configs(place) if ((run := place / name) / "config.json").exists()]
+    if (place / "config.json").exists():
+        return [place]
+    raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")
+
+
+def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:
+    summary, last = _summary(path), history[-1]
+    kept = _thin(history, MOST)
+    lines = read_lines(path / "masks.jsonl")
+    iou = [[line["round"], line["iou"]] for line in lines if "iou" in line]
+    at = _federation(path, last, federations)
+    return {
+        "group": group,
+        "path": str(path),
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        "finished": finished(path),
+        "federation": at,
+        "round": [r["round"] for r in kept],
+        "accuracy": [_short(r["accuracy"]) for r in kept],
+        "share": [_short(r["share"]) for r in kept],
+        "up": [r["sent"]["up"] for r in kept],
+        "clients": {
+            "accuracy": [[_short(v) for v in r["clients"]["accuracy"]] for r in kept],
+            "up": [r["sent"]["clients"]["bytes_up"] for r in kept],
+            "down": last["sent"]["clients"]["bytes_down"],
+        },
+        "last": {k: last["clients"][k] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")},
+        "view": "local" if last["clients"]["accuracy"] == last["clients"]["accuracy_local"] else "merged",
+        "down": last["sent"]["down"],
+        "seconds": last["sent"]["seconds"],
+        "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
+        "iou": iou,
+        "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
+        "cross": summary.get("cross"),
+    }
+
+
+def _evaluated(path: Path) -> list[Record]:
+    """The evaluated rounds, each with what had been sent by then under "sent"."""
+    found = read_records(path / "metrics.jsonl", growing=not finished(path))
+    up = down = 0
+    seconds = 0.0
+    own = {way: [0] * len(found[0]["clients"][way]) if found else [] for way in ("bytes_up", "bytes_down")}
+    for r in found:
+        up, down, seconds = up + r["bytes_up"], down + r["bytes_down"], seconds + r["seconds"]
+        own = {way: [a + (b or 0) for a, b in zip(own[way], r["clients"][way], strict=True)] for way in own}
+        r["sent"] = {"up": up, "down": down, "seconds": round(seconds, 2), "clients": own}
+    return [r for r in found if r["accuracy"] is not None]
+
+
+def _federation(path: Path, last: Record, federations: list[Data]) -> int:
+    """Which federation a run is of; runs of the same data and model share one. Older runs know their clients by number."""
+    if (path / "federation.json").exists():
+        own = read_json(path / "federation.json", "it should say who takes part.")
+    else:
+        own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["accuracy"]))], "layers": {}}
+    if own not in federations:
+        federations.append(own)
+    return federations.index(own)
+
+
+def _paired(pairs: int) -> int:
+    """How many clients have so many pairs."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
+
+
+def _summary(path: Path) -> Data:
+    return read_json(path / "summary.json", "it should hold the outcome of a run.") if finished(path) else {}
+
+
+def _title(configs: Sequence[Data], order: Sequence[str]) -> str:
+    data = sorted({c["data"]["name"] for c in configs})
+    methods = len({c["method"]["name"] for c in configs})
+    many = f"{len(order)} methods" if methods == len(order) else f"{len(order)} settings"
+    return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}"
+
+
+def _thin(items: list[Any], most: int) -> list[Any]:
+    """At most so many of these, evenly spaced, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _distinct(found: list[Data]) -> list[Data]:
+    return [e for i, e in enumerate(found) if e not in found[:i]]

@@ -1,0 +1,131 @@
+"""The report while a run trains: read-only, on this machine alone, gone with the run."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from browser import CHROMIUM, Browser
+
+MAIN = "from fedselect.cli import main; main()"
+TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "-q")
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A long run that is being watched: its process, its address and its directory."""
+    args = ["run", *TINY, "--rounds", "100000", "--watch", "--out", str(tmp_path / "a")]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", MAIN, *args], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = process.stdout.readline()
+    found = re.fullmatch(r"watch it at (http://127\.0\.0\.1:(\d+)/)\n", said)
+    assert found, said
+    yield process, found[1], tmp_path / "a"
+    process.kill()
+    process.communicate()
+
+
+def fetch(address, **headers):
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+        return answer.status, answer.headers, answer.read()
+
+
+def news(address):
+    """What the page would be told, once there is a round to tell of."""
+    for _ in range(600):
+        status, headers, body = fetch(address + "data.json")
+        if status == 200:
+            return headers, json.loads(body)
+        time.sleep(0.1)
+    raise AssertionError("there was never a round")
+
+
+def status_of(address, **headers):
+    try:
+        return fetch(address, **headers)[0]
+    except urllib.error.HTTPError as e:
+        return e.code
+
+
+def test_the_page_follows_the_run_and_ends_with_it(watched):
+    process, address, out = watched
+    _, first = news(address)
+    for _ in range(600):
+        _, later = news(address)
+        if later["runs"][0]["round"][-1] > first["runs"][0]["round"][-1]:
+            break
+        time.sleep(0.05)
+    assert later["runs"][0]["round"][-1] > first["runs"][0]["round"][-1]
+    assert not later["runs"][0]["finished"]
+    status, _, page = fetch(address)
+    assert (status, b'<body class="live">' in page) == (200, True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.rstrip().endswith(f"fedselect resume {out}")
+    with pytest.raises(urllib.error.URLError):
+        fetch(address)
+
+
+def test_it_is_read_only_and_this_machines_alone(watched):
+    _, address, _ = watched
+    news(address)
+    port = int(re.search(r":(\d+)/", address)[1])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)  # another address of this very machine
+    assert status_of(address, Host="evil.example") == 403  # a name that was made to point here
+    assert status_of(address, Host=f"localhost:{port}") == 200
+    assert status_of(address + "../../etc/passwd") == 404
+    assert status_of(address + "config.json") == 404
+    for method in ("POST", "PUT", "DELETE"):
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(urllib.request.Request(address, method=method, data=b""), timeout=60)
+
+
+def test_nothing_is_sent_twice(tmp_path):
+    from fedselect.experiments.config import Config
+    from fedselect.experiments.live import live
+    from fedselect.experiments.runner import start
+
+    small = {"data": {"name": "digits", "clients": 2, "train": 10, "test": 10, "val": 0}, "model": {"name": "mlp"}, "rounds": 1}
+    with live(tmp_path / "a", 0) as address:
+        assert b"The first round is under way" in fetch(address)[2]
+        assert fetch(address + "data.json")[0] == 204
+        start(Config.from_dict(small, "test"), tmp_path / "a")
+        headers, data = news(address)
+        assert data["runs"][0]["finished"]
+        assert status_of(address + "data.json", **{"If-None-Match": headers["ETag"]}) == 304
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_trained(cli, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = cli("run", *TINY, "--watch", "--port", port, "--out", tmp_path / "a").sentence()
+    assert f"port {port} cannot be used" in said
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+def test_the_browser_draws_it_again_and_says_when_it_is_over(watched, tmp_path):
+    process, address, _ = watched
+    browser = Browser(tmp_path / "profile", offline=False)
+    try:
+        browser.open(address, "document.querySelector('#convergence .main-svg')")
+        rounds = "document.querySelector('#convergence .chart').data.find(t => t.name === 'fedselect').x.at(-1)"
+        seen = browser.ask(rounds)
+        browser.wait(f"{rounds} > {seen}")
+        assert browser.ask("document.querySelector('#live').textContent").startswith("live · fedselect seed 0: round ")
+        assert browser.problems == []
+        process.send_signal(signal.SIGINT)
+        browser.wait("document.querySelector('#live').textContent.startsWith('the run has ended')")
+    finally:
+        browser.close()

@@ -1,0 +1,303 @@
+"""The report: what the page says, in a real browser; its figures and tables as files."""
+
+import csv
+import json
+import re
+import statistics
+import sys
+
+import pytest
+from browser import CHROMIUM, Browser
+
+from fedselect.experiments import runner
+from fedselect.experiments.config import Config
+from fedselect.experiments.masks import unpack
+from fedselect.experiments.report import gather, page, write_report
+
+METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
+FIGURES = ["convergence", "gains", "bytes", "shares", "overlap", "cross"]
+
+
+def config(method, seed, **options):
+    return Config.from_dict(
+        {
+            "method": {"name": method, **(options or METHODS[method])},
+            "data": {"name": "digits", "clients": 4, "classes_per_client": 3, "train": 20, "test": 10, "val": 0},
+            "model": {"name": "mlp", "hidden": 8},
+            "rounds": 4,
+            "seed": seed,
+            "cross": True,
+        },
+        "test",
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Three methods with two seeds each."""
+    out = tmp_path_factory.mktemp("report") / "c"
+    runs = {f"{m}-seed{s}": config(m, s) for m in METHODS for s in (0, 1)}
+    runner.start_comparison(runner.Comparison(runs), out)
+    return out
+
+
+def summaries(out, method):
+    return [json.loads((out / f"{method}-seed{s}" / "summary.json").read_text()) for s in (0, 1)]
+
+
+# ---- without a browser
+
+
+def test_the_page_holds_all_it_needs(compared):
+    text = write_report([compared]).read_text()
+    own = re.sub(r"<script>/\*\*\n\* plotly\.js.*?</script>", "", text, count=1, flags=re.S)
+    assert len(own) < len(text) / 5  # plotly is in the page
+    assert not re.search(r"""(src|href)=["']?(http|//)|@import|url\(|<script src""", own)  # and nothing is fetched
+
+
+def test_text_from_a_run_cannot_become_part_of_the_page(compared):
+    data = gather([compared])
+    data["title"] = data["groups"][0]["label"] = "</script><script>alert(1)</script>"
+    assert "<script>alert(1)" not in page(data)
+
+
+def test_it_gathers_what_the_runs_recorded(compared):
+    data = gather([compared])
+    assert [g["label"] for g in data["groups"]] == list(METHODS)
+    assert len(data["runs"]) == 6
+    for run in data["runs"]:
+        method = data["groups"][run["group"]]["label"]
+        said = json.loads((compared / f"{method}-seed{run['seed']}" / "summary.json").read_text())
+        assert run["last"]["accuracy"] == said["clients"]
+        assert (run["up"][-1], run["down"], run["cross"]) == (said["bytes_up"], said["bytes_down"], said["cross"])
+        assert sum(run["clients"]["up"][-1]) == said["bytes_up"]
+        assert bool(run["iou"]) == (method == "fedselect")
+    assert data["environments"] == [said["environment"]]
+
+
+def test_several_directories_make_one_page_and_settings_are_told_apart(compared, cli, tmp_path, monkeypatch):
+    runner.start(config("fedselect", 0, limit=0.1), tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", compared, "other").out == "wrote report.html\n"
+    assert [g["label"] for g in gather([compared, tmp_path / "other"])["groups"]] == [
+        "fedselect rate=0.2, limit=0.4", "local", "fedavg", "fedselect rate=0.05, limit=0.1",
+    ]  # fmt: skip
+    assert (tmp_path / "report.html").stat().st_size > 1e6
+
+
+def test_a_run_under_way_is_shown_as_far_as_it_is(compared, tmp_path):
+    run = tmp_path / "a"
+    run.mkdir()
+    for name in ("config.json", "federation.json"):
+        (run / name).write_bytes((compared / "fedselect-seed0" / name).read_bytes())
+    for name in ("metrics.jsonl", "masks.jsonl"):  # two rounds, and half of the third
+        lines = (compared / "fedselect-seed0" / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:2]) + lines[2][:30])
+    (shown,) = gather([run])["runs"]
+    assert (shown["round"], shown["rounds"], shown["finished"]) == ([1, 2], 4, False)
+    assert [r for r, _ in shown["shares"]] == [1, 2]
+
+
+def test_a_run_without_records_of_masks_still_has_a_report(compared, tmp_path):
+    run = tmp_path / "old"
+    run.mkdir()
+    for name in ("config.json", "metrics.jsonl", "summary.json"):
+        (run / name).write_bytes((compared / "fedselect-seed0" / name).read_bytes())
+    data = gather([run])
+    assert (data["runs"][0]["shares"], data["federations"][0]["layers"]) == ([], {})
+    assert [c["name"] for c in data["federations"][0]["clients"]] == ["0", "1", "2", "3"]
+
+
+def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
+    assert "is not a run directory" in cli("report", tmp_path / "no").sentence()
+    assert "cannot be written" in cli("report", compared, "--out", tmp_path / "no" / "r.html").sentence()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    assert "cannot be written: Is a directory" in cli("report", compared, "--out", tmp_path / "mine").sentence()
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
+    assert "nothing was evaluated yet" in cli("report", tmp_path / "begun").sentence()
+
+
+def test_a_missing_package_is_named(cli, compared, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert "a report needs plotly; install it with" in cli("report", compared, "--out", tmp_path / "r.html").sentence()
+    assert "a report needs plotly" in cli("run", "--watch", "--out", tmp_path / "a").sentence()
+    assert not (tmp_path / "a").exists()
+
+
+def test_figures_and_tables_are_files_too(cli, compared):
+    assert cli("report", compared, "--figures").code == 0
+    folder = compared / "figures"
+    drawn = ["bytes", "clients", "convergence", "cross-fedavg", "cross-fedselect", "cross-local", "overlap-fedselect"]
+    assert sorted(p.name for p in folder.glob("*.pdf")) == [f"{n}.pdf" for n in [*drawn, "shares-fedselect"]]
+    for path in folder.glob("*.pdf"):
+        assert path.read_bytes()[:5] == b"%PDF-"
+        assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    with (folder / "table.csv").open() as f:
+        rows = {r["method"]: r for r in csv.DictReader(f)}
+    wanted = statistics.fmean(s["accuracy"] for s in summaries(compared, "fedselect"))
+    assert float(rows["fedselect"]["accuracy"]) == pytest.approx(wanted, abs=1e-6)
+    assert (folder / "table.tex").read_text().count(r" \\") == 1 + len(METHODS)
+    with (folder / "clients.csv").open() as f:
+        assert len(list(csv.DictReader(f))) == len(METHODS) * 2 * 4
+    assert runner._is_run(compared)  # so that --overwrite may replace it
+
+
+def test_a_file_of_somebody_elses_in_the_figures_is_not_ours_to_replace(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "thesis.tex").write_text("years of work")
+    assert not runner._is_run(tmp_path)
+
+
+# ---- in Chromium
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+@pytest.fixture
+def browser(tmp_path, request):
+    made = Browser(tmp_path / "profile", **getattr(request, "param", {}))
+    yield made
+    made.close()
+
+
+def show(browser, compared):
+    browser.open(write_report([compared]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 6")
+    return browser
+
+
+def cell(browser, method, column):
+    """A cell of the table of results, by its heading."""
+    return browser.ask(f"""(() => {{
+        const t = document.querySelector('#table table');
+        const at = [...t.tHead.rows[0].cells].findIndex(c => c.textContent === {json.dumps(column)});
+        const row = [...t.tBodies[0].rows].find(r => r.cells[0].textContent === {json.dumps(method)});
+        return row.cells[at].textContent; }})()""")
+
+
+VIEWS = {
+    "desktop": {"width": 1200}, "phone": {"width": 390}, "dark": {"width": 1200, "dark": True},
+    "dark phone": {"width": 390, "dark": True},
+}  # fmt: skip
+
+
+@needs_chromium
+@pytest.mark.parametrize("browser", VIEWS.values(), ids=VIEWS, indirect=True)
+def test_every_figure_is_drawn_without_a_complaint_and_nothing_is_wider_than_the_screen(browser, compared):
+    show(browser, compared)
+    drawn = browser.ask("[...document.querySelectorAll('section')].filter(s => s.querySelector('.main-svg')).map(s => s.id)")
+    assert drawn == FIGURES
+    assert browser.ask("document.documentElement.scrollWidth <= window.innerWidth")
+    paper = browser.ask("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(16, 19, 23)" if browser.dark else "rgb(253, 253, 252)")
+    assert browser.problems == []
+
+
+ODD = {
+    "one client, one round, nothing sent": {"method": {"name": "local"}, "clients": 1, "rounds": 1},
+    "late and absent clients": {"rounds": 6, "late": "2@5", "fraction": 0.5, "eval_every": 2, "cross": True},
+    "more clients than are paired": {"clients": 7, "rounds": 2},
+}
+
+
+@needs_chromium
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
+    monkeypatch.setattr("fedselect.experiments.masks.PAIRED", 6)
+    fields = dict(ODD[odd])
+    data = {"name": "digits", "clients": fields.pop("clients", 5), "train": 20, "test": 10, "val": 0}
+    runner.start(Config.from_dict({"data": data, "model": {"name": "mlp"}, **fields}, "test"), tmp_path / "a")
+    assert cli("report", tmp_path / "a", "--figures").code == 0
+    browser.open((tmp_path / "a" / "report.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    browser.click("button[data-client='0']")
+    browser.wait("location.hash === '#client=0'")
+    assert browser.ask("[...document.querySelectorAll('section')].every(s => !/NaN|undefined|null/.test(s.innerText))")
+    assert browser.problems == []
+
+
+@needs_chromium
+def test_the_page_says_what_the_runs_say(browser, compared):
+    show(browser, compared)
+    for method in METHODS:
+        mean = statistics.fmean(s["accuracy"] for s in summaries(compared, method))
+        off = statistics.stdev(s["accuracy"] for s in summaries(compared, method))
+        assert cell(browser, method, "accuracy %") == f"{100 * mean:.2f}± {100 * off:.2f}"
+    assert browser.ask("document.querySelector('#config').textContent.includes('data.classes_per_client')")
+    assert browser.ask("document.querySelector('#environment').textContent.includes('torch')")
+    assert browser.ask("document.querySelector('#environment').textContent.includes('commit')")
+
+
+@needs_chromium
+def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compared, tmp_path):
+    data = gather([compared])
+    for run in data["runs"]:
+        if data["groups"][run["group"]]["label"] == "local":
+            run.update(finished=False, round=run["round"][:-1], accuracy=run["accuracy"][:-1])
+    (tmp_path / "r.html").write_text(page(data))
+    browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    assert "against local" not in browser.ask("document.querySelector('#table thead').textContent")
+    said = browser.ask("document.querySelector('#lede').textContent")
+    assert said.startswith("So far:")
+    assert "training alone" not in said
+
+
+@needs_chromium
+def test_every_figure_has_words_and_numbers_for_those_who_cannot_see_it(browser, compared):
+    show(browser, compared)
+    for figure in FIGURES:
+        said = browser.ask(f"document.querySelector('#{figure} [role=img]').getAttribute('aria-label')")
+        assert re.search(r"\d", said), (figure, said)
+        browser.click(f"#{figure} summary")
+        browser.wait(f"document.querySelector('#{figure} details table')")
+        assert browser.ask(f"document.querySelectorAll('#{figure} details td').length") >= 4
+    assert browser.problems == []
+
+
+@needs_chromium
+def test_a_click_on_a_client_filters_the_page_to_it(browser, compared):
+    show(browser, compared)
+    browser.click("button[data-client='2']")
+    browser.wait("location.hash === '#client=2'")
+    accuracies = [s["clients"][2] for s in summaries(compared, "fedselect")]
+    assert cell(browser, "fedselect", "accuracy %").startswith(f"{100 * statistics.fmean(accuracies):.2f}")
+    drawn = browser.ask("document.querySelector('#convergence .chart').data.find(t => t.name === 'fedavg').y.at(-1)")
+    assert drawn == pytest.approx(100 * statistics.fmean(s["clients"][2] for s in summaries(compared, "fedavg")), abs=0.01)
+    kept = browser.ask("document.querySelector('#cross .chart').data[0].z.flat().filter(v => v !== null).length")
+    assert kept == 7  # of 16 cells, its row and its column
+    browser.click("button[data-client='all']")
+    browser.wait("location.hash === ''")
+    assert browser.ask("document.querySelector('#cross .chart').data[0].z.flat().filter(v => v !== null).length") == 16
+    assert browser.problems == []
+
+
+@needs_chromium
+def test_a_click_in_a_chart_filters_too(browser, compared):
+    show(browser, compared)
+    browser.ask("document.querySelector('#cross .chart').scrollIntoView({block: 'center', behavior: 'instant'})")
+    browser.click_at(
+        *browser.ask("""(() => {
+        const chart = document.querySelector('#cross .chart'), box = chart.getBoundingClientRect(), l = chart._fullLayout;
+        return [box.x + l.xaxis._offset + l.xaxis.d2p(0), box.y + l.yaxis._offset + l.yaxis.d2p(3)]; })()""")
+    )
+    browser.wait("location.hash === '#client=3'")
+    assert browser.ask("document.querySelector('button[data-client=\"3\"]').getAttribute('aria-pressed')") == "true"
+
+
+@needs_chromium
+def test_choices_change_a_figure_and_methods_can_be_hidden(browser, compared):
+    show(browser, compared)
+    before = browser.ask("document.querySelector('#overlap .chart').data[0].z")
+    browser.ask(
+        """(s => { s.value = 1; s.dispatchEvent(new Event('input')); })(document.querySelector('#overlap [data-pick=layer]'))"""
+    )
+    assert browser.ask("document.querySelector('#overlap .chart').data[0].z") != before
+    chance = float(re.search(r"about ([\d.]+)%", browser.ask("document.querySelector('#overlap figcaption').textContent"))[1])
+    share = unpack(gather([compared])["runs"][0]["shares"][-1][1])[:4]  # of the first layer
+    pairs = [(a, b) for i, a in enumerate(share) for b in share[:i]]
+    assert chance == pytest.approx(100 * statistics.fmean(a * b / (a + b - a * b) for a, b in pairs), abs=0.06)
+    browser.click("button[data-method='fedavg']")
+    assert browser.ask("document.querySelectorAll('#table tbody tr').length") == 2
+    assert not browser.ask("document.querySelector('#convergence .chart').data.some(t => t.name === 'fedavg')")
+    assert browser.problems == []

@@ -1,0 +1,384 @@
+"""Recorded steps on a CPU: the same bits as the steps as written, known again, bounded in number, and no must."""
+
+import warnings
+
+import pytest
+import torch
+from cases import assert_equal, everything, rounds, simulation
+from torch import nn
+
+import fedselect as fs
+from fedselect import program
+from fedselect.objectives import cross_entropy, prox
+from fedselect.program import Programs, _identity, copy, ordered
+from fedselect.random import client_keys, permutations
+from fedselect.split import Split
+from fedselect.step import Training
+from fedselect.work import Pass, Work
+
+CLIENTS, N, SIZE, CLASSES = 3, 20, 4, 4
+NEVER = 10**9
+PLAIN = Training(batch_size=SIZE, momentum=0.5)
+ALL = Training(batch_size=SIZE, momentum=0.9, weight_decay=0.01, clip=0.5)
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, CLASSES))
+
+
+def cnn():
+    """A convolution with live taps only, and one whose outer taps meet nothing but padding."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, 2, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(),
+        nn.Linear(4, CLASSES),
+    )  # fmt: skip
+
+
+def dropping():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, CLASSES))
+
+
+class Reads(nn.Module):
+    """Looks at a number of its own on the way: fine as it is, but a list of operations cannot hold it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("times", torch.tensor(2))
+        self.fc = nn.Linear(64, CLASSES)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) * self.times.item()
+
+
+def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
+    g = torch.Generator().manual_seed(0)
+    model = fs.Model.wrap(build)
+    tree = {n: torch.stack([model.init(s)[n] for s in range(clients)]) for n in model.names}
+    x = torch.randint(0, 256, (clients * N, 1, 8, 8), generator=g, dtype=torch.uint8)
+    start, n = torch.arange(clients) * N, torch.full((clients,), N)
+    y = torch.randint(0, CLASSES, (clients * N,), generator=g)
+    data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment)
+    return Programs(model, training), tree, data
+
+
+def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_entropy, size=SIZE, times=2):
+    """`times` passes over a copy of the tree: the values, their momentum, and the losses of each pass."""
+    tree = {n: v.clone() for n, v in tree.items()}
+    velocity = {n: torch.zeros_like(tree[n]) for n in programs.model.params}
+    only = dict.fromkeys(programs.model.params, True) if only is None else only
+    losses = {}
+    for epoch in range(times):
+        shuffle = client_keys(0, torch.arange(len(data.n)), epoch, "train")
+        order = permutations(shuffle, data.n, data.longest)
+        losses[f"loss {epoch}"] = programs.train(
+            tree, velocity, only, lr, ctx or {}, data, order, shuffle, objective, size, 0, -(-N // size)
+        )
+    return {**tree, **{f"velocity {n}": v for n, v in velocity.items()}, **losses}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Steps are recorded after two of a kind; here is how often that was tried."""
+    tried = []
+
+    class Counted(program._Traced):
+        def __init__(self, *args):
+            tried.append(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr(program, "_Traced", Counted)
+    monkeypatch.setitem(program.RECORD_AFTER, "cpu", 2)
+    return tried
+
+
+@pytest.fixture
+def as_written(monkeypatch):
+    """The same training without any recording."""
+
+    def call(programs, *args, **how):
+        with monkeypatch.context() as m:
+            m.setitem(program.RECORD_AFTER, "cpu", NEVER)
+            return train(Programs(programs.model, programs.training), *args, **how)
+
+    return call
+
+
+def halves(tree, model):
+    """Half of the entries, others for each client; one tensor not at all, one whole."""
+    g = torch.Generator().manual_seed(1)
+    masks = {n: torch.rand(tree[n].shape, generator=g) < 0.5 for n in model.params}
+    return {**masks, model.params[1]: False, model.params[-1]: True}
+
+
+def by_entry(tree, model):
+    """Rates by name: for all, for each client, for each entry."""
+    first, second, *rest = model.params
+    g = torch.Generator().manual_seed(2)
+    return {first: torch.rand(tree[first].shape, generator=g) / 5, second: torch.tensor([0.1, 0.0, 0.3]),
+            **dict.fromkeys(rest, 0.05)}  # fmt: skip
+
+
+def anchored(tree, model):
+    name = model.params[0]
+    return {"anchor": {name: tree[name] * 0.5}, "prox": {"mu": torch.full((CLIENTS,), 0.3)}}
+
+
+CASES = {
+    "mlp": {},
+    "momentum, decay, clip": {"training": ALL},
+    "no momentum": {"training": Training(batch_size=SIZE, momentum=0.0)},
+    "masks": {"training": ALL, "only": halves},
+    "a rate for each client": {"lr": lambda tree, model: torch.tensor([0.1, 0.0, 0.3])},
+    "rates by entry": {"lr": by_entry, "only": halves},
+    "context": {"objective": prox, "ctx": anchored},
+    "batch norm, dead taps": {"build": cnn},
+    "batch norm, dead taps, masks": {"build": cnn, "only": halves, "augment": "crop-flip"},
+    "dropout": {"build": dropping},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_pass_has_the_bits_of_one_as_written(case, made, as_written):
+    how = {**CASES[case]}
+    programs, tree, data = setting(**{k: how.pop(k) for k in ("build", "training", "augment") if k in how})
+    how = {k: v(tree, programs.model) if k in ("only", "lr", "ctx") else v for k, v in how.items()}
+    got = train(programs, tree, data, **how)
+    assert len(made) == 1  # two steps as written, then one recording for the rest of both passes
+    assert_equal(as_written(programs, tree, data, **how), got)
+    assert len(made) == 1
+    assert any(not got[n].equal(tree[n]) for n in tree)
+
+
+def test_dead_taps_are_left_out_of_the_recording(made):
+    programs, tree, data = setting(cnn)
+    got = train(programs, tree, data)
+    (recorded,) = programs._recorded.values()
+    pads = [node for node in recorded.program.graph.nodes if node.target is torch.ops.aten.constant_pad_nd.default]
+    assert not [p for p in pads if p.meta["val"].shape[1:] == tree["4.weight"].shape[1:]]  # no gradient is filled up
+    edge = torch.ones(3, 3, dtype=torch.bool)
+    edge[1, 1] = False
+    assert got["4.weight"][..., edge].equal(tree["4.weight"][..., edge])
+    assert (got["4.weight"][..., 1, 1] != tree["4.weight"][..., 1, 1]).any()
+
+
+@pytest.mark.parametrize("case", ["fedselect", "fedrep", "fedpac"])
+def test_a_recorded_simulation_has_the_bits_of_one_as_written(case, made, monkeypatch):
+    """Clients of many sizes: stretches of several shapes, some of which come often enough to be recorded."""
+    sims = []
+    for after in (NEVER, 4):
+        monkeypatch.setitem(program.RECORD_AFTER, "cpu", after)
+        sims.append(simulation(case, "mlp"))
+        records = rounds(sims[-1], 2)
+        sims[-1].records = records
+    assert made
+    assert sims[0].records == sims[1].records
+    assert_equal(everything(sims[0]), everything(sims[1]))
+
+
+def test_one_recording_serves_all_passes_and_values(made, as_written):
+    programs, tree, data = setting()
+    train(programs, tree, data)
+    other = {n: v + 0.1 for n, v in tree.items()}
+    got = train(programs, other, data, lr=0.02)
+    assert len(made) == 1
+    assert_equal(as_written(programs, other, data, lr=0.02), got)
+
+
+def test_other_clients_of_the_same_pool_are_served_too(made, as_written):
+    programs, tree, data = setting(clients=4)
+    train(programs, {n: v[:3] for n, v in tree.items()}, data.rows(slice(0, 3)))
+    there = torch.tensor([3, 1, 0])
+    mine = {n: v[there] for n, v in tree.items()}
+    got = train(programs, mine, data.rows(there))
+    assert len(made) == 1
+    assert_equal(as_written(programs, mine, data.rows(there)), got)
+
+
+OTHERS = {
+    "clients": lambda tree, data: ({n: v[:2] for n, v in tree.items()}, data.rows(slice(0, 2)), {}),
+    "batch size": lambda tree, data: (tree, data, {"size": SIZE + 1}),
+    "mask by tensor": lambda tree, data: (tree, data, {"only": {"3.weight": True}}),
+    "mask by entry": lambda tree, data: (tree, data, {"only": {"3.weight": tree["3.weight"] > 0}}),
+    "objective": lambda tree, data: (tree, data, {"objective": lambda o, y, p, c: cross_entropy(o, y, p, c) * 2}),
+    "rates by name": lambda tree, data: (tree, data, {"lr": dict.fromkeys(tree, 0.1)}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_kind_of_step_gets_a_recording_of_its_own(other, made, as_written):
+    programs, tree, data = setting()
+    train(programs, tree, data, times=1)
+    tree, data, how = OTHERS[other](tree, data)
+    got = train(programs, tree, data, **how, times=1)
+    assert len(made) == 2
+    assert_equal(as_written(programs, tree, data, **how, times=1), got)
+
+
+def test_an_objective_made_anew_each_round_is_known_again(made):
+    programs, tree, data = setting()
+    for _ in range(3):
+        train(programs, tree, data, objective=lambda o, y, p, c: cross_entropy(o, y, p, c) * 2, times=1)
+    assert len(made) == 1
+
+
+def test_functions_that_may_do_otherwise_are_not_taken_for_the_same():
+    def closure(mu):
+        return lambda: mu
+
+    def default(mu):
+        return lambda m=mu: m
+
+    def keyword(mu):
+        return lambda *, m=mu: m
+
+    for make in (closure, default, keyword):
+        one, two = make(1), make(2)
+        assert _identity(one) == _identity(one)
+        assert _identity(one) != _identity(two)
+    alike = [lambda: 1 for _ in range(2)]
+    assert alike[0] is not alike[1]
+    assert _identity(alike[0]) == _identity(alike[1])
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def loss(self, out, y, params, ctx):
+        return cross_entropy(out, y, params, ctx) * self.factor
+
+
+def test_methods_of_two_objects_are_two_objectives(made, as_written):
+    programs, tree, data = setting()
+    for factor in (1.0, 3.0):
+        got = train(programs, tree, data, objective=Scaled(factor).loss, times=1)
+        assert_equal(as_written(programs, tree, data, objective=Scaled(factor).loss, times=1), got)
+
+
+def test_an_objective_may_be_any_callable(made, as_written):
+    class Unhashable(Scaled):
+        __call__ = Scaled.loss
+        __hash__ = None
+
+    programs, tree, data = setting()
+    got = train(programs, tree, data, objective=Unhashable(2.0), times=1)
+    assert_equal(as_written(programs, tree, data, objective=Unhashable(2.0), times=1), got)
+
+
+def test_no_more_recordings_are_kept_than_agreed(made, as_written, monkeypatch):
+    monkeypatch.setattr(program, "KEPT", 2)
+    programs, tree, data = setting()
+    for size in (3, 4, 5, 5, 4, 3):  # 3 comes back when its recording is gone
+        train(programs, tree, data, size=size, times=1)
+        assert len(programs._recorded) <= 2
+    assert len(made) == 4
+    assert_equal(as_written(programs, tree, data, size=3), train(programs, tree, data, size=3))
+
+
+def test_what_is_cleared_is_made_anew(made):
+    programs, tree, data = setting()
+    before = train(programs, tree, data)
+    programs.clear()
+    assert_equal(before, train(programs, tree, data))
+    assert len(made) == 2
+
+
+def test_few_steps_are_not_recorded(made, monkeypatch):
+    monkeypatch.setitem(program.RECORD_AFTER, "cpu", 2 * -(-N // SIZE))
+    programs, tree, data = setting()
+    train(programs, tree, data)
+    assert not made
+    train(programs, tree, data, times=1)
+    assert len(made) == 1
+
+
+def test_clients_that_run_one_by_one_are_not_recorded(made):
+    programs, tree, data = setting(clients=1)
+    programs.model.stackable = False
+    train(programs, tree, data)
+    assert not made
+
+
+def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made, as_written):
+    programs, tree, data = setting(Reads)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        got = train(programs, tree, data, times=3)
+    assert len(said) == 1
+    assert str(said[0].message).startswith("Reads cannot be recorded and runs on the slow path (")
+    assert len(made) == 1
+    assert_equal(as_written(programs, tree, data, times=3), got)
+
+
+# ---- prediction, and the places of trees
+
+
+@pytest.mark.parametrize("build", [cnn, dropping])
+def test_predictions_are_each_clients_own(build):
+    programs, tree, data = setting(build)
+    short = Split(data.x, data.y, data.start, torch.tensor([N, 3, N - 1]), data.scale, data.shift)
+    logits, features, y, inside = programs.predict(tree, short, 2, 6)
+    for c, n in enumerate(short.n.tolist()):
+        rows = [i for i in range(2, 8) if i < n]
+        module = build().eval()
+        module.load_state_dict({k: v[c] for k, v in tree.items()}, strict=False)
+        x = short.x[short.start[c] + torch.tensor(rows)] / 64 - 2.0
+        assert inside[c].tolist() == [i < n for i in range(2, 8)]
+        torch.testing.assert_close(logits[c, inside[c]], module(x).detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(features[c, inside[c]], module[:-1](x).detach(), rtol=1e-5, atol=1e-6)
+        assert y[c, inside[c]].tolist() == short.y[short.start[c] + torch.tensor(rows)].tolist()
+
+
+def test_on_a_cpu_trees_stay_where_they_are():
+    programs, tree, _ = setting(cnn)
+    assert programs.place("values", tree) is tree
+    rest = programs.rest("momentum", tree)
+    assert all((v == 0).all() and v.shape == tree[n].shape for n, v in rest.items())
+    assert not {v.data_ptr() for v in rest.values()} & {v.data_ptr() for v in tree.values()}
+
+
+def test_ordered_is_a_copy_in_the_usual_order():
+    kernel = torch.randn(2, 3, 5, 4, 4).permute(0, 1, 4, 2, 3)
+    got = ordered({"a": kernel, "b": torch.ones(1, 3).expand(2, 3)})
+    assert all(v.is_contiguous() for v in got.values())
+    assert got["a"].equal(kernel)
+    got["b"][0] = 2.0
+    assert (got["b"][1] == 1.0).all()
+
+
+def test_copy_writes_values_whatever_their_order():
+    into = {"a": torch.full((2, 3, 4, 4, 5), torch.nan).permute(0, 1, 4, 2, 3), "b": torch.full((2, 3), torch.nan)}
+    tree = {"a": torch.randn(2, 3, 5, 4, 4), "b": torch.randn(3, 2).T}
+    places = {n: v.data_ptr() for n, v in into.items()}
+    copy(into, tree)
+    assert all(into[n].equal(v) and into[n].data_ptr() == places[n] for n, v in tree.items())
+
+
+# ---- work: passes over recordings
+
+
+def test_training_leaves_its_tree_alone_and_returns_a_new_one(made):
+    programs, tree, data = setting(cnn)
+    before = {n: v.clone() for n, v in tree.items()}
+    work = Work(programs, data, data, ids=torch.arange(CLIENTS), round=0, seed=0, initial={})
+    out = work.train(tree, [Pass(dict.fromkeys(programs.model.params, True), 0.1, e) for e in range(2)])
+    assert len(made) == 1
+    for n, v in tree.items():
+        assert v.equal(before[n])
+        assert not out[n].equal(v)
+    assert torch.isfinite(work.loss).all()
+
+
+def test_a_stacked_round_is_that_of_each_client_alone(made):
+    programs, tree, data = setting(training=ALL)
+    data = Split(data.x, data.y, data.start, torch.tensor([N, 3, 11]), data.scale, data.shift)
+    passes = [Pass(dict.fromkeys(programs.model.params, True), 0.1, e) for e in range(2)]
+    work = Work(programs, data, data, ids=torch.tensor([4, 2, 9]), round=1, seed=3, initial={})
+    together = work.train(tree, passes)
+    assert made
+    for c in range(CLIENTS):
+        row = slice(c, c + 1)
+        alone = work.rows(row)
+        got = alone.train({n: v[row] for n, v in tree.items()}, passes)
+        assert_equal({n: v[row] for n, v in together.items()}, got)
+        assert alone.loss.equal(work.loss[row])
