@@ -1,6 +1,8 @@
 """The command line."""
 
+import itertools
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from fedselect.experiments.track import tracking
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.options import Option, find, options, summary
+from fedselect.simulate import ranks
 from fedselect.simulate.notes import Record
 from fedselect.step import Training
 
@@ -55,6 +58,13 @@ Late = Annotated[str | None, typer.Option(help="COUNT@ROUND: the last COUNT clie
 EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every so many rounds. (default: 1)")]
 Chunk = Annotated[str | None, typer.Option(help="Clients that train side by side, or auto. (default: auto)")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")]
+Precision = Annotated[
+    str | None, typer.Option(help="Of matrix products: float32, or on a GPU tf32 or bf16. (default: tf32 on a GPU)")
+]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option("--deterministic", help="The same bits every time on the same GPU, or an error that says why not."),
+]
 Cross = Annotated[
     bool | None, typer.Option("--cross", help="At the end, also try every client's model on every other client's data.")
 ]
@@ -83,6 +93,8 @@ def run(
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
     device: Device = None,
+    precision: Precision = None,
+    deterministic: Deterministic = None,
     cross: Cross = None,
     preset: Preset = None,
     quiet: Quiet = False,
@@ -97,7 +109,7 @@ def run(
     made = _config(
         raw, method, data, model, flags,
         rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
-        cross=cross, preset=preset,
+        precision=precision, deterministic=deterministic, cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, 1, quiet, live, port, track) as watch:
@@ -120,6 +132,8 @@ def compare(
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
     device: Device = None,
+    precision: Precision = None,
+    deterministic: Deterministic = None,
     cross: Cross = None,
     preset: Preset = None,
     quiet: Quiet = False,
@@ -144,9 +158,57 @@ def compare(
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
-                cross=cross, preset=preset,
+                precision=precision, deterministic=deterministic, cross=cross, preset=preset,
             )  # fmt: skip
     out = out or _free("compare")
+    with _watching(out, len(runs), quiet, live, port, track) as watch:
+        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
+    _say_table(done, out, report)
+
+
+@app.command(
+    context_settings=_EXTRA, epilog="Options with several values make the grid: [bold]--limit 0.1,0.3 --lr 0.01,0.03[/bold]."
+)
+def sweep(
+    ctx: typer.Context,
+    method: Annotated[str | None, typer.Option(help="Method. (default: fedselect)")] = None,
+    data: DataName = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
+    out: Out = None,
+    config: ConfigFile = None,
+    fraction: Fraction = None,
+    late: Late = None,
+    eval_every: EvalEvery = None,
+    chunk: Chunk = None,
+    device: Device = None,
+    precision: Precision = None,
+    deterministic: Deterministic = None,
+    cross: Cross = None,
+    preset: Preset = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
+    report: Annotated[bool, typer.Option(help="Write report.html beside the runs.")] = False,
+) -> None:
+    """Train one method over a grid of settings and seeds; those of the same shapes train as one program."""
+    raw = read(config) if config else {}
+    flags = {name: [v.strip() for v in value.split(",")] for name, value in _flags(ctx.args).items()}
+    many = [name for name, values in flags.items() if len(values) > 1]
+    runs = {}
+    for values in itertools.product(*flags.values()):
+        one = dict(zip(flags, values, strict=True))
+        for s in _seeds(seeds):
+            made = _config(
+                raw, method, data, model, one,
+                rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+                precision=precision, deterministic=deterministic, cross=cross, preset=preset,
+            )  # fmt: skip
+            runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
+    out = out or _free("sweep")
     with _watching(out, len(runs), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
@@ -264,12 +326,21 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
+    warnings.showwarning = _warn
     try:
-        app()
+        with ranks.joined():
+            console.quiet = ranks.rank() > 0  # of several processes one speaks
+            app()
     except runner.Stopped as e:
         _fail(str(e), 130)
     except FedselectError as e:
         _fail(f"error: {e}", 2)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """A warning is a sentence too; those of libraries are for their developers."""
+    if category is UserWarning and ranks.rank() == 0:
+        print(f"note: {message}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> None:
@@ -282,6 +353,9 @@ def _watching(out: Path, runs: int, quiet: bool, live: bool, port: int, track: s
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
     with ExitStack() as stack:
         told: list[runner.Watch] = []
+        quiet = quiet or ranks.rank() > 0
+        if ranks.rank() > 0:
+            track, live = None, False
         if track is not None:
             told.append(stack.enter_context(tracking(track, out)))
         if live:
@@ -383,6 +457,8 @@ def _say(text: str) -> None:
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
+    if ranks.rank() > 0:
+        return
     console.print(tables.render(tables.rows(done)))
     if report:
         _say(f"wrote {write_report([out])}")

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedselect as fs
-from fedselect.objectives import cross_entropy
+from fedselect.objectives import cross_entropy, prox
 from fedselect.random import client_keys
-from fedselect.step import Training, forward, step
+from fedselect.stacked import Taps
+from fedselect.step import Plan, Training, find_plan, forward, precision, step
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
 HOWS = {
@@ -176,3 +177,147 @@ def test_forward_is_each_clients_module_in_eval_mode():
 def test_training_refuses_what_cannot_train(bad, said):
     with pytest.raises(fs.InputError, match=said):
         Training(**bad)
+
+
+# ---- plans: taps of a kernel that only ever meet padding
+
+
+class Padded(nn.Module):
+    """Pictures of 4 x 2 under a kernel of 7 x 5 with stride 2 x 1: rows 1 to 6 and columns 1 to 3 meet them."""
+
+    def __init__(self, times=1):
+        super().__init__()
+        self.times = times
+        self.conv = nn.Conv2d(2, 2, (7, 5), (2, 1), (3, 2))
+        self.norm = nn.BatchNorm2d(2)
+        self.point = nn.Conv2d(2, 2, 3, padding=1)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        for _ in range(self.times):
+            y = self.norm(self.conv(x))
+            x = torch.cat([y, y], 2)  # as tall as it was
+        return self.fc(self.point(self.drop(y)).flatten(1))
+
+
+LIVE = Taps(1, 7, 1, 4)
+
+
+def padded(module=None, dtype=torch.float32):
+    """A model, every client's values and momentum, and a batch for each."""
+    g = torch.Generator().manual_seed(3)
+    model = fs.Model.wrap((module or Padded)().to(dtype))
+    base = model.init(0)
+    noise = {n: torch.rand(CLIENTS, *v.shape, generator=g).to(dtype) for n, v in base.items()}
+    tree = {n: v + 0.1 * noise[n] for n, v in base.items()}
+    velocity = {n: 0.1 * noise[n].flip(0) for n in model.params}
+    x = torch.randn(CLIENTS, BATCH, 2, 4, 2, generator=g).to(dtype)
+    batch = x, torch.randint(0, 3, (CLIENTS, BATCH), generator=g), client_keys(0, torch.arange(CLIENTS), 0, "train")
+    return model, tree, velocity, batch
+
+
+def plan_for(model, tree, batch, only=None, objective=cross_entropy, ctx=None, how=None):
+    only = dict.fromkeys(model.params, True) if only is None else only
+    return find_plan(model, tree, *batch, only, objective, ctx or {}, how or Training())
+
+
+def anchor(tree, name):
+    return {"anchor": {name: tree[name] * 0.5}, "prox": {"mu": torch.full((CLIENTS,), 0.3)}}
+
+
+def test_the_taps_that_only_meet_padding_are_found():
+    model, tree, _, batch = padded()
+    plan = plan_for(model, tree, batch)
+    assert dict(plan.crops) == {"conv.weight": LIVE}
+    assert plan.draws
+    # they are those that make no difference: values there may be anything
+    poisoned = {**tree, "conv.weight": torch.full_like(tree["conv.weight"], torch.nan)}
+    LIVE.of(poisoned["conv.weight"]).copy_(LIVE.of(tree["conv.weight"]))
+    torch.testing.assert_close(forward(model, poisoned, batch[0])[0], forward(model, tree, batch[0])[0])
+
+
+def test_looking_for_a_plan_leaves_everything_alone():
+    model, tree, _, batch = padded()
+    before = {n: v.clone() for n, v in tree.items()}
+    plan_for(model, tree, batch)
+    assert all(v.equal(before[n]) for n, v in tree.items())  # running statistics among them
+
+
+def test_a_model_without_dropout_draws_nothing():
+    model, tree, _, batch = padded(lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(16, 3)))
+    assert plan_for(model, tree, batch) == Plan({}, False)
+
+
+class Tied(Padded):
+    """Its kernel is also used for something else."""
+
+    def forward(self, x):
+        return super().forward(x) + self.conv.weight.mean()
+
+
+def mirrored(out, y, params, ctx):
+    return cross_entropy(out, y, params, ctx) + params["conv.weight"].mT.square().mean()
+
+
+NO_PLAN = {
+    "used twice by the model": (lambda: Padded(times=2), {}),
+    "used otherwise by the model": (Tied, {}),
+    "used by the objective": (Padded, {"objective": prox, "ctx": "conv.weight"}),
+    "used by the objective in a list": (Padded, {"objective": lambda o, y, p, c: cross_entropy(o, y, p, c)
+                                                 + torch.stack([p["conv.weight"]]).square().mean()}),
+    "seen by the objective from the side": (Padded, {"objective": mirrored}),
+    "weight decay": (Padded, {"how": Training(weight_decay=0.1)}),
+    "frozen": (Padded, {"only": {"fc.weight": True}}),
+    "padded to the same size": (lambda: nn.Sequential(nn.Conv2d(2, 2, (9, 5), padding="same"), nn.Flatten(), nn.Linear(16, 3)), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_PLAN)
+def test_a_kernel_that_matters_elsewhere_is_kept_whole(case):
+    module, how = NO_PLAN[case]
+    model, tree, _, batch = padded(module)
+    if "ctx" in how:
+        how = {**how, "ctx": anchor(tree, how["ctx"])}
+    assert not plan_for(model, tree, batch, **how).crops
+
+
+def test_an_objective_that_looks_at_other_parameters_does_not_matter():
+    model, tree, _, batch = padded()
+    assert plan_for(model, tree, batch, objective=prox, ctx=anchor(tree, "fc.weight")).crops == {"conv.weight": LIVE}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "how", [Training(momentum=0.0), Training(momentum=0.9), Training(momentum=0.9, clip=0.1)],
+    ids=["plain", "momentum", "clip"],
+)
+def test_a_step_by_the_plan_has_the_bits_of_one_without(how, masked):
+    model, start, speed, batch = padded()
+    only = dict.fromkeys(model.params, True)
+    if masked:
+        g = torch.Generator().manual_seed(4)
+        only = {n: torch.rand(start[n].shape, generator=g) < 0.5 for n in model.params}
+    speed["conv.weight"] *= 0.0  # as it is after any number of steps from rest: dead taps never gain any
+    plan = plan_for(model, start, batch, only, how=how)
+    assert plan.crops
+    ends = []
+    for by in (plan, Plan()):
+        tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
+        losses = [step(model, tree, velocity, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
+        ends.append({**tree, **{f"velocity {n}": v for n, v in velocity.items()}, "losses": torch.stack(losses)})
+    for n, v in ends[0].items():
+        assert v.equal(ends[1][n]), n
+    assert not LIVE.of(ends[0]["conv.weight"]).equal(LIVE.of(start["conv.weight"]))
+
+
+def test_the_precision_of_products_is_set_for_the_time_being():
+    product = torch.backends.cuda.matmul
+    before = product.fp32_precision
+    with pytest.raises(ZeroDivisionError), precision("tf32"):
+        assert product.fp32_precision == "tf32"
+        with precision("float32"):
+            assert product.fp32_precision == "ieee"
+        assert product.fp32_precision == "tf32"
+        raise ZeroDivisionError
+    assert product.fp32_precision == before

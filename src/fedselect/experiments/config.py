@@ -41,6 +41,8 @@ class Config:
     eval_every: int = 1
     chunk: int | str = "auto"
     device: str = "auto"
+    precision: str = "auto"  # of matrix products: float32, or on a GPU tf32 (auto) or bf16
+    deterministic: bool = False  # refuse operations whose result on a GPU may differ from one time to the next
     cross: bool = False  # also evaluate every client's model on every other client's data, at the end
     preset: str | None = None  # published values that were filled in; kept for the record
 
@@ -95,6 +97,8 @@ class Config:
             late=parse_late(self.late),
             chunk=how,
             device=self.device,
+            precision=self.precision,
+            deterministic=self.deterministic,
             eval_every=self.eval_every,
         )
 

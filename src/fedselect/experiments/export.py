@@ -22,7 +22,7 @@ from fedselect.errors import InputError, RunError
 from fedselect.experiments.runner import finished, read_records, reopen
 from fedselect.files import replace
 from fedselect.simulate import Result, Simulation
-from fedselect.work import Split
+from fedselect.split import Split
 
 BATCH = 256
 

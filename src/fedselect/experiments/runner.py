@@ -14,21 +14,23 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedselect.errors import InputError, RunError
+from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.masks import MaskLog
 from fedselect.files import disk, is_part, read_json, write_bytes, write_json
-from fedselect.simulate import Result, Simulation
+from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.notes import Record
+from fedselect.simulate.stack import Stack, form, stacks
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
@@ -54,23 +56,30 @@ class Comparison:
 
 def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> Result:
     """A new run in a new directory."""
-    _may_write(out, overwrite)
+    if ranks.rank() == 0:
+        _may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
     with _locked(out), _ctrl_c() as stop:
-        _clear(out)
-        write_json(out / "config.json", config.to_json())
-        return _go_on(out, stop, watch, simulation)
+        if ranks.rank() == 0:
+            _clear(out)
+            write_json(out / "config.json", config.to_json())
+        ranks.everywhere(None)  # wait for the directory
+        (run,) = _go_on([out], stop, watch, simulation)
+        return Result(run.simulation, run.history)
 
 
 def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
     if not comparison.runs:
         raise InputError("there is nothing to compare: give at least one method and one seed.")
-    _may_write(out, overwrite)
+    if ranks.rank() == 0:
+        _may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
     with _locked(out), _ctrl_c() as stop:
-        _clear(out)
-        write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
+        if ranks.rank() == 0:
+            _clear(out)
+            write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
+        ranks.everywhere(None)
         return _go_on_comparison(out, stop, watch)
 
 
@@ -82,7 +91,7 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
         if not finished(out):
-            _go_on(out, stop, watch)
+            _go_on([out], stop, watch)
         return [out]
 
 
@@ -113,62 +122,134 @@ def finished(out: Path) -> bool:
 
 
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
+    """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
-    for name, config in configs.items():
-        place = out / name
-        if finished(place):
-            continue
-        if stop():
-            raise Stopped(f"stopped before {name}; go on with: fedselect resume {out}")
-        with _locked(place):
-            if not (place / "config.json").exists():
-                _clear(place)
-                write_json(place / "config.json", config.to_json())
+    failed: dict[str, str] = {}
+    for group in _groups({n: c for n, c in configs.items() if not finished(out / n)}):
+        with ExitStack() as locks:
+            for name in group:
+                locks.enter_context(_locked(out / name))
+                if ranks.rank() == 0 and not (out / name / "config.json").exists():
+                    _clear(out / name)
+                    write_json(out / name / "config.json", configs[name].to_json())
+            ranks.everywhere(None)
+            if stop():
+                raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
             try:
-                _go_on(place, stop, watch)
+                for run in _go_on([out / name for name in group], stop, watch):
+                    failed.update({run.out.name: run.failed} if run.failed else {})
             except Stopped as e:
-                raise Stopped(str(e).replace(str(place), str(out))) from None
+                raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
+    if len(failed) == len(configs):
+        raise RunError(f"no run came to its end; {next(iter(failed))}: {next(iter(failed.values()))}")
+    for name, why in failed.items():
+        warnings.warn(f"{name} did not come to its end: {why}", stacklevel=2)
     return [out / name for name in configs]
 
 
-def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation: Simulation | None = None) -> Result:
-    """Run from the last checkpoint, or from the beginning, to the end; bit for bit what an unbroken run gives."""
-    config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
-    run_id = _identity(config)
-    place = checkpoints.latest(out / "checkpoint")
-    chunk = int(checkpoints.manifest(place, run_id)["chunk"]) if place else None
-    simulation = simulation or config.simulation(chunk)
-    if place:
-        checkpoints.load(place, simulation, run_id)
-    history = _history(out / "metrics.jsonl", simulation.round)
-    masks = MaskLog(out, config.rounds, simulation)
-    began, spent = time.perf_counter(), 0.0
-    with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
-        while simulation.round < config.rounds:
-            last = simulation.round == config.rounds - 1
-            record = simulation.step(evaluate=True if last else None)
-            history.append(record)
-            metrics.write(json.dumps(record) + "\n")
-            metrics.flush()
-            if record["accuracy"] is not None:
-                masks.add()
-            if watch:
-                watch(config, record)
-            stopping = stop() and not last
-            due = spent < OVERHEAD * (time.perf_counter() - began)
-            if due or last or stopping:
+def _groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
+    """Runs that may train as one program, as many at a time as fit; `_go_on` has the last word."""
+    apart = ("seed", "method", "preset", "cross")
+    alike: dict[Any, list[str]] = {}
+    for name, config in configs.items():
+        rest = {k: v for k, v in config.to_json().items() if k not in apart}
+        alike.setdefault((json.dumps(rest, sort_keys=True), form(config.make_method())), []).append(name)
+    for names in alike.values():
+        one = configs[names[0]].simulation()
+        fit = max(1, one.fits // one.clients) if stacks(one) else 1
+        for at in range(0, len(names), fit):
+            yield names[at : at + fit]
+
+
+class _Run:
+    """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives."""
+
+    def __init__(self, out: Path, simulation: Simulation | None = None) -> None:
+        self.out = out
+        self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+        self.failed: str | None = None
+        self._id = _identity(self.config)
+        place = checkpoints.latest(out / "checkpoint")
+        chunk = int(checkpoints.manifest(place, self._id)["chunk"]) if place else None
+        self.simulation = simulation or self.config.simulation(chunk)
+        if place:
+            checkpoints.load(place, self.simulation, self._id)
+        ranks.everywhere(None)  # everybody has read what the first process may now tidy up
+        self.history: list[Record] = []
+        self._masks: MaskLog | None = None
+        if ranks.rank() == 0:
+            self.history = _history(out / "metrics.jsonl", self.simulation.round)
+            self._masks = MaskLog(out, self.config.rounds, self.simulation) if ranks.world() == 1 else None
+
+    def note(self, record: Record) -> None:
+        """A round is over."""
+        self.history.append(record)
+        if ranks.rank() == 0:
+            with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
+                metrics.write(json.dumps(record) + "\n")
+        if self._masks and record["accuracy"] is not None:
+            self._masks.add()
+
+    def save(self) -> None:
+        if ranks.rank() == 0:
+            with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
-                masks.sync()
-                at = time.perf_counter()
-                checkpoints.save(out / "checkpoint", simulation, run_id)
-                spent += time.perf_counter() - at
-            if stopping:
-                raise Stopped(f"stopped after round {simulation.round} of {config.rounds}; go on with: fedselect resume {out}")
-    summary = summarise(config, history)
-    if config.cross:
-        summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in simulation.cross().tolist()]
-    write_json(out / "summary.json", summary)
-    return Result(simulation, history)
+        if self._masks:
+            self._masks.sync()
+        checkpoints.save(self.out / "checkpoint", self.simulation, self._id)
+
+    def finish(self) -> None:
+        cross = self.simulation.cross().tolist() if self.config.cross else None
+        if ranks.rank() != 0:
+            return
+        summary = summarise(self.config, self.history)
+        if cross is not None:
+            summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
+        write_json(self.out / "summary.json", summary)
+
+
+def _go_on(
+    places: list[Path], stop: Callable[[], bool], watch: Watch | None, simulation: Simulation | None = None
+) -> list[_Run]:
+    """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other."""
+    opened = [_Run(place, simulation) for place in places]
+    groups: dict[Any, list[_Run]] = {}
+    for run in opened:
+        groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
+    for runs in groups.values():
+        _drive(runs, stop, watch, alone=len(places) == 1)
+        for run in runs:
+            if not run.failed:
+                run.finish()
+    return opened
+
+
+def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool) -> None:
+    rounds = runs[0].config.rounds
+    began, spent = time.perf_counter(), 0.0
+    stack = Stack([r.simulation for r in runs])
+    while runs and stack.round < rounds:
+        last = stack.round == rounds - 1
+        outcomes = stack.step(evaluate=True if last else None)
+        for run, outcome in zip(runs, outcomes, strict=True):
+            if isinstance(outcome, TrainingError):
+                if alone:
+                    raise outcome
+                run.failed = str(outcome)
+                continue
+            run.note(outcome)
+            if watch:
+                watch(run.config, outcome)
+        runs = [r for r in runs if not r.failed]
+        answers = ranks.everywhere((stop(), spent < OVERHEAD * (time.perf_counter() - began)))
+        stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
+        if due or last or stopping:
+            at = time.perf_counter()
+            for run in runs:
+                run.save()
+            spent += time.perf_counter() - at
+        if stopping and runs:
+            raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 
 
 def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
@@ -248,7 +329,10 @@ def _clear(out: Path) -> None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One process at a time in a run directory."""
+    """One process at a time in a run directory; of the processes of one run, the first holds the lock."""
+    if ranks.rank() != 0:
+        yield
+        return
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
         handle = (out / ".lock").open("w")

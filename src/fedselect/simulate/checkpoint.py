@@ -9,12 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedselect.errors import CheckpointError, RunError
 from fedselect.files import disk, is_part, read_json, replace, write_json
+from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation
 from fedselect.tree import State
 
@@ -24,7 +26,11 @@ FORMAT = 1
 def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     place = folder / f"{simulation.round:06d}"
-    tensors = {**_flat("server", simulation.server), **_flat("rows", simulation.store.rows), "joined": simulation.store.joined}
+    rows = ranks.collect({**simulation.store.rows, "": {"joined": simulation.store.joined}}, simulation.clients)
+    if ranks.rank() != 0:
+        return place
+    joined = rows.pop("")["joined"]
+    tensors = {**_flat("server", simulation.server), **_flat("rows", rows), "joined": joined}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,8 +91,9 @@ def load(place: Path, simulation: Simulation, run_id: str) -> None:
     simulation.round = int(said["round"])
     simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
     store = simulation.store
-    store.rows = {k: {n: v.to(store.device) for n, v in t.items()} for k, t in _nested("rows", tensors).items()}
-    store.joined = tensors["joined"]
+    mine = ranks.own(torch.arange(simulation.clients))
+    store.rows = {k: {n: v[mine].to(store.device) for n, v in t.items()} for k, t in _nested("rows", tensors).items()}
+    store.joined = tensors["joined"][mine]
 
 
 def _places(folder: Path) -> list[Path]:

@@ -13,8 +13,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from fedselect.errors import RunError
+from fedselect.errors import RunError, TrainingError
 from fedselect.method import Up
+from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation, deterministic
 from fedselect.simulate.jobs import Job, do
 from fedselect.simulate.notes import Record
@@ -24,44 +25,61 @@ from fedselect.tree import expand
 from fedselect.work import Work, score
 
 
-def alike(run: Simulation) -> tuple[Any, ...] | None:
+def stacks(run: Simulation) -> tuple[Any, ...] | None:
     """What runs must share to be stacked; None for a run that gains nothing from it."""
-    if one_by_one(run.model, run.device) or run.chunk < run.clients:
+    if one_by_one(run.model, run.device) or run.chunk < run.clients or ranks.world() > 1:
         return None
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round)
     joins = tuple(sorted(set(run._from.tolist())))
-    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, _form(run.method)
+    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, form(run.method)
 
 
 class Stack:
-    """Runs for which `alike` says the same; they go from round to round together."""
+    """Runs for which `stacks` says the same; they go from round to round together."""
 
     def __init__(self, runs: Sequence[Simulation]) -> None:
+        self._set(runs)
+
+    def _set(self, runs: Sequence[Simulation]) -> None:
         self.runs = list(runs)
+        if len(runs) == 1:  # it is its own driver
+            return
         self._programs = runs[0]._programs
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
         self._split = {part: _pool([r._split[part] for r in runs]) for part in ("train", "val", "test")}
 
-    def step(self, evaluate: bool | None = None) -> list[Record]:
-        """One round of every run."""
+    @property
+    def round(self) -> int:
+        return self.runs[0].round
+
+    def step(self, evaluate: bool | None = None) -> list[Record | TrainingError]:
+        """One round of every run. A run that is no longer finite gives its error and is out of the stack."""
         if len(self.runs) == 1:
-            return [self.runs[0].step(evaluate)]
+            try:
+                return [self.runs[0].step(evaluate)]
+            except TrainingError as e:
+                return [e]
         rounds = [run.rounds(evaluate) for run in self.runs]
         jobs = [next(r) for r in rounds]
-        records: list[Record] = []
-        while not records:
+        outcomes: list[Record | TrainingError] = []
+        while not outcomes:
             answers = self._answer(list(range(len(jobs))), jobs)
             jobs = []
             for r, answer in zip(rounds, answers, strict=True):
                 try:
                     jobs.append(r.send(answer))
                 except StopIteration as done:
-                    records.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
-        assert not jobs
-        return records
+                    outcomes.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
+                except TrainingError as e:
+                    outcomes.append(e)
+        assert not jobs  # runs of the same form ask the same questions
+        if any(isinstance(o, TrainingError) for o in outcomes):
+            kept = [r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)]
+            self._set(kept or self.runs)
+        return outcomes
 
     def _answer(self, who: list[int], jobs: list[Job]) -> list[Any]:
         try:
@@ -101,14 +119,14 @@ class Stack:
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, ends, strict=True)]
 
 
-def _form(method: Any) -> tuple[Any, ...]:
+def form(method: Any) -> tuple[Any, ...]:
     """A method without the numbers that may differ from client to client."""
     hints = get_type_hints(type(method))
     out: list[Any] = [type(method)]
     for f in fields(method):
         value = getattr(method, f.name)
         if is_dataclass(value):
-            out.append(_form(value))
+            out.append(form(value))
         elif value is not None and "Tensor" in str(hints[f.name]):
             out.append("number")
         else:
