@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import fedselect as fs
+from fedselect.program import RECORD_AFTER
 from fedselect.simulate import Simulation
 from fedselect.step import one_by_one
 from fedselect.tree import expand
@@ -56,7 +57,7 @@ def all_at_once(sim: Simulation, epochs: int) -> Callable[[], None]:
     everything = dict.fromkeys(sim.model.params, True)
 
     def run() -> None:
-        work = sim._work(ids)
+        work = sim._work(ids, 0)
         work.train(expand(sim.initial, CLIENTS), [Pass(everything, 0.01, e) for e in range(epochs)])
 
     return run
@@ -65,6 +66,10 @@ def all_at_once(sim: Simulation, epochs: int) -> Callable[[], None]:
 def measure(name: str, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, batch: int, epochs: int, how) -> dict:
     sim = Simulation(fs.FedAvg(), model(data), data, training=fs.Training(batch_size=batch), device=how.device)
     loop, stacked = one_after_another(sim, epochs), all_at_once(sim, epochs)
+    if not one_by_one(sim.model, sim.device):  # as in any run of some length, the step has been recorded
+        per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
+        for _ in range(RECORD_AFTER[sim.device.type] // per_run + 1):
+            stacked()
     best = {loop: float("inf"), stacked: float("inf")}
     for _ in range(how.repeat + 1):
         for run in best:

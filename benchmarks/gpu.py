@@ -48,7 +48,7 @@ def engine(sim: Simulation, clients: int, passes: int) -> tuple[Callable[[], Non
     both = [mask, negate(mask)]
     ids = torch.arange(clients)
     walks = [Pass(both[e % 2], 0.01, e // 2) for e in range(passes)]
-    return lambda: sim._work(ids).train(expand(sim.initial, clients), walks), passes * IMAGES // BATCH
+    return lambda: sim._work(ids, 0).train(expand(sim.initial, clients), walks), passes * IMAGES // BATCH
 
 
 def loop(sim: Simulation, clients: int, passes: int) -> tuple[Callable[[], None], int]:

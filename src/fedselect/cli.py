@@ -63,7 +63,7 @@ Precision = Annotated[
 ]
 Deterministic = Annotated[
     bool | None,
-    typer.Option("--deterministic", help="The same bits every time on the same GPU, or an error that says why not."),
+    typer.Option("--deterministic", help="The same bits each time on the same GPU, or an error that says why."),
 ]
 Cross = Annotated[
     bool | None, typer.Option("--cross", help="At the end, also try every client's model on every other client's data.")
@@ -166,9 +166,7 @@ def compare(
     _say_table(done, out, report)
 
 
-@app.command(
-    context_settings=_EXTRA, epilog="Options with several values make the grid: [bold]--limit 0.1,0.3 --lr 0.01,0.03[/bold]."
-)
+@app.command(context_settings=_EXTRA, epilog="Options with several values make the grid: [bold]--limit 0.1,0.3[/bold].")
 def sweep(
     ctx: typer.Context,
     method: Annotated[str | None, typer.Option(help="Method. (default: fedselect)")] = None,
@@ -326,7 +324,7 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
-    warnings.showwarning = _warn
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         with ranks.joined():
             console.quiet = ranks.rank() > 0  # of several processes one speaks

@@ -5,8 +5,10 @@ list of its tensor operations. Either way the operations and their order are tho
 numbers are too. What cannot be recorded runs as it is, and says so once.
 """
 
+import ctypes
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -197,6 +199,15 @@ class Programs:
             self._placed.clear()  # what pointed to the old room is of no use
             self._recorded.clear()
         return room[: len(like)]
+
+
+def keep_memory() -> None:
+    """Let the process keep what it frees. The tensors of a stacked step are so large that malloc would otherwise hand
+    their memory back to the system every time and ask for it again, page by page."""
+    with suppress(OSError, AttributeError):  # the GNU C library has this
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def copy(into: Tree, tree: Tree) -> None:

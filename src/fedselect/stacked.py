@@ -16,6 +16,7 @@ from fedselect.errors import InputError
 from fedselect.rules import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
+_SLOW = {torch.conv1d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Forward(TorchFunctionMode):
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
         self.calls = 0
+        self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
         self._drawn = _generators()
@@ -80,6 +82,8 @@ class Forward(TorchFunctionMode):
             return _group_norm(*args, **kwargs)
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
+        if self.stacked and func in _SLOW:
+            self.slow.add(func.__name__)
         if func in _CHANNEL_DROPOUTS:
             return self._dropout(*args, **{**kwargs, "channels": True})
         return func(*args, **kwargs)
@@ -146,6 +150,8 @@ class Forward(TorchFunctionMode):
             return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
         if self.stacked and groups == 1:
             return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+        if self.stacked:
+            self.slow.add("conv2d with groups")
         return torch.conv2d(
             x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
         )

@@ -106,6 +106,7 @@ def step(
     with torch.enable_grad(), precision(model.precision), Forward(None, not alone, model.precision) as mode:
         losses = _losses(mode, model, leaves, tree, x, y, keys, objective, ctx, crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    model.slow |= mode.slow
     with torch.no_grad():
         moved = []
         for n, g in zip(trained, grads, strict=True):

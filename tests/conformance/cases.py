@@ -94,7 +94,9 @@ class Network:
     def work(self, i: int, round_: int) -> Work:
         alone = fs.Federation([self.data.clients[i]], self.data.classes)
         train, val = (alone.split(p, torch.float32) for p in ("train", "val"))
-        return Work(self.programs, train, val, ids=torch.tensor([i]), round=round_, seed=11, initial=lambda: expand(self.initial, 1))
+        return Work(
+            self.programs, train, val, ids=torch.tensor([i]), round=round_, seed=11, initial=lambda: expand(self.initial, 1)
+        )
 
     def receive(self, i: int) -> dict:
         """What client i has of the server's state: the entries it wants, and rows of its own."""

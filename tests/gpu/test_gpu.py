@@ -1,10 +1,24 @@
-"""The same runs on a GPU: equal to the CPU's within float32, and repeatable."""
+"""The same runs on a GPU: equal to the CPU's within float32, recorded or not, in any precision, and repeatable."""
+
+import warnings
 
 import pytest
 import torch
-from cases import CASES, MODELS, SIZES, rounds, simulation
+from cases import CASES, MODELS, SIZES, TRAINING, rounds, simulation
+from torch import nn
+
+import fedselect as fs
+from fedselect import program
+from fedselect.simulate import Simulation
+from fedselect.step import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+NEVER = 10**9
+
+
+def values(sim):
+    """Every client's model, in a line."""
+    return torch.cat([v.double().flatten() for v in sim.models(range(sim.clients), "local").values()]).cpu()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,3 +48,213 @@ def test_chunks_do_not_show(case):
 def test_the_same_run_twice():
     runs = [rounds(simulation("fedselect", "cnn-batchnorm", device="cuda"), 2) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+# ---- recordings
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How many recordings were tried."""
+    tried = []
+
+    class Counted(program._Captured):
+        def __init__(self, *args):
+            tried.append(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr(program, "_Captured", Counted)
+    return tried
+
+
+@pytest.mark.parametrize("case", ["fedselect", "fedprox", "fedrep", "fedpac"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_recorded_run_is_that_as_written(case, model, made, monkeypatch):
+    ends = []
+    for after in (NEVER, 1):
+        monkeypatch.setitem(program.RECORD_AFTER, "cuda", after)
+        sim = simulation(case, model, device="cuda", precision="float32")
+        rounds(sim, 1)
+        ends.append(values(sim))
+        assert bool(made) == (after == 1)
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=1e-6)
+
+
+def alike(build, clients=4, n=24, training=None, **how):
+    """FedAvg on clients of one size: one kind of step, so one recording of it."""
+    g = torch.Generator().manual_seed(0)
+    made = []
+    for c in range(clients):
+        y = torch.randint(0, 4, (n,), generator=g)
+        x = torch.randn(n, 4, 8, 8, generator=g) + y.view(-1, 1, 1, 1) * 0.5 + 0.1 * c
+        made.append(fs.ClientData((x, y), (x[:8], y[:8])))
+    data = fs.Federation(made, 4)
+    training = training or Training(batch_size=8, momentum=0.9)
+    return Simulation(fs.FedAvg(epochs=2, lr=0.02), fs.Model.wrap(build), data, seed=3, training=training, **how)
+
+
+def plain():
+    return nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
+
+
+def test_one_recording_serves_many_rounds(made):
+    sim = alike(plain, device="cuda", precision="float32")
+    for _ in range(4):
+        sim.step(evaluate=False)
+    assert len(made) == 1
+
+
+def test_evaluation_is_recorded_too_and_right(made):
+    """Of every round, also while training changes the values under the recording."""
+    sims = [alike(plain, device=device, precision="float32") for device in ("cpu", "cuda")]
+    for _ in range(3):
+        cpu, gpu = (sim.step() for sim in sims)
+        assert gpu["accuracy"] == cpu["accuracy"]
+        assert gpu["test_loss"] == pytest.approx(cpu["test_loss"], abs=1e-3)
+        assert gpu["train_loss"] == pytest.approx(cpu["train_loss"], abs=1e-3)
+    assert len(made) == 2
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize(("precision", "off"), [("tf32", 0.02), ("bf16", 0.1)])
+@pytest.mark.parametrize("model", MODELS)
+def test_less_precision_leads_to_about_the_same_loss(model, precision, off):
+    losses = {}
+    for p in ("float32", precision):
+        sim = simulation("fedavg", model, device="cuda", precision=p)
+        record = sim.step()
+        losses[p] = record["train_loss"], record["test_loss"]
+        assert all(v.dtype == torch.float32 for v in sim.models(range(len(SIZES))).values())
+    assert losses[precision] == pytest.approx(losses["float32"], abs=off)
+
+
+def test_bf16_is_not_float32():
+    """The option does something."""
+    ends = []
+    for p in ("float32", "bf16"):
+        sim = simulation("fedavg", "mlp", device="cuda", precision=p)
+        rounds(sim, 1)
+        ends.append(values(sim))
+    assert not ends[0].equal(ends[1])
+
+
+# ---- models of all kinds
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.fc(self.block(x.flatten(1, 2)).mean(1))  # 32 rows of 8
+
+
+KINDS = {
+    "batch norm": plain,
+    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 4)),
+    "channel dropout": lambda: nn.Sequential(
+        nn.Conv2d(4, 6, 3), nn.Dropout2d(0.3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4)
+    ),
+    "group norm": lambda: nn.Sequential(
+        nn.Conv2d(4, 6, 3, 2, 1), nn.GroupNorm(2, 6), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(24, 4)
+    ),
+    "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4)),
+    "transformer": Attention,
+    "depthwise convolution": lambda: nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1, groups=4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4)
+    ),
+    "dilated convolution": lambda: nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=2, dilation=2), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(24, 4)
+    ),
+    "dead taps": lambda: nn.Sequential(
+        nn.Conv2d(4, 6, 3, 4, 1), nn.ReLU(), nn.Conv2d(6, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, padding=1), nn.Flatten(), nn.Linear(8, 4),
+    ),
+    "one window": lambda: nn.Sequential(nn.Conv2d(4, 6, 8), nn.ReLU(), nn.Flatten(), nn.Linear(6, 4)),
+    "sequences": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Flatten(), nn.Linear(372, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own attention, under vmap
+@pytest.mark.parametrize("training", [None, TRAINING], ids=["momentum", "momentum, decay, clip"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_any_kind_runs_stacked_as_on_a_cpu(kind, training, made):
+    ends = []
+    for device in ("cpu", "cuda"):
+        sim = alike(KINDS[kind], device=device, precision="float32", training=training)
+        sim.step(evaluate=False)
+        assert sim.model.stackable
+        ends.append(values(sim))
+    assert made
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+
+
+# ---- what cannot be recorded
+
+
+class Reads(nn.Module):
+    """Looks at a number of its own on the way, for which the host has to wait: no CUDA graph can hold that."""
+
+    def __init__(self, always=True):
+        super().__init__()
+        self.always = always
+        self.register_buffer("times", torch.tensor(2))
+        self.fc = nn.Linear(256, 4)
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1))
+        return y * self.times.item() if self.training or self.always else y * 2
+
+
+def said_while(run):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in said if "cannot be recorded" in str(w.message)]
+
+
+def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made):
+    sims = [alike(Reads, device=device, precision="float32") for device in ("cpu", "cuda")]
+    sims[0].step(evaluate=False)
+    sims[0].step(evaluate=False)
+    said = said_while(lambda: [sims[1].step(evaluate=False) for _ in range(2)])
+    assert len(said) == 1
+    assert said[0].startswith("Reads cannot be recorded and runs on the slow path (")
+    assert len(made) == 1
+    torch.testing.assert_close(values(sims[1]), values(sims[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_one_recording_that_fails_does_not_spoil_the_others(made):
+    """Training cannot be recorded, evaluation can."""
+    sims = [alike(lambda: Reads(always=False), device=device, precision="float32") for device in ("cpu", "cuda")]
+    records = [[sims[0].step() for _ in range(2)]]
+    said = said_while(lambda: records.append([sims[1].step() for _ in range(2)]))
+    assert len(said) == 1
+    assert len(made) == 2
+    for cpu, gpu in zip(*records, strict=True):
+        assert gpu["accuracy"] == cpu["accuracy"]
+        assert gpu["test_loss"] == pytest.approx(cpu["test_loss"], abs=1e-3)
+    torch.testing.assert_close(values(sims[1]), values(sims[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_pictures_of_bytes_train_as_on_a_cpu():
+    """Gathered, shifted, mirrored and scaled in one kernel, from the same random numbers."""
+    g = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(3):
+        x, y = torch.randint(0, 256, (20, 3, 8, 8), generator=g, dtype=torch.uint8), torch.arange(20) % 4
+        made.append(fs.ClientData((x, y), (x[:8], y[:8])))
+    ends = []
+    for device in ("cpu", "cuda"):
+        data = fs.Federation(made, 4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), augment="crop-flip")
+        model = fs.models.small_cnn(data, width=4, norm="batch")
+        sim = Simulation(fs.FedSelect(lr=0.02), model, data, seed=3, training=TRAINING, device=device, precision="float32")
+        sim.step(evaluate=False)
+        ends.append(values(sim))
+    off = (ends[0] - ends[1]).abs()
+    assert float((off > 1e-4).double().mean()) < 0.01
+    assert float(off.median()) < 1e-6

@@ -8,8 +8,8 @@ from torch.func import functional_call, vmap
 
 import fedselect as fs
 from fedselect.random import client_keys
-from fedselect.rules import Conv, bmm
-from fedselect.stacked import Forward
+from fedselect.rules import BatchNorm, Conv, Linear, bmm
+from fedselect.stacked import Forward, Taps, _live
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -123,10 +123,21 @@ LAYERS = {
     "convolution": (lambda: nn.Conv2d(4, 2, 3, 2, 1), (5, 4, 6, 6)),
     "convolution padded to the same size": (lambda: nn.Conv2d(4, 2, 3, padding="same"), (5, 4, 6, 6)),
     "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), (5, 4, 6, 6)),
+    "depthwise convolution": (lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4), (5, 4, 6, 6)),
+    "dilated convolution": (lambda: nn.Conv2d(4, 2, 3, padding=2, dilation=2), (5, 4, 6, 6)),
+    "convolution over the whole picture": (lambda: nn.Conv2d(4, 2, 6), (5, 4, 6, 6)),
+    "convolution with dead taps": (lambda: nn.Conv2d(4, 2, 5, 2, 3), (5, 4, 2, 3)),
+    "convolution of sequences": (lambda: nn.Conv1d(4, 2, 3, padding=1), (5, 4, 6)),
+    "linear": (lambda: nn.Linear(4, 3), (5, 4)),
+    "linear without bias": (lambda: nn.Linear(4, 3, bias=False), (5, 4)),
+    "linear of sequences": (lambda: nn.Linear(4, 3), (5, 6, 4)),
+    "max pool": (lambda: nn.MaxPool2d(3, 2, 1), (5, 4, 6, 6)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (5, 6, 4)),
     "convolution with mirrored borders": (lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), (5, 4, 6, 6)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own attention, under vmap
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_stacked_layer_is_torchs_for_every_client(layer, train):
@@ -135,6 +146,26 @@ def test_a_stacked_layer_is_torchs_for_every_client(layer, train):
         assert got.keys() >= expected.keys()
         for n, v in expected.items():
             torch.testing.assert_close(got[n], v, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
+
+
+def inputs_of(rule):
+    x = randn(2, 3, 4, 2, 2) if rule is BatchNorm else randn(2, 3, 4)
+    return leaves(x, *([randn(2, 4, seed=1), randn(2, 4, seed=2)] if rule is BatchNorm else [randn(2, 5, 4), randn(2, 5)]))
+
+
+@pytest.mark.parametrize("rule", [BatchNorm, Linear])
+def test_gradients_are_those_of_finite_differences(rule):
+    rest = (None, None, 0.1, 1e-5) if rule is BatchNorm else ()
+    assert torch.autograd.gradcheck(lambda *a: rule.apply(*a, *rest), inputs_of(rule), check_undefined_grad=False)
+
+
+@pytest.mark.parametrize("rule", [BatchNorm, Linear])
+def test_a_lone_clients_layer_has_the_bits_it_has_in_company(rule):
+    inputs = [v.detach().float() for v in inputs_of(rule)]
+    rest = (None, None, 0.1, 1e-5) if rule is BatchNorm else ()
+    together = rule.apply(*inputs, *rest)
+    for c in range(2):
+        assert rule.apply(*(v[c : c + 1] for v in inputs), *rest)[0].equal(together[c])
 
 
 def test_a_frozen_convolution_passes_gradients_on():
@@ -255,3 +286,34 @@ def test_any_convolution_is_torchs(seed, stacked):
             with Forward(None, stacked=False):
                 got = F.conv2d(x[c], w[c], None, stride, padding, dilation)
         torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_live_taps_are_those_that_a_slow_loop_finds(seed):
+    draw = torch.Generator().manual_seed(seed)
+    pick = lambda low, high: int(torch.randint(low, high + 1, (1,), generator=draw))  # noqa: E731
+    size, kernel, stride, padding, dilation = pick(1, 7), pick(1, 5), pick(1, 3), pick(0, 4), pick(1, 4)
+    ones = torch.ones(1, 1, 1, size, dtype=torch.float64)
+    padding = max(padding, -(-(dilation * (kernel - 1) + 1 - size) // 2))
+    w = torch.zeros(1, 1, 1, kernel, dtype=torch.float64, requires_grad=True)
+    F.conv2d(ones, w, None, (1, stride), (0, padding), (1, dilation)).sum().backward()
+    met = w.grad.flatten().nonzero().flatten().tolist()
+    first, last, _, _ = _live(size, kernel, stride, padding, dilation)
+    assert (first, last) == ((met[0], met[-1] + 1) if met else (0, kernel))
+
+
+def test_the_live_taps_of_a_kernel():
+    kernel = torch.arange(2 * 5 * 4).view(2, 5, 4)
+    assert Taps(1, 4, 0, 2).of(kernel).equal(kernel[:, 1:4, 0:2])
+
+
+def test_only_what_is_watched_and_used_once_may_be_cropped():
+    x, w = randn(1, 2, 2, 2), {n: randn(3, 2, 5, 5, seed=i) for i, n in enumerate(("once", "twice", "unseen", "whole"))}
+    w["whole"] = w["whole"][..., :3, :3]
+    with Forward(None, stacked=False) as mode:
+        mode.watched = {id(v): n for n, v in w.items() if n != "unseen"}
+        for n in ("once", "twice", "twice", "unseen"):
+            F.conv2d(x, w[n], padding=2)
+        F.conv2d(x, weight=w["whole"], padding=1)
+        assert w["once"].shape == (3, 2, 5, 5)  # a look at the shape is no use of the values
+    assert mode.crops() == {"once": Taps(1, 4, 1, 4)}

@@ -41,6 +41,36 @@ def test_entries_counts_whole_tensors_and_single_entries():
     assert t.entries({"a": True}, OWN).tolist() == [2, 2]
 
 
+def test_entries_of_a_parameter_that_is_one_number():
+    tree = {"a": torch.zeros(3, 2, 2), "b": torch.zeros(3)}  # b: a single number for each of three clients
+    got = t.entries({"a": True, "b": torch.tensor([True, False, True])}, tree)
+    assert got.tolist() == [5, 4, 5]
+    assert got.dtype == torch.int64
+    assert t.entries({"a": True, "b": True}, tree).tolist() == [5, 5, 5]
+    assert t.entries({"c": True}, tree).tolist() == [0, 0, 0]
+
+
+@st.composite
+def masks(draw):
+    """Any mix of whole, partly marked, unmarked and unnamed tensors."""
+    tree = {n: torch.zeros(3, *shape) for n, shape in {"a": (2, 2), "b": (3,), "c": ()}.items()}
+    kinds = {n: draw(st.sampled_from(["true", "false", "absent", "entries"])) for n in tree}
+    g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    mask = {n: k == "true" if k != "entries" else torch.rand(tree[n].shape, generator=g) < 0.5
+            for n, k in kinds.items() if k != "absent"}  # fmt: skip
+    return mask, tree
+
+
+@given(masks())
+def test_entries_are_those_of_a_plain_loop(given):
+    mask, tree = given
+    marked = {n: torch.as_tensor(m).expand_as(tree[n]) for n, m in mask.items()}
+    want = [sum(int(m[c].sum()) for m in marked.values()) for c in range(3)]
+    got = t.entries(mask, tree)
+    assert got.tolist() == want
+    assert got.dtype == torch.int64
+
+
 @pytest.mark.parametrize("rows", [slice(1, 2), torch.tensor([1])], ids=["slice", "index"])
 def test_take_then_put_writes_those_rows_alone(rows):
     tree = t.clone(OWN)
@@ -56,6 +86,18 @@ def test_a_slice_is_a_view_and_an_index_a_copy():
     t.take(tree, slice(0, 1))["b"].zero_()
     t.take(tree, torch.tensor([1]))["b"].zero_()
     assert tree["b"].tolist() == [[0.0], [6.0]]
+
+
+def test_everybody_is_the_tree_itself():
+    tree = t.clone(OWN)
+    assert t.take(tree, slice(None)) is tree
+    assert t.take_mask(MASK, slice(None)) is MASK
+    assert t.take(tree, slice(0, 2))["a"].equal(tree["a"])
+
+
+def test_rows_are_each_clients_entries_in_a_line():
+    assert t.rows(torch.arange(12).view(2, 3, 2)).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert t.rows(torch.tensor([1.0, 2.0])).tolist() == [[1.0], [2.0]]
 
 
 def test_take_mask_keeps_bools():

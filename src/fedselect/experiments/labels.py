@@ -18,16 +18,9 @@ COLOURS = {  # of each method: on light paper, on dark
     "fedbn": ("#9d174d", "#ff9ecb"),
     "lotteryfl": ("#334155", "#c3cfdf"),
 }
-APART = (
-    "seed",
-    "device",
-    "chunk",
-    "precision",
-    "deterministic",
-    "eval_every",
-    "cross",
-    "preset",
-)  # fields in which runs of one label may differ
+APART = (  # fields in which runs of one label may differ
+    "seed", "device", "chunk", "precision", "deterministic", "eval_every", "cross", "preset",
+)  # fmt: skip
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -67,6 +67,7 @@ class Model:
             self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
         self._train = self.module.training
         self.precision = "float32"  # how products are computed: float32, or on a GPU tf32 or bf16
+        self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
 
     @classmethod

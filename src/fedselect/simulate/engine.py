@@ -19,7 +19,7 @@ from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.method import Method, Received, check_clients, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
-from fedselect.program import Programs
+from fedselect.program import Programs, keep_memory
 from fedselect.simulate import ranks
 from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
@@ -96,6 +96,7 @@ class Simulation:
         check_clients(method, self.clients)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training = training or Training()
+        keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
         model.precision = self.precision = pick_precision(precision, self.device)
@@ -115,6 +116,9 @@ class Simulation:
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
         self.fits = self._fit()
+        if model.slow:
+            what = ", ".join(sorted(model.slow))
+            warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self._try_join()
         here = ranks.share(self.clients)
