@@ -24,7 +24,11 @@ FORMAT = 1
 def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     place = folder / f"{simulation.round:06d}"
-    tensors = {**_flat("server", simulation.server), **_flat("rows", simulation.store.rows), "joined": simulation.store.joined}
+    tensors = {
+        **_flat("server", simulation.server),
+        **_flat("rows", simulation.store.dump()),
+        "joined": simulation.store.joined,
+    }
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +46,7 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
             "round": simulation.round,
             "run": run_id,
             "chunk": simulation.chunk,
+            "store": simulation.store.kind,
             "tensors": list(tensors),  # in the model's own order, which decides between equals; files sort by name
             "sha256": _digest(fresh / "state.safetensors"),
         }
@@ -80,12 +85,17 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
 def load(place: Path, simulation: Simulation, run_id: str) -> None:
     """Put a simulation where the checkpoint left it."""
     said = manifest(place, run_id)
+    store = simulation.store
+    if said.get("store", "resident") != store.kind:
+        raise CheckpointError(
+            f"{place} was made with clients in a {said.get('store', 'resident')} store, and this run has a {store.kind} one; "
+            "resume with the memory and the chunk it was made with."
+        )
     found = load_file(place / "state.safetensors")
     tensors = {name: found[name] for name in said["tensors"]}
     simulation.round = int(said["round"])
     simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
-    store = simulation.store
-    store.rows = {k: {n: v.to(store.device) for n, v in t.items()} for k, t in _nested("rows", tensors).items()}
+    store.load(_nested("rows", tensors))
     store.joined = tensors["joined"]
 
 
