@@ -14,6 +14,9 @@ from fedselect.simulate import flat
 from fedselect.simulate.pages import Pages
 from fedselect.tree import State, Tree
 
+Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
+"""Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""
+
 
 class Store:
     """States of all clients, stacked; a cohort that is everybody in order is handed over without a copy."""
@@ -90,7 +93,7 @@ class Compact:
         self._counts = self._layout.fixed.repeat(clients, 1)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pages = Pages(clients, pin=self._side is not None, path=path)
-        self._ahead: tuple[Tensor, Tensor, torch.cuda.Event | None] | None = None
+        self._ahead: Fetched | None = None
 
     @property
     def nbytes(self) -> int:
@@ -99,20 +102,11 @@ class Compact:
 
     def prefetch(self, ids: Tensor) -> None:
         """Start copying the rows of the clients that are taken next; the present work goes on beside it."""
-        ids = ids.cpu()
-        sizes = self._layout.nbytes(self._counts[ids]).sum(1).tolist()
-        with self._aside():
-            packed = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
-            for row, part in zip(ids.tolist(), torch.split(packed, sizes), strict=True):
-                for there, here in self._pairs(row, part):
-                    here.copy_(there, non_blocking=True)
-            self._ahead = ids, packed, None if self._side is None else self._side.record_event()
+        self._ahead = self._fetch(ids.cpu())
 
     def take(self, ids: Tensor, device: torch.device) -> State:
-        if self._ahead is None or not torch.equal(self._ahead[0], ids.cpu()):
-            self.prefetch(ids)
-        assert self._ahead is not None
-        (ids, packed, copied), self._ahead = self._ahead, None
+        ids, ahead, self._ahead = ids.cpu(), self._ahead, None
+        _, packed, copied = ahead if ahead is not None and torch.equal(ahead[0], ids) else self._fetch(ids)
         if copied is not None:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(copied)
@@ -148,9 +142,19 @@ class Compact:
     def load(self, dumped: State) -> None:
         self._settle()
         packed = dumped["packed"]
-        self._counts, self._ahead = packed["counts"], None
+        self._counts.copy_(packed["counts"])
+        self._ahead = None
         for row, part in enumerate(torch.split(packed["bytes"], packed["lengths"].tolist())):
             self._write(row, part)
+
+    def _fetch(self, ids: Tensor) -> Fetched:
+        sizes = self._layout.nbytes(self._counts[ids]).sum(1).tolist()
+        with self._aside():
+            packed = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+            for row, part in zip(ids.tolist(), torch.split(packed, sizes), strict=True):
+                for there, here in self._pairs(row, part):
+                    here.copy_(there, non_blocking=True)
+        return ids, packed, None if self._side is None else self._side.record_event()
 
     def _write(self, row: int, content: Tensor) -> None:
         self._pages.resize(row, len(content))
