@@ -1,6 +1,7 @@
 """Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one node of a network."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -12,6 +13,8 @@ from fedselect.tree import Mask, State, Tree
 from fedselect.work import Work
 
 View = Literal["local", "merged"]
+Carried = Mapping[str, bool | str]
+"""Of each tensor of a tree: whether all its entries are carried, or the tree of masks that marks those that are."""
 M = TypeVar("M")
 
 
@@ -112,3 +115,12 @@ class Method(ABC):
     @abstractmethod
     def mask(self, model: Model, state: State) -> Mask:
         """Which parameters are personal from the next round on: for reports and `result.masks`."""
+
+    def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
+        """What of its state a client needs again in a later round; a tree that is not named it needs whole.
+
+        {"params": {"conv.weight": "kept", "norm.mean": True}}: of the first the entries marked under that name in the
+        state's "kept", of the second all, of others nothing. The rest may be forgotten between rounds and come back as
+        zero, so that many clients fit in memory.
+        """
+        return {}

@@ -40,6 +40,7 @@ class Config:
     late: str | None = None  # "2@10": the last two clients join in round 10
     eval_every: int = 1
     chunk: int | str = "auto"
+    rows: str = "auto"  # what rests of a client between rounds: all of its state, or the personal part alone
     device: str = "auto"
     precision: str = "auto"  # of matrix products: float32, or on a GPU tf32 (auto) or bf16
     deterministic: bool = False  # refuse operations whose result on a GPU may differ from one time to the next
@@ -84,7 +85,7 @@ class Config:
     def make_model(self, data: Federation) -> Model:
         return build("model", self.model["name"], MODELS, _rest(self.model), data=data)
 
-    def simulation(self, chunk: int | None = None) -> Simulation:
+    def simulation(self, chunk: int | None = None, rows: str | None = None) -> Simulation:
         data = self.make_data()
         how: Any = chunk or self.chunk
         return Simulation(
@@ -96,6 +97,7 @@ class Config:
             fraction=self.fraction,
             late=parse_late(self.late),
             chunk=how,
+            rows=rows or self.rows,
             device=self.device,
             precision=self.precision,
             deterministic=self.deterministic,

@@ -45,7 +45,7 @@ class MaskLog:
     def add(self) -> None:
         """After an evaluated round."""
         s = self.simulation
-        mask = s.method.mask(s.model, s.store.rows)
+        mask = s.method.mask(s.model, s.store.dump())
         share = pack(shares(mask, s))
         pairs = overlap(mask, s) if self._due(s.round) and any(isinstance(m, Tensor) for m in mask.values()) else None
         if share == self._last and pairs is None:

@@ -112,7 +112,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if place is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
     run_id = _identity(config)
-    simulation = config.simulation(int(checkpoints.manifest(place, run_id)["chunk"]))
+    simulation = config.simulation(*checkpoints.how(place, run_id))
     checkpoints.load(place, simulation, run_id)
     return config, simulation
 
@@ -170,8 +170,7 @@ class _Run:
         self.failed: str | None = None
         self._id = _identity(self.config)
         place = checkpoints.latest(out / "checkpoint")
-        chunk = int(checkpoints.manifest(place, self._id)["chunk"]) if place else None
-        self.simulation = simulation or self.config.simulation(chunk)
+        self.simulation = simulation or self.config.simulation(*(checkpoints.how(place, self._id) if place else ()))
         if place:
             checkpoints.load(place, self.simulation, self._id)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
@@ -179,7 +178,11 @@ class _Run:
         self._masks: MaskLog | None = None
         if ranks.rank() == 0:
             self.history = _history(out / "metrics.jsonl", self.simulation.round)
-            self._masks = MaskLog(out, self.config.rounds, self.simulation) if ranks.world() == 1 else None
+            self._masks = (
+                MaskLog(out, self.config.rounds, self.simulation)
+                if self.simulation.store.kind == "resident" and ranks.world() == 1
+                else None
+            )
 
     def note(self, record: Record) -> None:
         """A round is over."""
@@ -280,7 +283,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
 
 def _identity(config: Config) -> str:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
-    core = {k: v for k, v in config.to_json().items() if k not in ("device", "chunk")}
+    core = {k: v for k, v in config.to_json().items() if k not in ("device", "chunk", "rows")}
     return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
 
 

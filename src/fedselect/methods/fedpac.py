@@ -1,12 +1,13 @@
 """FedPAC: a shared body, features aligned to class prototypes, and for every client its own mixture of all clients' heads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedselect.errors import InputError
-from fedselect.method import Down, Method, Received, Up, View
+from fedselect.method import Carried, Down, Method, Received, Up, View
 from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, per_row, weights
 from fedselect.models import Model
 from fedselect.objectives import align
@@ -104,6 +105,10 @@ class FedPAC(Method):
 
     def mask(self, model: Model, state: State) -> Mask:
         return {n: model.is_head(n) for n in model.params}
+
+    def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
+        """Of the model only statistics of the client's own: body and head come from the server."""
+        return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
     def _merged(self, model: Model, state: State, down: State) -> Tree:
         body = merge(self.wants(model, state), down["params"], state["params"])

@@ -1,12 +1,13 @@
 """LotteryFL: every client prunes the global model to its own ticket, and entries are averaged over those who keep them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedselect.errors import InputError
-from fedselect.method import Down, Method, Received, Up, View
+from fedselect.method import Carried, Down, Method, Received, Up, View
 from fedselect.methods.common import Stats, Weight, check_choice, check_positive, check_shares, weights
 from fedselect.models import Model
 from fedselect.select import top
@@ -83,6 +84,10 @@ class LotteryFL(Method):
     def mask(self, model: Model, state: State) -> Mask:
         """What a client does not share: the entries it pruned."""
         return {n: ~state["kept"][n] if n in state["kept"] else False for n in model.params}
+
+    def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
+        """Of the model only statistics of the client's own: the ticket's values come from the server."""
+        return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
 
 def prune(kept: Tensor, size: Tensor, rate: Scalar, who: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ A boolean mask says which entry is which. Nothing personal is FedAvg, everything
 FedBABU, the body LG-FedAvg, the norm layers FedBN; FedSelect learns it, entry by entry.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import InputError
-from fedselect.method import Down, Method, Received, Up, View
+from fedselect.method import Carried, Down, Method, Received, Up, View
 from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, towards, weights
 from fedselect.models import Model
 from fedselect.select import Selector
@@ -96,6 +96,13 @@ class Partial(Method):
 
     def mask(self, model: Model, state: State) -> Mask:
         return self.select.mask(model, state)
+
+    def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
+        """Of the model what merging takes from the client. A mask grows, so the one trained with lies within the grown one."""
+        if "kept" not in state:
+            return {"params": {n: m is not False for n, m in self._kept(model, state).items()}}
+        params = {n: m if isinstance(m, bool) else "kept" for n, m in self._kept(model, state).items()}
+        return {"params": params, "kept": dict.fromkeys(state["kept"], "mask")}
 
     def _kept(self, model: Model, state: State) -> Mask:
         """The mask the client last trained with."""

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,6 +17,7 @@ from fedselect.errors import CheckpointError, RunError
 from fedselect.files import disk, is_part, read_json, replace, write_json
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation
+from fedselect.simulate.store import Compact, Store
 from fedselect.tree import State
 
 FORMAT = 1
@@ -26,12 +26,13 @@ FORMAT = 1
 def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     place = folder / f"{simulation.round:06d}"
-    rows = ranks.collect({**simulation.store.rows, "": {"joined": simulation.store.joined}}, simulation.clients)
+    rows = ranks.collect({**simulation.store.dump(), "": {"joined": simulation.store.joined}}, simulation.clients)
     if ranks.rank() != 0:
         return place
-    joined = rows.pop("")["joined"]
-    tensors = {**_flat("server", simulation.server), **_flat("rows", rows), "joined": joined}
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
+    tensors = {**_flat("server", simulation.server), "joined": rows.pop("")["joined"]}
+    tensors = {
+        k: v.detach().cpu().contiguous().clone() for k, v in {**tensors, **_flat("rows", rows)}.items()
+    }  # no two share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for left in filter(is_part, folder.iterdir()):
@@ -48,6 +49,7 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
             "round": simulation.round,
             "run": run_id,
             "chunk": simulation.chunk,
+            "store": simulation.store.kind,
             "tensors": list(tensors),  # in the model's own order, which decides between equals; files sort by name
             "sha256": _digest(fresh / "state.safetensors"),
         }
@@ -83,17 +85,30 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
     return said
 
 
+def how(place: Path, run_id: str) -> tuple[int, str]:
+    """In what pieces a run must go on: clients at a time, and what rests of them between rounds."""
+    said = manifest(place, run_id)
+    return int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all"
+
+
 def load(place: Path, simulation: Simulation, run_id: str) -> None:
     """Put a simulation where the checkpoint left it."""
     said = manifest(place, run_id)
+    store = simulation.store
+    if said.get("store", "resident") != store.kind:
+        raise CheckpointError(
+            f"{place} was made with clients in a {said.get('store', 'resident')} store, and this run has a {store.kind} one; "
+            "resume with the memory and the chunk it was made with."
+        )
     found = load_file(place / "state.safetensors")
     tensors = {name: found[name] for name in said["tensors"]}
     simulation.round = int(said["round"])
     simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
-    store = simulation.store
-    mine = ranks.own(torch.arange(simulation.clients))
-    store.rows = {k: {n: v[mine].to(store.device) for n, v in t.items()} for k, t in _nested("rows", tensors).items()}
-    store.joined = tensors["joined"][mine]
+    rows = _nested("rows", tensors)
+    if store.kind == Store.kind:
+        rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
+    store.load(rows)
+    store.joined = ranks.own_rows(tensors["joined"])
 
 
 def _places(folder: Path) -> list[Path]:

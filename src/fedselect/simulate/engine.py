@@ -23,7 +23,7 @@ from fedselect.program import Programs, keep_memory
 from fedselect.simulate import ranks
 from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
-from fedselect.simulate.store import Store
+from fedselect.simulate.store import Compact, Store
 from fedselect.step import Training, one_by_one, precision, step
 from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand
 from fedselect.work import Work, score
@@ -75,6 +75,7 @@ class Simulation:
         fraction: float = 1.0,
         late: tuple[int, int] | None = None,
         chunk: int | Literal["auto"] = "auto",
+        rows: str = "auto",
         device: str = "auto",
         precision: str = "auto",
         deterministic: bool = False,
@@ -91,6 +92,8 @@ class Simulation:
             )
         if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
+        if rows not in ("auto", "all", "personal"):
+            raise InputError(f"rows is auto, all or personal, not {rows!r}.")
         if eval_every < 1:
             raise InputError(f"eval_every must be at least 1, not {eval_every}.")
         check_clients(method, self.clients)
@@ -120,9 +123,7 @@ class Simulation:
             what = ", ".join(sorted(model.slow))
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
-        self._try_join()
-        here = ranks.share(self.clients)
-        self.store = Store(here, self.device if self.chunk >= here else torch.device("cpu"))
+        self.store = self._new_store(rows, self._try_join())
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
@@ -143,6 +144,7 @@ class Simulation:
     def rounds(self, evaluate: bool | None = None) -> Generator[Job, Any, Record]:
         """One round as questions to its clients; send the answer to each, and get the record at the end."""
         began = time.perf_counter()
+        evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
         for ids in self._chunks(here[~self.store.joined[ranks.place(here)]]):
@@ -155,10 +157,12 @@ class Simulation:
         waiting = deque(self._chunks(mine))
         while waiting:
             ids = waiting.popleft()
-            state, down = self._open(ids)
+            state, down = self._open(ids, ahead=waiting)
             notes.add("bytes_down", ids, self._down_size(ids, state))
             try:
                 state, up, loss = yield Job("client", ids, self.round, state, down)
+                if evaluate and self._forgets:  # the models as trained are here now and never again
+                    self._note(notes, "local", ids, (yield Job("score", ids, self.round, {"model": self.method.local(state)})))
             except Full:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
@@ -175,7 +179,7 @@ class Simulation:
         ranks.add_up(folded)
         self.server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
         self.round += 1
-        if self.round % self.eval_every == 0 if evaluate is None else evaluate:
+        if evaluate:
             yield from self._evaluate(here, notes, finite)
         return self._record(notes, finite, began)
 
@@ -213,7 +217,9 @@ class Simulation:
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         state, down = self._open(ids)
-        if (view or self.method.view) == "local":
+        if view == "local" and self._forgets:
+            raise InputError("so many clients keep only what is personal, not the models they trained; ask for view='merged'.")
+        if (view or self.method.view) == "local" and not self._forgets:
             return clone(self.method.local(state))
         return self._do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
@@ -241,26 +247,34 @@ class Simulation:
         waiting = deque(self._chunks(present))
         while waiting:
             ids = waiting.popleft()
-            state, down = self._open(ids)
+            state, down = self._open(ids, ahead=waiting)
             try:
                 merged = yield Job("personal", ids, self.round - 1, state, down)
-                results = {
-                    "local": (yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})),
-                    "merged": (yield Job("score", ids, self.round - 1, {"model": merged})),
-                }
+                found = yield Job("score", ids, self.round - 1, {"model": merged})
+                if not self._forgets:
+                    local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
+                    self._note(notes, "local", ids, local)
             except Full:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
-            for view, (accuracy, _) in results.items():
-                notes.add(f"accuracy_{view}", ids, accuracy)
-            accuracy, loss = results[self.method.view]
-            notes.add("accuracy", ids, accuracy)
-            notes.add("test_loss", ids, loss)
+            self._note(notes, "merged", ids, found)
             notes.add("share", ids, self._share(state, len(ids)))
             finite.watch(ids, merged)
             if len(present) > self.chunk:
                 finite.settle(self.round)
+
+    def _note(self, notes: Notes, view: str, ids: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        accuracy, loss = found
+        notes.add(f"accuracy_{view}", ids, accuracy)
+        if view == self.method.view:
+            notes.add("accuracy", ids, accuracy)
+            notes.add("test_loss", ids, loss)
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether clients rest without the entries that the server overwrites, and so without the models they trained."""
+        return self.store.kind == Compact.kind
 
     def _halve(self, ids: Tensor) -> list[Tensor]:
         """The GPU is full: these clients in two parts, and no more than that at a time from now on."""
@@ -287,9 +301,11 @@ class Simulation:
     def _put(self, ids: Tensor, state: State) -> None:
         self.store.put(ranks.place(ids), state)
 
-    def _open(self, ids: Tensor) -> tuple[State, State]:
-        """What these clients remember, and what the server tells them."""
+    def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, State]:
+        """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""
         state = self.store.take(ranks.place(ids), self.device)
+        if ahead:
+            self.store.prefetch(ranks.place(ahead[0]))
         down = self.method.down(self.server, ids.to(self.device, non_blocking=True))
         shared = {k: expand(v, len(ids)) for k, v in down.shared.items()}
         return state, {**shared, **down.rows}
@@ -312,12 +328,25 @@ class Simulation:
         for at in range(0, len(order), self.chunk):
             yield ids[torch.tensor(order[at : at + self.chunk])]
 
-    def _try_join(self) -> None:
+    def _new_store(self, rows: str, state: State) -> Store | Compact:
+        """Where clients rest: on the device if all run at once, else on the host; there, if they are too many, packed."""
+        here = ranks.share(self.clients)
+        if rows == "auto":
+            full = here * sum(v.nbytes for t in state.values() for v in t.values())
+            rows = "all" if self.chunk >= here or full < 0.5 * _host_memory() else "personal"
+        if rows == "all":
+            return Store(here, self.device if self.chunk >= here else torch.device("cpu"))
+        if ranks.world() > 1:
+            raise InputError("several processes keep whole rows; use more of them, or rows=all.")
+        return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state)
+
+    def _try_join(self) -> State:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
         one = torch.zeros(1, dtype=torch.int64)
         state = self._do(Job("join", one, 0))
         self.method.mask(self.model, state)
         self.method.wants(self.model, state)
+        return state  # type: ignore[no-any-return]
 
     def _fit(self) -> int:
         """How many clients such as these fit side by side in half of the memory there is, by what one client's step keeps."""
@@ -332,10 +361,7 @@ class Simulation:
             self._try_step()
         weights = sum(v.nbytes for v in self.initial.values())
         running = 0 if one_by_one(self.model, self.device) else 2 * kept
-        if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0]
-        else:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _host_memory()
         return max(1, int(0.5 * free / (10 * weights + running)))
 
     def _try_step(self) -> None:
@@ -360,6 +386,10 @@ class Simulation:
                     f"{self.model.name} cannot run for all clients at once, so they run one by one ({str(e).splitlines()[0]}).",
                     stacklevel=2,
                 )
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _all_extras(order: list[Tensor], extras: list[State]) -> tuple[Tensor, State]:

@@ -53,6 +53,11 @@ def own(ids: Tensor) -> Tensor:
     return ids[ids % world() == rank()]
 
 
+def own_rows(rows: Tensor) -> Tensor:
+    """Of rows for all clients those of this process's."""
+    return rows[rank() :: world()]
+
+
 def place(ids: Tensor) -> Tensor:
     """Where this process keeps the clients it looks after."""
     return ids // world()

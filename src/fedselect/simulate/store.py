@@ -1,13 +1,27 @@
-"""Where clients' states rest between rounds: one stack of rows, by client id."""
+"""Where clients' states rest between rounds, by client id: one stack of rows, or packed rows that stream."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedselect.errors import InputError
+from fedselect.method import Carried
+from fedselect.simulate import flat
+from fedselect.simulate.pages import Pages
 from fedselect.tree import State, Tree
+
+Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
+"""Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""
 
 
 class Store:
     """States of all clients, stacked; a cohort that is everybody in order is handed over without a copy."""
+
+    kind: ClassVar[str] = "resident"
 
     def __init__(self, clients: int, device: torch.device) -> None:
         self.clients = clients
@@ -36,6 +50,16 @@ class Store:
         self.device = device
         self.rows = {k: {n: v.to(device) for n, v in t.items()} for k, t in self.rows.items()}
 
+    def prefetch(self, ids: Tensor) -> None:
+        """These clients are taken next: nothing to do, they are at hand."""
+
+    def dump(self) -> State:
+        """What a checkpoint holds of the clients, besides `joined`."""
+        return self.rows
+
+    def load(self, dumped: State) -> None:
+        self.rows = {k: {n: v.to(self.device) for n, v in t.items()} for k, t in dumped.items()}
+
     def _room(self, key: str, name: str, like: Tensor) -> Tensor:
         tree: Tree = self.rows.setdefault(key, {})
         if name not in tree:
@@ -44,3 +68,117 @@ class Store:
 
     def _everybody(self, ids: Tensor) -> bool:
         return len(ids) == self.clients and bool((ids.cpu() == torch.arange(self.clients)).all())
+
+
+class Compact:
+    """States of more clients than fit: of each only what it carries from round to round, packed, in host memory or a file.
+
+    What is not carried comes back as zero; the view "local" of a client is therefore gone once it is put. Everything that
+    touches host memory runs on one side stream, in the order of the calls, so no page is read or written too early; a
+    buffer on the device knows both streams it is used on.
+
+    carries: of a state, which entries; see `Method.carries`.   like: any client's state, for its structure.
+    path: a file for the rows; without one they lie in memory, pinned where the device is a GPU.
+    """
+
+    kind: ClassVar[str] = "compact"
+
+    def __init__(
+        self,
+        clients: int,
+        device: torch.device,
+        carries: Callable[[State], Mapping[str, Carried]],
+        like: State,
+        path: Path | None = None,
+    ) -> None:
+        self.clients, self.device = clients, device
+        self.joined = torch.zeros(clients, dtype=torch.bool)
+        self._carries = carries
+        self._layout = flat.layout(like, carries(like))
+        self._counts = self._layout.fixed.repeat(clients, 1)
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._pages = Pages(clients, pin=self._side is not None, path=path)
+        self._ahead: Fetched | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory (or disk) held."""
+        return self._pages.nbytes + self._counts.nbytes + self.joined.nbytes
+
+    def to(self, device: torch.device) -> None:
+        """The rows rest on the host already."""
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Start copying the rows of the clients that are taken next; the present work goes on beside it."""
+        self._ahead = self._fetch(ids.cpu())
+
+    def take(self, ids: Tensor, device: torch.device) -> State:
+        ids, ahead, self._ahead = ids.cpu(), self._ahead, None
+        _, packed, copied = ahead if ahead is not None and torch.equal(ahead[0], ids) else self._fetch(ids)
+        if copied is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_event(copied)
+            packed.record_stream(now)
+        state = flat.unpack(self._layout, packed, self._counts[ids])
+        return {k: {n: v.to(device) for n, v in t.items()} for k, t in state.items()}
+
+    def put(self, ids: Tensor, state: State) -> None:
+        """Pack and start copying to the host; the state may be overwritten at once."""
+        ids = ids.cpu()
+        if flat.layout(state, self._carries(state)) != self._layout:
+            raise InputError("a client's state has other tensors than before, so it cannot rest in a compact store.")
+        packed, counts = flat.pack(self._layout, state)
+        if self._ahead is not None and bool(torch.isin(ids, self._ahead[0]).any()):
+            self._ahead = None  # it was copied too early
+        self._counts[ids] = counts
+        self.joined[ids] = True
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+            packed.record_stream(self._side)
+        sizes = self._layout.nbytes(counts).sum(1).tolist()
+        with self._aside():
+            for row, part in zip(ids.tolist(), torch.split(packed, sizes), strict=True):
+                self._write(row, part)
+
+    def dump(self) -> State:
+        """What a checkpoint holds of the clients, besides `joined`: all rows end to end, their lengths, their entries."""
+        self._settle()
+        parts = [part for row in range(self.clients) for part in self._pages.parts(row)]
+        whole = torch.cat([torch.zeros(0, dtype=torch.uint8), *parts])
+        return {"packed": {"bytes": whole, "lengths": torch.tensor(self._pages.sizes), "counts": self._counts}}
+
+    def load(self, dumped: State) -> None:
+        self._settle()
+        packed = dumped["packed"]
+        self._counts.copy_(packed["counts"])
+        self._ahead = None
+        for row, part in enumerate(torch.split(packed["bytes"], packed["lengths"].tolist())):
+            self._write(row, part)
+
+    def _fetch(self, ids: Tensor) -> Fetched:
+        sizes = self._layout.nbytes(self._counts[ids]).sum(1).tolist()
+        with self._aside():
+            packed = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+            for row, part in zip(ids.tolist(), torch.split(packed, sizes), strict=True):
+                for there, here in self._pairs(row, part):
+                    here.copy_(there, non_blocking=True)
+        return ids, packed, None if self._side is None else self._side.record_event()
+
+    def _write(self, row: int, content: Tensor) -> None:
+        self._pages.resize(row, len(content))
+        for there, here in self._pairs(row, content):
+            there.copy_(here, non_blocking=True)
+
+    def _pairs(self, row: int, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A row's host memory, piece by piece, and the part of the buffer that belongs there."""
+        at = 0
+        for part in self._pages.parts(row):
+            yield part, buffer[at : at + len(part)]
+            at += len(part)
+
+    def _aside(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._side is None else torch.cuda.stream(self._side)
+
+    def _settle(self) -> None:
+        if self._side is not None:
+            self._side.synchronize()

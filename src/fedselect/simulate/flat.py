@@ -1,0 +1,164 @@
+"""States of clients as flat rows of bytes, and back: what a client carries from round to round, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.errors import InputError
+from fedselect.method import Carried
+from fedselect.simulate import ragged
+from fedselect.tree import State, rows
+
+ALIGN = 8
+"""Sections of a row begin at multiples of the widest type."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tensors of one tree that lie side by side: alike in type and in what says which of their entries are carried."""
+
+    key: str
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype
+    under: str | bool  # every entry or none; or those that the tree of this name marks
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    def nbytes(self, count: Tensor) -> Tensor:
+        """What so many entries take, up to where the next section may begin."""
+        size = (count + 7) // 8 if self.dtype == torch.bool else count * self.dtype.itemsize
+        return (size + ALIGN - 1) // ALIGN * ALIGN
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a row is made of, in order: a tree that marks entries of another comes before it."""
+
+    sections: tuple[Section, ...]
+    names: tuple[tuple[str, str], ...]  # the state's own order
+
+    @property
+    def fixed(self) -> Tensor:
+        """How many entries of each section a row holds, as far as that is known without looking: (sections,)."""
+        return torch.tensor([sum(s.sizes) if s.under is True else 0 for s in self.sections])
+
+    def nbytes(self, counts: Tensor) -> Tensor:
+        """What every row takes, section by section, from how many entries it holds: both (C, sections)."""
+        return torch.stack([s.nbytes(count) for s, count in zip(self.sections, counts.T, strict=True)], 1)
+
+    def starts(self, counts: Tensor) -> Tensor:
+        """Where each section of each row begins, rows lying end to end: (sections, C)."""
+        sizes = self.nbytes(counts)
+        return (sizes.flatten().cumsum(0).view_as(sizes) - sizes).T
+
+
+def layout(state: State, carried: Mapping[str, Carried]) -> Layout:
+    """How the rows of such states are laid out."""
+
+    def under(key: str, name: str) -> str | bool:
+        return carried[key].get(name, False) if key in carried else True
+
+    def depth(key: str, name: str) -> int:
+        holder = under(key, name)
+        return 1 + depth(holder, name) if isinstance(holder, str) else 0
+
+    names = [(key, name) for key, tree in state.items() for name in tree]
+    groups: dict[tuple[str, torch.dtype, str | bool], list[str]] = {}
+    for key, name in sorted(names, key=lambda at: depth(*at)):
+        groups.setdefault((key, state[key][name].dtype, under(key, name)), []).append(name)
+    sections = [
+        Section(key, tuple(group), tuple(state[key][n].shape[1:] for n in group), dtype, holder)
+        for (key, dtype, holder), group in groups.items()
+    ]
+    return Layout(tuple(sections), tuple(names))
+
+
+def pack(plan: Layout, state: State) -> tuple[Tensor, Tensor]:
+    """All rows end to end in one buffer, and how many entries each holds: (C, sections), on the host.
+
+    The host waits once, for those numbers, and only if there are masks.
+    """
+    marks = _Marks(state)
+    counts = _counts(plan, state, marks)
+    out = torch.zeros(int(plan.nbytes(counts).sum()), dtype=torch.uint8, device=_first(state).device)
+    for section, count, start in zip(plan.sections, counts.T, plan.starts(counts), strict=True):
+        if section.under is False:
+            continue
+        values = _matrix(state, section.key, section.names)
+        if section.under is not True:
+            values = ragged.tighten(values, *marks.of(section))
+        ragged.lay(values, count, out, start)
+    return out, counts
+
+
+def unpack(plan: Layout, packed: Tensor, counts: Tensor) -> State:
+    """The states these rows stand for; entries that are not carried are zero."""
+    state: State = {}
+    marks = _Marks(state)
+    for section, count, start in zip(plan.sections, counts.T, plan.starts(counts), strict=True):
+        size = sum(section.sizes)
+        if section.under is False:
+            values = torch.zeros(len(counts), size, dtype=section.dtype, device=packed.device)
+        else:
+            values = ragged.lift(packed, count, start, size, section.dtype)
+        if isinstance(section.under, str):
+            values = ragged.spread(values, *marks.of(section))
+        parts = [torch.empty(len(counts), n, dtype=section.dtype, device=packed.device) for n in section.sizes]
+        torch.split_with_sizes_copy(values, section.sizes, 1, out=parts)
+        tree = state.setdefault(section.key, {})
+        for name, shape, part in zip(section.names, section.shapes, parts, strict=True):
+            tree[name] = part.view(len(counts), *shape)
+    out: State = {}
+    for key, name in plan.names:
+        out.setdefault(key, {})[name] = state[key][name]
+    return out
+
+
+class _Marks:
+    """Which entries of a section are carried, as a matrix (C, entries), with their numbers; made once for each mask."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._made: dict[tuple[str, tuple[str, ...]], tuple[Tensor, Tensor]] = {}
+
+    def of(self, section: Section) -> tuple[Tensor, Tensor]:
+        at = str(section.under), section.names
+        if at not in self._made:
+            marks = _matrix(self._state, *at)
+            self._made[at] = marks, ragged.found(marks)
+        return self._made[at]
+
+
+def _counts(plan: Layout, state: State, marks: _Marks) -> Tensor:
+    """How many entries of each section each row holds. Of a mask, none may be lost: it would come back another mask."""
+    masked = [i for i, s in enumerate(plan.sections) if isinstance(s.under, str)]
+    counts = plan.fixed.repeat(len(_first(state)), 1)
+    if not masked:
+        return counts
+    numbers = []
+    for section in (plan.sections[i] for i in masked):
+        carried, found = marks.of(section)
+        numbers.append(found.sum(1))
+        if section.dtype == torch.bool:
+            numbers[-1] = torch.where((_matrix(state, section.key, section.names) & ~carried).any(1), -1, numbers[-1])
+    counts[:, masked] = torch.stack(numbers, 1).cpu()
+    if bool((counts < 0).any()):
+        section = plan.sections[int((counts < 0).any(0).nonzero()[0])]
+        raise InputError(
+            f"a client's {section.key!r} marks entries that {section.under!r} does not, and they would be forgotten; "
+            "the method's `carries` must name them."
+        )
+    return counts
+
+
+def _matrix(state: State, key: str, names: tuple[str, ...]) -> Tensor:
+    return torch.cat([rows(state[key][n]) for n in names], 1)
+
+
+def _first(state: State) -> Tensor:
+    return next(v for tree in state.values() for v in tree.values())
