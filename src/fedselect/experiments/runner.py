@@ -178,11 +178,8 @@ class _Run:
         self._masks: MaskLog | None = None
         if ranks.rank() == 0:
             self.history = _history(out / "metrics.jsonl", self.simulation.round)
-            self._masks = (
-                MaskLog(out, self.config.rounds, self.simulation)
-                if self.simulation.store.kind == "resident" and ranks.world() == 1
-                else None
-            )
+            if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
+                self._masks = MaskLog(out, self.config.rounds, self.simulation)
 
     def note(self, record: Record) -> None:
         """A round is over."""

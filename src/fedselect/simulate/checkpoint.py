@@ -30,9 +30,8 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
     if ranks.rank() != 0:
         return place
     tensors = {**_flat("server", simulation.server), "joined": rows.pop("")["joined"]}
-    tensors = {
-        k: v.detach().cpu().contiguous().clone() for k, v in {**tensors, **_flat("rows", rows)}.items()
-    }  # no two share memory
+    tensors.update(_flat("rows", rows))
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for left in filter(is_part, folder.iterdir()):
