@@ -4,7 +4,6 @@ A run directory holds config.json, metrics.jsonl (a line a round), summary.json 
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
-from fedselect.files import disk, is_part, read_json, write_bytes, write_json
+from fedselect.files import disk, is_part, locked, read_json, write_bytes, write_json
 from fedselect.simulate import Result, Simulation
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.engine import Record
@@ -46,7 +45,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
     """A new run in a new directory."""
     _may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
-    with _locked(out), _ctrl_c() as stop:
+    with locked(out), _ctrl_c() as stop:
         _clear(out)
         write_json(out / "config.json", config.to_json())
         return _go_on(out, stop, watch, simulation)
@@ -58,7 +57,7 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
     _may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
-    with _locked(out), _ctrl_c() as stop:
+    with locked(out), _ctrl_c() as stop:
         _clear(out)
         write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         return _go_on_comparison(out, stop, watch)
@@ -68,7 +67,7 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
     if not any((out / f).exists() for f in ("compare.json", "config.json")):
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
-    with _locked(out), _ctrl_c() as stop:
+    with locked(out), _ctrl_c() as stop:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
         if not finished(out):
@@ -94,7 +93,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
             continue
         if stop():
             raise Stopped(f"stopped before {name}; go on with: fedselect resume {out}")
-        with _locked(place):
+        with locked(place):
             if not (place / "config.json").exists():
                 _clear(place)
                 write_json(place / "config.json", config.to_json())
@@ -214,20 +213,6 @@ def _clear(out: Path) -> None:
         for p in out.iterdir():
             if p.name != ".lock":
                 shutil.rmtree(p) if p.is_dir() else p.unlink()
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One process at a time in a run directory."""
-    with disk(out):
-        out.mkdir(parents=True, exist_ok=True)
-        handle = (out / ".lock").open("w")
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{out} is in use by another process; wait for it or choose another --out.") from None
-        yield
 
 
 @contextmanager
