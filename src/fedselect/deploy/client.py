@@ -14,13 +14,13 @@ from fedselect.data import Federation
 from fedselect.deploy import wire
 from fedselect.deploy.letters import Letter, check_finite, flat, nested, put_packet, take_packet, unseal
 from fedselect.deploy.task import Task, first, first_mask
-from fedselect.deploy.vault import Vault, claim, put_private
+from fedselect.deploy.vault import Vault, claim
 from fedselect.errors import CheckpointError, DataError, TrainingError
 from fedselect.files import locked
 from fedselect.tree import Mask, State, Tree, expand
 from fedselect.work import score
 
-MODEL = "model.safetensors"
+MODEL = "model"  # the finished model, beside the generations of a run
 
 
 class Node:
@@ -92,8 +92,9 @@ class Node:
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
         measured, merged = self._measure(round, state, self._down(letter, state))
-        models = {"local": first(self.method.local(state)), "merged": first(merged)}
-        put_private(self.vault.folder / MODEL, flat("model", models))
+        views = {"local": self.method.local(state), "merged": merged}
+        models = {k: self.task.model.state_dict(first(tree)) for k, tree in views.items()}
+        Vault(self.vault.folder / MODEL).save(round, flat("model", models), {"view": self.method.view}, keep=set())
         return self._reply("closed", base, {"round": round, "measured": measured}, {})
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:

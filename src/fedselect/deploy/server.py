@@ -20,8 +20,8 @@ from fedselect.errors import DataError, InputError, RunError
 from fedselect.method import Received
 from fedselect.tree import MaskedSum, expand
 
-Reply = Letter | str
-"""What came back: a letter, or in words why there is none."""
+Reply = Letter | DataError | str
+"""What came back: a letter, something that is none, or in words why nothing came."""
 TRIES = 3
 
 
@@ -185,8 +185,8 @@ class Server:
         hello = Letter({**self._address(), "kind": "hello", "accepted": self.accepted})
         for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
             try:
-                if isinstance(reply, str):
-                    raise DataError(reply)
+                if not isinstance(reply, Letter):
+                    raise reply if isinstance(reply, DataError) else DataError(reply)
                 i, base, samples, bits = self._examiner.hello(reply)
                 if self.keys is not None and self.keys.get(node) != i:
                     raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")
@@ -238,18 +238,18 @@ class Server:
                 outcome.measured[i] = update.measured
         return folded, extras
 
-    def _answers(
-        self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome
-    ) -> Iterator[tuple[int, Letter]]:
+    def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
         """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""
         clients = {g.node: i for i, g in self._guests.items()}
         for node, reply in nodes.ask(letters, self.limits.timeout):
             i = clients[node]
-            if isinstance(reply, str):
+            if isinstance(reply, Letter):
+                yield i, reply
+            elif isinstance(reply, DataError):
+                self._turn_away(i, reply, outcome)
+            else:
                 outcome.missed[i] = reply
                 self._guests.pop(i)
-            else:
-                yield i, reply
 
     def _fold(self, folded: MaskedSum, update: Update) -> None:
         device = self.task.device

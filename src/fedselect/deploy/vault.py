@@ -125,11 +125,6 @@ def save_private(path: Path, tensors: Tree) -> None:
     path.chmod(0o600)
 
 
-def put_private(path: Path, tensors: Tree) -> None:
-    """The same, in place of an older one at a stroke."""
-    replace(path, lambda fresh: save_private(fresh, tensors))
-
-
 def _manifest(place: Path) -> dict[str, Any]:
     return read_json(place / "manifest.json", "it should describe a generation.")
 

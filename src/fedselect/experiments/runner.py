@@ -113,7 +113,7 @@ def _go_on(out: Path, stop: Callable[[], bool], watch: Watch | None, simulation:
     simulation = simulation or config.simulation(chunk)
     if place:
         checkpoints.load(place, simulation, run_id)
-    history = _history(out / "metrics.jsonl", simulation.round)
+    history = kept_records(out / "metrics.jsonl", simulation.round)
     began, spent = time.perf_counter(), 0.0
     with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
         while simulation.round < config.rounds:
@@ -180,7 +180,7 @@ def read_records(path: Path) -> list[Record]:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 
 
-def _history(path: Path, rounds: int) -> list[Record]:
+def kept_records(path: Path, rounds: int) -> list[Record]:
     """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     if len(lines) < rounds:
