@@ -62,13 +62,25 @@ def locked(out: Path) -> Iterator[None]:
     """One process at a time in a directory."""
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
-        handle = (out / ".lock").open("w")
+        handle = os.fdopen(os.open(out / ".lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{out} is in use by another process; wait for it or choose another --out.") from None
         yield
+
+
+def in_use(out: Path) -> bool:
+    """Whether some process is at work in a directory; one that was killed is not, whatever is left of it."""
+    try:
+        with (out / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

@@ -184,9 +184,14 @@ class Server:
         turned = set()
         hello = Letter({**self._address(), "kind": "hello", "accepted": self.accepted})
         for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
+            if isinstance(reply, str):
+                turned.add(node)
+                if self.keys is not None and node in self.keys:
+                    outcome.missed[self.keys[node]] = reply
+                continue
             try:
-                if not isinstance(reply, Letter):
-                    raise reply if isinstance(reply, DataError) else DataError(reply)
+                if isinstance(reply, DataError):
+                    raise reply
                 i, base, samples, bits = self._examiner.hello(reply)
                 if self.keys is not None and self.keys.get(node) != i:
                     raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedselect.deploy.flower import launch, site
 from fedselect.deploy.flower.drive import attendance, flower_run, prepare, read_plan, say
 from fedselect.deploy.flower.export import export_model
-from fedselect.deploy.flower.follow import follow, going
+from fedselect.deploy.flower.follow import follow
 from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data, plan
 from fedselect.deploy.flower.site import Site
 from fedselect.deploy.server import Limits
@@ -26,7 +26,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
 from fedselect.experiments.runner import finished, read_records
-from fedselect.files import read_json
+from fedselect.files import in_use, read_json
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
@@ -193,8 +193,10 @@ def run(
         _submit(root, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
-        given = {"rounds": rounds, "seed": seed, "fraction": fraction, "eval_every": eval_every}
-        config = configure({"data": known.data}, method, None, model, flags(ctx.args), **given)
+        config = configure(
+            {"data": known.data}, method, None, model, flags(ctx.args),
+            rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
+        )  # fmt: skip
         place = _start(root, config, limits, name)
     _watch(root, place, quiet, lambda: launch.healthy(root / "server"))
     _outcome(place)
@@ -298,7 +300,7 @@ def _unfinished(root: Path, name: str | None) -> Path:
     there = [p for p in _runs(root) if not finished(p) and name in (None, p.name)]
     if not there:
         raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {root / 'server' / 'runs'}.")
-    if going(there[-1]):
+    if in_use(there[-1]):
         raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {root}")
     return there[-1]
 

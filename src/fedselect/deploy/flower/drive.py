@@ -50,7 +50,7 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None) -> None:
 def say(out: Path, status: str, error: str = "", flower: str | None = None) -> None:
     """Note how a run goes; `flower` is Flower's own number for it, noted when it was submitted."""
     flower = flower_run(out) if flower is None else flower
-    write_json(out / "status.json", {"status": status, "error": error, "pid": os.getpid(), "flower": flower})
+    write_json(out / "status.json", {"status": status, "error": error, "flower": flower})
 
 
 def flower_run(out: Path) -> str:

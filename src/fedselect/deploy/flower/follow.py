@@ -1,6 +1,5 @@
 """Watching a deployed run from its run directory, as a simulated one is watched."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from types import FrameType
 from fedselect.deploy.flower.drive import config_of
 from fedselect.errors import RunError
 from fedselect.experiments.runner import Stopped, Watch, read_records
-from fedselect.files import read_json
+from fedselect.files import in_use, read_json
 
 POLL = 0.3
 START = 120.0  # seconds for Flower to start the server's process
@@ -19,7 +18,7 @@ START = 120.0  # seconds for Flower to start the server's process
 
 def follow(out: Path, watch: Watch | None, alive: Callable[[], bool], stop: Callable[[], None]) -> None:
     """Until the run is over: a line a round; Ctrl-C stops the run, which can be resumed."""
-    config, seen = config_of(out), 0
+    config, seen = config_of(out), len(read_records(out / "metrics.jsonl"))
     began = time.monotonic()
     with _interrupts() as asked:
         while True:
@@ -36,27 +35,11 @@ def follow(out: Path, watch: Watch | None, alive: Callable[[], bool], stop: Call
             if asked():
                 stop()
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; go on with: --resume {out.name}")
-            if status["status"] == "running" and not _running(int(status["pid"])):
+            if status["status"] == "running" and not in_use(out):
                 raise RunError(f"the server's process died after round {seen}; go on with: --resume {out.name}")
             if not alive() or (status["status"] == "submitted" and time.monotonic() > began + START):
                 raise RunError(f"the server does not answer; start it, then go on with: --resume {out.name}")
             time.sleep(POLL)
-
-
-def going(out: Path) -> bool:
-    """Whether a server is at work in this run directory now."""
-    status = read_json(out / "status.json", "the server should have written it.")
-    return status["status"] == "running" and _running(int(status["pid"]))
-
-
-def _running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from fedselect.deploy.server import Limits
 from fedselect.deploy.task import Task
 from fedselect.errors import DataError, InputError
 from fedselect.experiments.config import Config
+from fedselect.options import Option
 from fedselect.simulate.engine import pick_device
 from fedselect.tree import Tree
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every")
 _TABLES = ("method", "model", "data", "training")
-_LIMITS = ("min_clients", "timeout", "wait", "max_norm")
+_LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,8 @@ class Plan:
         try:
             raw = {**tables, **{name: flat[name] for name in _RUN if name in flat}}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
-            limits = Limits(
-                fraction=config.fraction, eval_every=config.eval_every, **{n: flat[n] for n in _LIMITS if n in flat}
-            )  # type: ignore[arg-type]
+            said = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
+            limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **said)
             shape = Shape(tuple(map(int, json.loads(str(flat["shape"])))), tuple(map(str, json.loads(str(flat["classes"])))))
             clients = int(flat["clients"])
         except (KeyError, ValueError, TypeError) as e:
