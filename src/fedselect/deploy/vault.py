@@ -47,7 +47,7 @@ def claim(folder: Path, identity: dict[str, str]) -> None:
     for name, value in identity.items():
         if found.get(name) != value:
             raise CheckpointError(
-                f"the vault {folder} belongs to {name} {found.get(name)!r}, not {value!r}; "
+                f"this client's vault belongs to {name} {found.get(name)!r}, not {value!r}; "
                 "use another --vault, or move this one away."
             )
 

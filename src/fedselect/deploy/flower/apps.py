@@ -19,6 +19,7 @@ from fedselect.deploy.flower.plan import Home, Plan, Scalars
 from fedselect.deploy.letters import Letter, unseal
 from fedselect.deploy.server import Reply
 from fedselect.errors import DataError, FedselectError, InputError
+from fedselect.experiments.progress import describe
 from fedselect.files import read_json
 
 SERVER = "FEDSELECT_SERVER"  # the server's folder, where `fedselect deploy server` was started
@@ -59,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         out = Path("fedselect-runs") / name
         if not (out / "plan.json").exists():
             prepare(out, Plan.from_flat(config, name))
-    serve(out, GridNodes(grid), keys)
+    serve(out, GridNodes(grid), keys, lambda config, record: print(f"round {record['round']}  {describe(record)}", flush=True))
 
 
 class GridNodes:

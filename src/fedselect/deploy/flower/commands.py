@@ -118,6 +118,8 @@ def init(
 @deploy_app.command()
 def renew(root: SiteDir, days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365) -> None:
     """A new server certificate, where the old one has run out."""
+    if days < 1:
+        raise InputError(f"days must be at least 1, not {days}.")
     site.renew(root, days)
     _say(f"wrote {root / 'server' / 'server.crt'}; hand it and server.key to the server")
 
@@ -129,7 +131,9 @@ def server(part: Annotated[Path, typer.Argument(help="The server's part of the s
     _warn(Site.read(part).insecure)
     with launch.server(part, part / "log.txt", shipped_code) as process:
         _say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
-        code = process.wait()
+        code = launch.until_end(process)
+    if code is None:
+        return
     raise RunError(f"the server ended with code {code}; {part / 'log.txt'} says why.")
 
 
@@ -161,7 +165,9 @@ def client(
     home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
     with launch.client(part, home, part / "log.txt", shipped_code) as process:
         _say(f"client {number} works for {known.address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
-        code = process.wait()
+        code = launch.until_end(process)
+    if code is None:
+        return
     raise RunError(f"the client ended: {launch.reason(part / 'log.txt', code)}")
 
 

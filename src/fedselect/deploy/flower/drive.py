@@ -10,7 +10,7 @@ from fedselect.deploy.server import Nodes, Outcome, Server
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, RunError
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import kept_records, summarise
+from fedselect.experiments.runner import Watch, kept_records, summarise
 from fedselect.files import disk, locked, read_json, write_json
 from fedselect.simulate.engine import LISTS, Record
 
@@ -31,13 +31,13 @@ def read_plan(out: Path) -> Plan:
     return Plan.from_flat(read_json(out / "plan.json", "it should hold the plan of a deployed run."), out.name)
 
 
-def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None) -> None:
+def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
     """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
     plan = read_plan(out)
     with locked(out):
         say(out, "running")
         try:
-            _rounds(plan, out, nodes, keys)
+            _rounds(plan, out, nodes, keys, watch)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -58,7 +58,7 @@ def flower_run(out: Path) -> str:
     return str(read_json(out / "status.json", "it should say how the run goes.")["flower"]) if there else ""
 
 
-def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None) -> None:
+def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
     server = Server(plan.task(plan.config.device), plan.limits, keys)
     vault = Vault(out / "checkpoint")
     done = vault.rounds()
@@ -73,6 +73,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None) ->
             metrics.write(json.dumps(record) + "\n")
             metrics.flush()
             os.fsync(metrics.fileno())
+        watch(plan.config, record)
 
     while server.round < plan.config.rounds:
         outcome = server.step(nodes)

@@ -185,13 +185,26 @@ def _until_healthy(part: Path, process: subprocess.Popen[bytes], log: Path) -> N
 
 
 def reason(log: Path, code: int | None) -> str:
-    """Why a process of Flower's ended, from its log."""
-    return f"{_last_line(log.read_text())} (code {code}; {log} says more)"
+    """Why a process of Flower's ended, from what it last said of an exit in its log."""
+    text = log.read_text()
+    if "Failed to activate SuperNode" in text.rpartition("Starting Flower SuperNode")[2]:
+        return "the server does not know this client's node.key; use the client folder of the same site."
+    said = text.rpartition("Exit Code:")[2].partition("For more information")[0].split()
+    return f"{' '.join(said[-30:]) or 'it said nothing'} (code {code}; {log} says more)."
+
+
+def until_end(process: subprocess.Popen[bytes]) -> int | None:
+    """A process's exit code, or None where Ctrl-C or a termination signal came first."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return None
 
 
 @contextmanager
 def _process(command: list[str], cwd: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with all its children in a group of their own, stopped in the end."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is stopped then, too
     with log.open("ab") as out:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
     try:
