@@ -8,7 +8,7 @@ import torch
 import fedselect as fs
 from fedselect.deploy.client import Node
 from fedselect.deploy.letters import Letter, unseal
-from fedselect.deploy.server import Limits, Outcome, Server
+from fedselect.deploy.server import Limits, Outcome, Reply, Server
 from fedselect.deploy.task import Task
 from fedselect.errors import FedselectError
 from fedselect.simulate import Simulation
@@ -25,13 +25,13 @@ def alone(data: fs.Federation, i: int) -> fs.Federation:
 class Room:
     """All nodes in this process; every letter is sealed and unsealed on its way, as a network would.
 
-    `spoil` may change a reply (node, letter) -> letter, or return words in place of one.
+    `spoil` may change a reply: (client, letter) -> letter, or what came in place of one.
     """
 
     def __init__(self, task: Task, data: fs.Federation, folder: Path, here: list[int] | None = None) -> None:
         self.task, self.data, self.folder = task, data, folder
         self.here = list(range(task.clients)) if here is None else here
-        self.spoil: Callable[[int, Letter], Letter | str] = lambda node, letter: letter
+        self.spoil: Callable[[int, Letter], Reply] = lambda node, letter: letter
         self.asked: list[tuple[int, Letter]] = []
 
     def node(self, i: int) -> Node:
@@ -49,7 +49,7 @@ class Room:
                 yield number, str(e)
                 continue
             reply = self.spoil(number - 100, reply)
-            yield number, reply if isinstance(reply, str) else unseal(*reply.seal())
+            yield number, unseal(*reply.seal()) if isinstance(reply, Letter) else reply
 
 
 def task(

@@ -1,6 +1,5 @@
 """The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
 
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from fedselect.deploy import wire
 from fedselect.deploy.checks import Examiner, Update
 from fedselect.deploy.letters import Letter, flat, nested
 from fedselect.deploy.task import Task, first
-from fedselect.deploy.vault import Vault
+from fedselect.deploy.vault import Vault, private
 from fedselect.errors import DataError, InputError, RunError
 from fedselect.method import Received
 from fedselect.tree import MaskedSum, expand
@@ -86,11 +85,11 @@ class Guest:
 class Server:
     """A federation as its server knows it. `state`, `round` and `accepted` are all there is to save.
 
-    `keys` says which client a node is, where the engine knows nodes by their keys; elsewhere the first to claim a number
-    has it.
+    `masks` is a folder for what clients want, which they say anew to every server. `keys` says which client a node is,
+    where the engine knows nodes by their keys; elsewhere the first to claim a number has it.
     """
 
-    def __init__(self, task: Task, limits: Limits, keys: dict[int, int] | None = None) -> None:
+    def __init__(self, task: Task, limits: Limits, masks: Path, keys: dict[int, int] | None = None) -> None:
         if limits.min_clients > task.clients:
             raise InputError(f"min_clients is {limits.min_clients}, but there are {task.clients} clients.")
         self.task, self.limits, self.keys = task, limits, keys
@@ -99,7 +98,8 @@ class Server:
         self.accepted = [0] * task.clients  # the last round of each client that was taken in
         self._examiner = Examiner(task, limits.max_norm)
         self._guests: dict[int, Guest] = {}
-        self._masks = tempfile.TemporaryDirectory(prefix="fedselect-")  # on disk: memory stays that of the model
+        private(masks)
+        self._masks = masks  # on disk: memory stays that of the model
 
     def step(self, nodes: Nodes) -> Outcome:
         """One round, asked again where too few clients answered; who had done it hands over the same reply."""
@@ -135,7 +135,7 @@ class Server:
         """After the last round: everybody gets the final values, measures, and keeps its model."""
         outcome = Outcome(self.round)
         self._gather(nodes, outcome)
-        letters = ((g.node, self._letter(i, "close", self.round)) for i, g in self._guests.items())
+        letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
         for i, reply in self._answers(nodes, letters, outcome):
             try:
                 self._examiner.head(reply, "closed", client=i, round=self.round, base=self.accepted[i])
@@ -188,6 +188,8 @@ class Server:
                 turned.add(node)
                 if self.keys is not None and node in self.keys:
                     outcome.missed[self.keys[node]] = reply
+                else:
+                    outcome.rejected[f"node {node}"] = reply
                 continue
             try:
                 if isinstance(reply, DataError):
@@ -284,7 +286,7 @@ class Server:
         return {"federation": self.task.federation, "run": self.task.run}
 
     def _mask(self, i: int, kind: str = "bits") -> Path:
-        return Path(self._masks.name) / f"{i}.{kind}"
+        return self._masks / f"{i}.{kind}"
 
 
 def _owner(client: int | None) -> str:

@@ -59,7 +59,7 @@ def flower_run(out: Path) -> str:
 
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
-    server = Server(plan.task(plan.config.device), plan.limits, keys)
+    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
     vault = Vault(out / "checkpoint")
     done = vault.rounds()
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
