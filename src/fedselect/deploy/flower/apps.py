@@ -1,7 +1,6 @@
 """The seam to Flower: a ClientApp, a ServerApp, and letters as Flower's messages. Nothing else but `guard` imports flwr."""
 
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,10 +14,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedselect.deploy.client import Node
 from fedselect.deploy.flower.drive import prepare, serve
-from fedselect.deploy.flower.plan import Home, Plan, Scalars
+from fedselect.deploy.flower.plan import Home, Plan, Scalars, check_name
 from fedselect.deploy.letters import Letter, unseal
 from fedselect.deploy.server import Reply
-from fedselect.errors import DataError, FedselectError, InputError
+from fedselect.errors import DataError, FedselectError
 from fedselect.experiments.progress import describe
 from fedselect.files import read_json
 
@@ -48,9 +47,7 @@ def main(grid: Grid, context: Context) -> None:
     """All rounds of a run. A site's server runs only what `fedselect deploy run` prepared in its folder."""
     config = cast(Scalars, context.run_config)
     site = os.environ.get(SERVER)
-    name = str(config.get("run") or f"flower-{context.run_id}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise InputError(f"a run cannot be named {name!r}.")
+    name = check_name(str(config.get("run") or f"flower-{context.run_id}"))
     keys = None
     if site is not None:
         out = Path(site) / "runs" / name

@@ -16,12 +16,12 @@ from fedselect.deploy.flower import launch, site
 from fedselect.deploy.flower.drive import attendance, flower_run, prepare, read_plan, say
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.follow import follow
-from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data, plan
+from fedselect.deploy.flower.plan import Home, Plan, Shape, check_name, own_data, plan
 from fedselect.deploy.flower.site import Site
 from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments import tables
-from fedselect.experiments.config import Config
+from fedselect.experiments.config import Config, at_path
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
@@ -157,7 +157,9 @@ def client(
     given = flags(ctx.args)
     own: dict[str, Any] = {}
     if data is not None or given:
-        config = configure({"data": known.data}, None, data, None, given)
+        wanted = at_path({"name": data or known.data["name"]})
+        of_the_site = known.data if wanted["name"] == known.data["name"] else {}
+        config = configure({"data": {**of_the_site, **wanted}}, None, None, None, given)
         own = {k: v for k, v in config.data.items() if v is not None}
         if config.data.get("path") and "clients" not in given:
             own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
@@ -277,7 +279,7 @@ def _start(root: Path, config: Config, limits: Limits, name: str | None) -> Path
     if limits.min_clients > known.clients:
         raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
     name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
-    place = root / "server" / "runs" / name
+    place = root / "server" / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
     prepare(place, made)
     site.write_app(place / "app", made.to_flat(), package_version())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -108,9 +109,16 @@ class Plan:
         except (KeyError, ValueError, TypeError) as e:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
         return cls(
-            config, str(flat.get("federation") or "flower"), str(flat.get("run") or run), clients, shape, limits,
+            config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
             str(flat.get("initial", "")),
         )  # fmt: skip
+
+
+def check_name(name: str) -> str:
+    """A run's name is a folder's name at the server and at clients, and nothing more."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise InputError(f"a run cannot be named {name!r}; use letters, digits, dots and dashes.")
+    return name
 
 
 def plan(config: Config, federation: str, run: str, clients: int, data: Shape, limits: Limits) -> Plan:
