@@ -13,6 +13,7 @@ from fedselect.deploy.server import Limits
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, InputError
 from fedselect.experiments.config import Config
+from fedselect.experiments.report import write_report
 from fedselect.experiments.runner import read_records
 from fedselect.methods import METHODS
 
@@ -89,11 +90,25 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     record = read_records(out / "metrics.jsonl")[-1]
     assert record["missed"] == {"1": "not connected", "2": "not connected"}
     assert record["rejected"] == {"node 101": "the node configuration must name partition-id and vault."}
+    page = write_report(out).read_text()
+    assert "<li>client 2: 1, 2</li>" in page
+    assert "round 1, node 101 was turned away: the node configuration must name" in page
 
 
 def test_a_client_that_starts_from_other_values_is_refused(tmp_path, monkeypatch):
     with pytest.raises(FedselectError, match="starts from other values here than at the server"):
         deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, initial="0" * 64)
+
+
+def test_clients_refuse_a_run_that_is_not_the_one_its_server_prepared(tmp_path, monkeypatch):
+    """Somebody starts a prepared run again with a configuration of their own: clients get letters of another plan."""
+    made = config("fedavg", "mlp")
+    agreed = plan(made, "site", "r", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    prepare(tmp_path / "runs" / "r", agreed)
+    (tmp_path / "nodes.json").write_text("{}")
+    monkeypatch.setenv("FEDSELECT_SERVER", str(tmp_path))
+    with pytest.raises(FedselectError, match="got a letter for plan"):
+        deployed(made, tmp_path, monkeypatch, **{"run": "r", "method.lr": 9.0})
 
 
 def test_a_run_cannot_be_named_as_a_path(tmp_path, monkeypatch):

@@ -92,6 +92,7 @@ def test_a_base_it_does_not_have_is_refused_by_name(trained):
     ("changed", "said"),
     [
         ({"run": "another"}, "got a letter for run 'another'; it is of 'run'"),
+        ({"plan": "another"}, "got a letter for plan 'another'; it is of ''"),
         ({"federation": "another"}, "got a letter for federation 'another'"),
         ({"client": 2}, "client 1 got a letter for client 2"),
         ({"kind": "delete"}, "of an unknown kind 'delete'"),
@@ -138,7 +139,7 @@ def test_data_of_another_shape_or_number_of_classes_is_refused(small, digits, tm
 def test_a_vault_of_another_method_or_federation_is_refused(small, digits, room, server, changed, said):
     rounds(server, room, 1)
     other = dataclasses.replace(small, **changed)
-    head = {"federation": other.federation, "run": "run", "kind": "hello", "accepted": [0, 0, 0]}
+    head = {**other.address, "kind": "hello", "accepted": [0, 0, 0]}
     with pytest.raises(fs.CheckpointError, match=said):
         Node(other, 0, alone(digits, 0), room.folder / "vault-0").answer(Letter(head))
 
@@ -146,6 +147,6 @@ def test_a_vault_of_another_method_or_federation_is_refused(small, digits, room,
 def test_a_vault_of_another_model_is_refused(small, digits, room, server):
     rounds(server, room, 1)
     other = dataclasses.replace(small, model=fs.models.mlp(digits, hidden=9))
-    head = {"federation": "federation", "run": "run", "kind": "hello", "accepted": [0, 0, 0]}
+    head = {**other.address, "kind": "hello", "accepted": [0, 0, 0]}
     with pytest.raises(fs.CheckpointError, match="belongs to model 'mlp"):
         Node(other, 0, alone(digits, 0), room.folder / "vault-0").answer(Letter(head))

@@ -30,7 +30,7 @@ class Crowd:
 
     def ask(self, letters, timeout):
         for i, letter in letters:
-            whose = {"federation": made.federation, "run": made.run, "client": i, "base": 0}
+            whose = {**made.address, "client": i, "base": 0}
             if letter.head["kind"] == "hello":
                 said, parts = put_packet(wire.outline(made.initial, mask))
                 yield i, Letter({**whose, "kind": "hello", "samples": 2, **said}, parts)

@@ -44,8 +44,7 @@ class Examiner:
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
         """Whether a letter is the one that was asked for, and from whom."""
-        whose = {"federation": self.task.federation, "run": self.task.run}
-        for name, value in {"kind": kind, **whose, **said}.items():
+        for name, value in {"kind": kind, **self.task.address, **said}.items():
             found = letter.head.get(name)
             if found != value or type(found) is not type(value):
                 raise DataError(f"it sent {name} {found!r} where {value!r} was asked for")

@@ -39,7 +39,7 @@ class Node:
     def answer(self, letter: Letter) -> Letter:
         """The reply to one letter of the server."""
         head = letter.head
-        whose: dict[str, Any] = {"federation": self.task.federation, "run": self.task.run}
+        whose: dict[str, Any] = dict(self.task.address)
         if head.get("kind") != "hello":  # which asks who is there
             whose["client"] = self.client
         for name, own in whose.items():
@@ -160,8 +160,7 @@ class Node:
                     )
 
     def _reply(self, kind: str, base: int, head: dict[str, Any], parts: Tree) -> Letter:
-        whose = {"federation": self.task.federation, "run": self.task.run, "client": self.client}
-        return Letter({"kind": kind, **whose, "base": base, **head}, parts)
+        return Letter({"kind": kind, **self.task.address, "client": self.client, "base": base, **head}, parts)
 
 
 def _whole(letter: Letter, name: str) -> int:

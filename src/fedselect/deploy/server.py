@@ -182,7 +182,7 @@ class Server:
     def _greet(self, nodes: Nodes, new: list[int], outcome: Outcome) -> set[int]:
         """Ask new nodes which client they are; returns those that were turned away."""
         turned = set()
-        hello = Letter({**self._address(), "kind": "hello", "accepted": self.accepted})
+        hello = Letter({**self.task.address, "kind": "hello", "accepted": self.accepted})
         for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
             if isinstance(reply, str):
                 turned.add(node)
@@ -275,15 +275,12 @@ class Server:
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         measure = kind == "train" and round > 1 and (round - 1) % self.limits.eval_every == 0
-        head = {**self._address(), "kind": kind, "client": i, "round": round, "base": self.accepted[i], "measure": measure}
+        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i], "measure": measure}
         return Letter(head, {**values, **shared, **rows})
 
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
         outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
         self._guests.pop(i)
-
-    def _address(self) -> dict[str, Any]:
-        return {"federation": self.task.federation, "run": self.task.run}
 
     def _mask(self, i: int, kind: str = "bits") -> Path:
         return self._masks / f"{i}.{kind}"

@@ -16,7 +16,7 @@ from fedselect.work import Split, Work
 
 @dataclass(frozen=True)
 class Task:
-    """A method, a model and a seed for so many clients; `federation` and `run` say whose and which time."""
+    """A method, a model and a seed for so many clients; `federation`, `run` and `plan` say whose, which time and how."""
 
     method: Method
     model: Model
@@ -28,12 +28,18 @@ class Task:
     method_name: str = "method"
     federation: str = "federation"
     run: str = "run"
+    plan: str = ""  # digest of everything the run depends on
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     initial: Tree = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What every letter of a run carries."""
+        return {"federation": self.federation, "run": self.run, "plan": self.plan}
 
     @property
     def identity(self) -> dict[str, str]:

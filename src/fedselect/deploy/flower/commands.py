@@ -25,6 +25,7 @@ from fedselect.experiments.config import Config, at_path
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
+from fedselect.experiments.report import write_report
 from fedselect.experiments.runner import finished, read_records
 from fedselect.files import in_use, read_json
 
@@ -89,6 +90,7 @@ def demo(
         place = _start(out, config, Limits(), None)
         _watch(out, place, quiet, lambda: server.poll() is None)
     _outcome(place)
+    _say(f"wrote {write_report(place)}")
 
 
 @deploy_app.command(context_settings=_EXTRA)
@@ -316,7 +318,7 @@ def _unfinished(root: Path, name: str | None) -> Path:
 def _outcome(place: Path) -> None:
     console.print(tables.render(tables.rows([place])))
     _attendance(read_json(place / "summary.json", "it should hold the outcome of a run."))
-    _say(f"run in {place}; a page of it: fedselect report {place}")
+    _say(f"run in {place}")
 
 
 def _attendance(summary: dict[str, Any]) -> None:

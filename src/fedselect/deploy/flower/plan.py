@@ -66,6 +66,7 @@ class Plan:
             self.config.method["name"],
             self.federation,
             self.run,
+            self.digest(),
             pick_device(device),
         )
         if self.initial and digest(made.initial) != self.initial:
@@ -74,6 +75,11 @@ class Plan:
                 "use the same version of torch, and the same weights file with --weights."
             )
         return made
+
+    def digest(self) -> str:
+        """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
+        said = {k: v for k, v in self.to_flat().items() if k != "model.weights"}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         """As Flower carries it: plain values under dotted names; what is not set is 'none'."""
