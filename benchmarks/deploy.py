@@ -21,8 +21,7 @@ from fedselect.deploy import wire
 from fedselect.deploy.checks import Examiner
 from fedselect.deploy.client import Node
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.commands import _start
-from fedselect.deploy.flower.follow import follow
+from fedselect.deploy.flower.control import follow, start
 from fedselect.deploy.flower.plan import Home, Plan, Shape, plan
 from fedselect.deploy.letters import Letter, unseal
 from fedselect.deploy.server import Limits, Server
@@ -96,8 +95,8 @@ def real(config: Config, shape: Shape, folder: Path) -> list[float]:
         for i in range(CLIENTS):
             part = root / f"client-{i}"
             stack.enter_context(launch.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
-        place = _start(root, config, Limits(min_clients=CLIENTS), None)
-        follow(place, None, lambda: launch.healthy(root / "server"), lambda: None)
+        place = start(root, config, Limits(min_clients=CLIENTS), None)
+        follow(root, place, None)
         return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
 
 

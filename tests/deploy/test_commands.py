@@ -9,9 +9,9 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
-from fedselect.deploy.flower import launch, site
+from fedselect.deploy.flower import control, launch, site
+from fedselect.deploy.flower.control import follow
 from fedselect.deploy.flower.drive import say
-from fedselect.deploy.flower.follow import follow
 from fedselect.deploy.flower.plan import Shape
 from fedselect.errors import RunError
 from fedselect.experiments.config import Config
@@ -285,20 +285,42 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
 # ---- watching a run
 
 
-def watched(tmp_path, **status):
-    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
-    say(tmp_path, **status)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
-    ("status", "alive", "text"),
+    ("status", "text"),
     [
-        ({"status": "failed", "error": "round 1: nobody came."}, True, "round 1: nobody came."),
-        ({"status": "running"}, True, "the server's process died after round 0"),
-        ({"status": "submitted"}, False, "the server does not answer"),
+        ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
+        ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
+        ({"status": "submitted"}, "Flower did not start the run"),
     ],
 )
-def test_a_run_that_ends_badly_says_so(tmp_path, status, alive, text):
+def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text):
+    monkeypatch.setattr(control, "START", 0.5)
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
-        follow(watched(tmp_path, **status), None, lambda: alive, lambda: None)
+        follow(root, tmp_path, None)
+
+
+def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "ALIVE", 0.1)
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, "submitted")
+    with pytest.raises(RunError, match="the server does not answer any more"):
+        follow(root, tmp_path, None)
+
+
+def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, "running")
+    seen = []
+    turns = iter(['{"round": 1}\n{"rou', '{"round": 1}\n{"round": 2}\n'])
+
+    def look(out):
+        (out / "metrics.jsonl").write_text(text := next(turns))
+        if text.endswith("\n"):
+            say(out, "finished")
+        return True
+
+    monkeypatch.setattr(control, "in_use", look)
+    follow(root, tmp_path, lambda config, record: seen.append(record["round"]))
+    assert seen == [1, 2]

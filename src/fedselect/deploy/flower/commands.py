@@ -1,11 +1,8 @@
 """fedselect deploy: the commands of a federation over a network."""
 
-import secrets
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +10,10 @@ import typer
 from rich.console import Console
 
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.drive import attendance, flower_run, prepare, read_plan, say
+from fedselect.deploy.flower.control import follow, runs, start, submit, unfinished
+from fedselect.deploy.flower.drive import attendance, read_plan
 from fedselect.deploy.flower.export import export_model
-from fedselect.deploy.flower.follow import follow
-from fedselect.deploy.flower.plan import Home, Plan, Shape, check_name, own_data, plan
+from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data
 from fedselect.deploy.flower.site import Site
 from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
@@ -26,8 +23,8 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
-from fedselect.experiments.runner import finished, read_records
-from fedselect.files import in_use, read_json
+from fedselect.experiments.runner import read_records
+from fedselect.files import read_json
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
@@ -80,15 +77,16 @@ def demo(
     site.make(out, clients, f"127.0.0.1:{site.free_port()}", _shared(config.data), shape, insecure=insecure, days=30)
     with ExitStack() as stack:
         _say("starting the server", quiet)
-        server = stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
+        stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
         _say(f"starting {clients} clients", quiet)
         own = {k: v for k, v in config.data.items() if v is not None} if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
             home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu")
             stack.enter_context(launch.client(part, home, part / "log.txt"))
-        place = _start(out, config, Limits(), None)
-        _watch(out, place, quiet, lambda: server.poll() is None)
+        place = start(out, config, Limits(), None)
+        with progress(console, 1, quiet) as watch:
+            follow(out, place, watch)
     _outcome(place)
     _say(f"wrote {write_report(place)}")
 
@@ -199,16 +197,17 @@ def run(
     launch.need_flower()
     known = Site.read(root)
     if resume:
-        place = _unfinished(root, name)
-        _submit(root, place)
+        place = unfinished(root, name)
+        submit(root, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
         config = configure(
             {"data": known.data}, method, None, model, flags(ctx.args),
             rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
         )  # fmt: skip
-        place = _start(root, config, limits, name)
-    _watch(root, place, quiet, lambda: launch.healthy(root / "server"))
+        place = start(root, config, limits, name)
+    with progress(console, 1, quiet) as watch:
+        follow(root, place, watch)
     _outcome(place)
 
 
@@ -223,7 +222,7 @@ def status(root: SiteDir) -> None:
     _say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
     for node, i in nodes.items():
         _say(f"  client {i}: {states.get(int(node), 'unknown')}")
-    for place in _runs(root):
+    for place in runs(root):
         records = read_records(place / "metrics.jsonl")
         state = read_json(place / "status.json", "it should say how the run goes.")
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
@@ -272,47 +271,6 @@ def _app(folder: Path, known: Site) -> None:
     flat = Plan(Config(data=known.data).complete(), "", "", known.clients, known.shape).to_flat()
     kept = {k: v for k, v in flat.items() if "." not in k or k.endswith(".name") or k.startswith("data.")}
     site.write_app(folder, kept, package_version())
-
-
-def _start(root: Path, config: Config, limits: Limits, name: str | None) -> Path:
-    """A new run in the server's folder, on its way."""
-    known = Site.read(root)
-    limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
-    if limits.min_clients > known.clients:
-        raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
-    name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
-    place = root / "server" / "runs" / check_name(name)
-    made = plan(config, known.federation, name, known.clients, known.shape, limits)
-    prepare(place, made)
-    site.write_app(place / "app", made.to_flat(), package_version())
-    _submit(root, place)
-    return place
-
-
-def _submit(root: Path, place: Path) -> None:
-    if not launch.healthy(root / "server"):
-        raise RunError(f"the server does not answer; start it with: fedselect deploy server {root / 'server'}")
-    say(place, "submitted", flower=launch.submit(root / "server", (place / "app").resolve()))
-
-
-def _watch(root: Path, place: Path, quiet: bool, alive: Callable[[], bool]) -> None:
-    with progress(console, 1, quiet) as watch:
-        follow(place, watch, alive, lambda: launch.stop(root / "server", flower_run(place)))
-
-
-def _runs(root: Path) -> list[Path]:
-    folder = root / "server" / "runs"
-    found = [p for p in folder.iterdir() if (p / "plan.json").exists()] if folder.is_dir() else []
-    return sorted(found, key=lambda p: (p / "plan.json").stat().st_mtime_ns)
-
-
-def _unfinished(root: Path, name: str | None) -> Path:
-    there = [p for p in _runs(root) if not finished(p) and name in (None, p.name)]
-    if not there:
-        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {root / 'server' / 'runs'}.")
-    if in_use(there[-1]):
-        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {root}")
-    return there[-1]
 
 
 def _outcome(place: Path) -> None:

@@ -47,15 +47,9 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
         say(out, "finished")
 
 
-def say(out: Path, status: str, error: str = "", flower: str | None = None) -> None:
-    """Note how a run goes; `flower` is Flower's own number for it, noted when it was submitted."""
-    flower = flower_run(out) if flower is None else flower
-    write_json(out / "status.json", {"status": status, "error": error, "flower": flower})
-
-
-def flower_run(out: Path) -> str:
-    there = (out / "status.json").exists()
-    return str(read_json(out / "status.json", "it should say how the run goes.")["flower"]) if there else ""
+def say(out: Path, status: str, error: str = "") -> None:
+    """Note how a run goes: submitted, running, failed or finished."""
+    write_json(out / "status.json", {"status": status, "error": error})
 
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
