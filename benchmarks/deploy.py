@@ -74,7 +74,7 @@ def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
     server.step(room)  # the first round warms up and says hello
     watched = [
         (method, "client", "training"), (wire, "pack", "codec"), (wire, "unpack", "codec"), (Letter, "seal", "codec"),
-        (Vault, "save", "vault"), (Vault, "rounds", "vault"), (Vault, "load", "vault"), (Examiner, "update", "checks"),
+        (Vault, "save", "vault"), (Vault, "rounds", "vault"), (Vault, "find", "vault"), (Examiner, "update", "checks"),
     ]  # fmt: skip
     began = time.perf_counter()
     with ExitStack() as stack:

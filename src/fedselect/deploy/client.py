@@ -65,11 +65,9 @@ class Node:
         round, base = _whole(letter, "round"), _whole(letter, "base")
         if not 0 <= base < round:
             raise DataError(f"client {self.client} was asked for round {round} after round {base}.")
-        there = self.vault.rounds()
-        if round in there:
-            done = self.vault.load(round)
-            if done.notes["base"] == base:  # asked again: the reply was lost, not the round
-                return unseal(done.notes["reply"], done.tensors["reply"])
+        done = self.vault.find(round)
+        if done is not None and done.notes["base"] == base:  # asked again: the reply was lost, not the round
+            return unseal(done.notes["reply"], done.tensors["reply"])
         state = self._state(base)
         down = self._down(letter, state)
         measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
@@ -120,13 +118,12 @@ class Node:
         if base == 0:
             work = self.task.work(self.data, self.client, 1)
             return self.method.join(work, expand(self.task.initial, 1))
-        try:
-            found = self.vault.load(base)
-        except CheckpointError:
+        found = self.vault.find(base)
+        if found is None:
             raise CheckpointError(
                 f"client {self.client} has no state of round {base} in {self.vault.folder}, only of "
                 f"{', '.join(map(str, self.vault.rounds())) or 'none'}."
-            ) from None
+            )
         state = nested("state", found.tensors)
         return {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
 

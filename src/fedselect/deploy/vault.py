@@ -86,13 +86,21 @@ class Vault:
             if int(old.name) not in {round, *keep}:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def load(self, round: int) -> Generation:
+    def find(self, round: int) -> Generation | None:
+        """The generation of a round, if it is there and undamaged."""
         place = self.folder / f"{round:06d}"
         if not self._intact(place):
-            raise CheckpointError(f"{place} is damaged or missing; delete it to go on from the generation before it.")
+            return None
         manifest = _manifest(place)
         found = load_file(place / "state.safetensors")
         return Generation(round, {n: found[n] for n in manifest["tensors"]}, manifest["notes"])
+
+    def load(self, round: int) -> Generation:
+        found = self.find(round)
+        if found is None:
+            place = self.folder / f"{round:06d}"
+            raise CheckpointError(f"{place} is damaged or missing; delete it to go on from the generation before it.")
+        return found
 
     def _places(self) -> list[Path]:
         if not self.folder.is_dir():

@@ -28,25 +28,26 @@ class Packet:
         return self.values.nbytes + self.bits.nbytes
 
 
-def pack(tree: Tree, sent: Mask) -> Packet:
-    """One client's marked entries; `tree` and `sent` without a client axis."""
+def outline(tree: Tree, sent: Mask) -> Packet:
+    """The mask alone: what the other side must know to send these entries back; no client axis."""
     whole = tuple(n for n in tree if sent.get(n, False) is True)
     partly = tuple(n for n in tree if isinstance(sent.get(n), Tensor))
-    values, marks = [], []
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    marks = [m.flatten() for n in partly if isinstance(m := sent[n], Tensor)]
+    return Packet(nothing, pack_bits(torch.cat(marks)) if marks else nothing, whole, partly)
+
+
+def pack(tree: Tree, sent: Mask) -> Packet:
+    """One client's marked entries; `tree` and `sent` without a client axis."""
+    values = []
     for n, v in tree.items():
         m = sent.get(n, False)
         if isinstance(m, Tensor):
-            values.append(v[m].view(torch.uint8))
-            marks.append(m.flatten())
+            values.append(v.masked_select(m).view(torch.uint8))
         elif m:
             values.append(v.flatten().view(torch.uint8))
-    flat = torch.cat(values) if values else torch.zeros(0, dtype=torch.uint8)
-    return Packet(flat, pack_bits(torch.cat(marks)) if marks else torch.zeros(0, dtype=torch.uint8), whole, partly)
-
-
-def outline(tree: Tree, sent: Mask) -> Packet:
-    """The mask alone: what the other side must know to send these entries back."""
-    return replace(pack(tree, sent), values=torch.zeros(0, dtype=torch.uint8))
+    known = outline(tree, sent)
+    return replace(known, values=torch.cat(values)) if values else known
 
 
 def unmask(packet: Packet, like: Tree) -> Mask:
@@ -84,8 +85,7 @@ def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
         at += sizes[n]
         m = sent[n]
         if isinstance(m, Tensor):
-            tree[n] = torch.zeros_like(v)
-            tree[n][m] = got
+            tree[n] = torch.zeros_like(v).masked_scatter_(m, got)
         else:
             tree[n] = got.view_as(v) if m else torch.zeros_like(v)
     return tree, sent
