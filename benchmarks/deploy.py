@@ -95,8 +95,8 @@ def real(config: Config, shape: Shape, folder: Path) -> list[float]:
         for i in range(CLIENTS):
             part = root / f"client-{i}"
             stack.enter_context(launch.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
-        place = start(root, config, Limits(min_clients=CLIENTS), None)
-        follow(root, place, None)
+        place = start(root / "server", config, Limits(min_clients=CLIENTS), None)
+        follow(root / "server", place, None)
         return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
 
 

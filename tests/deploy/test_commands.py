@@ -165,7 +165,7 @@ def test_a_folder_that_is_no_site(cli, tmp_path, command):
 
 
 def test_a_damaged_site(cli, root):
-    (root / "federation.json").write_text("{}")
+    (root / "server" / "federation.json").write_text("{}")
     assert "federation.json lacks" in cli("deploy", "status", root).sentence()
 
 
@@ -265,8 +265,9 @@ def test_a_run_without_a_server_says_how_to_start_it(cli, root):
     assert f"fedselect deploy server {root / 'server'}" in cli("deploy", "run", root, "--model", "mlp").sentence()
 
 
-def test_status_while_nothing_runs(cli, root):
-    said = cli("deploy", "status", root)
+@pytest.mark.parametrize("part", ["", "server"])
+def test_status_while_nothing_runs(cli, root, part):
+    said = cli("deploy", "status", root / part)
     assert said.code == 0
     assert "is down" in said.out
 
@@ -298,7 +299,7 @@ def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
-        follow(root, tmp_path, None)
+        follow(root / "server", tmp_path, None)
 
 
 def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
@@ -306,7 +307,7 @@ def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "submitted")
     with pytest.raises(RunError, match="the server does not answer any more"):
-        follow(root, tmp_path, None)
+        follow(root / "server", tmp_path, None)
 
 
 def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, monkeypatch):
@@ -322,5 +323,5 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
         return True
 
     monkeypatch.setattr(control, "in_use", look)
-    follow(root, tmp_path, lambda config, record: seen.append(record["round"]))
+    follow(root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
     assert seen == [1, 2]

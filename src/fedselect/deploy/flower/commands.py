@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.control import follow, runs, start, submit, unfinished
+from fedselect.deploy.flower.control import follow, runs, server_part, start, submit, unfinished
 from fedselect.deploy.flower.drive import attendance, read_plan
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data
@@ -31,7 +31,7 @@ _MORE = "Options of the method, the data, the model and of local training are fl
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
 console = Console()
 
-SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made.")]
+SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]
 DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
@@ -84,9 +84,9 @@ def demo(
             part = out / f"client-{i}"
             home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu")
             stack.enter_context(launch.client(part, home, part / "log.txt"))
-        place = start(out, config, Limits(), None)
+        place = start(out / "server", config, Limits(), None)
         with progress(console, 1, quiet) as watch:
-            follow(out, place, watch)
+            follow(out / "server", place, watch)
     _outcome(place)
     _say(f"wrote {write_report(place)}")
 
@@ -116,7 +116,10 @@ def init(
 
 
 @deploy_app.command()
-def renew(root: SiteDir, days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365) -> None:
+def renew(
+    root: Annotated[Path, typer.Argument(help="The folder that `deploy init` made, with its ca/.")],
+    days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365,
+) -> None:
     """A new server certificate, where the old one has run out."""
     if days < 1:
         raise InputError(f"days must be at least 1, not {days}.")
@@ -195,34 +198,35 @@ def run(
 ) -> None:
     """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
     launch.need_flower()
-    known = Site.read(root)
+    part = server_part(root)
+    known = Site.read(part)
     if resume:
-        place = unfinished(root, name)
-        submit(root, place)
+        place = unfinished(part, name)
+        submit(part, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
         config = configure(
             {"data": known.data}, method, None, model, flags(ctx.args),
             rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
         )  # fmt: skip
-        place = start(root, config, limits, name)
+        place = start(part, config, limits, name)
     with progress(console, 1, quiet) as watch:
-        follow(root, place, watch)
+        follow(part, place, watch)
     _outcome(place)
 
 
 @deploy_app.command()
 def status(root: SiteDir) -> None:
     """Who is connected, and how every run went: rounds, accuracy, who missed what."""
-    known = Site.read(root)
-    part = root / "server"
+    part = server_part(root)
+    known = Site.read(part)
     nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
     up = launch.healthy(part)
     states = launch.connected(part) if up else {}
     _say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
     for node, i in nodes.items():
         _say(f"  client {i}: {states.get(int(node), 'unknown')}")
-    for place in runs(root):
+    for place in runs(part):
         records = read_records(place / "metrics.jsonl")
         state = read_json(place / "status.json", "it should say how the run goes.")
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"

@@ -26,50 +26,55 @@ POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the
 START = 120.0  # seconds for Flower to start the server's process
 
 
-def start(root: Path, config: Config, limits: Limits, name: str | None) -> Path:
+def server_part(root: Path) -> Path:
+    """The server's part of a site, given either."""
+    return root / "server" if (root / "server" / "federation.json").is_file() else root
+
+
+def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     """A new run in the server's folder, on its way."""
-    known = Site.read(root)
+    known = Site.read(part)
     limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
     if limits.min_clients > known.clients:
         raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
     name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
-    place = root / "server" / "runs" / check_name(name)
+    place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
     prepare(place, made)
     site.write_app(place / "app", made.to_flat(), package_version())
-    submit(root, place)
+    submit(part, place)
     return place
 
 
-def submit(root: Path, place: Path) -> None:
+def submit(part: Path, place: Path) -> None:
     """Hand a prepared run to Flower, for the first time or again."""
-    if not launch.healthy(root / "server"):
-        raise RunError(f"the server does not answer; start it with: fedselect deploy server {root / 'server'}")
+    if not launch.healthy(part):
+        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
     say(place, "submitted")
-    write_json(place / "flower.json", {"run": launch.submit(root / "server", (place / "app").resolve())})
+    write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
 
 
-def runs(root: Path) -> list[Path]:
+def runs(part: Path) -> list[Path]:
     """The site's runs, oldest first."""
-    folder = root / "server" / "runs"
+    folder = part / "runs"
     found = [p for p in folder.iterdir() if (p / "plan.json").exists()] if folder.is_dir() else []
     return sorted(found, key=lambda p: (p / "plan.json").stat().st_mtime_ns)
 
 
-def unfinished(root: Path, name: str | None) -> Path:
+def unfinished(part: Path, name: str | None) -> Path:
     """The run to go on with: the last that is not finished, or the one of this name."""
-    there = [p for p in runs(root) if not finished(p) and name in (None, p.name)]
+    there = [p for p in runs(part) if not finished(p) and name in (None, p.name)]
     if not there:
-        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {root / 'server' / 'runs'}.")
+        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
     if in_use(there[-1]):
-        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {root}")
+        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {part}")
     return there[-1]
 
 
-def follow(root: Path, out: Path, watch: Watch | None) -> None:
+def follow(part: Path, out: Path, watch: Watch | None) -> None:
     """Until the run is over: a line a round; Ctrl-C stops the run, which can be resumed."""
     config, seen, idle = config_of(out), len(_records(out)), 0
-    again = f"go on with: fedselect deploy run {root} --resume --name {out.name}"
+    again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
     began = checked = time.monotonic()
     with _interrupts() as asked:
         while True:
@@ -84,15 +89,15 @@ def follow(root: Path, out: Path, watch: Watch | None) -> None:
             if status["status"] == "failed":
                 raise RunError(status["error"])
             if asked():
-                launch.stop(root / "server", str(read_json(out / "flower.json", "it should name the run.")["run"]))
+                launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
             if idle == 3:
                 raise RunError(f"the server's process died after round {seen}; {again}")
             if status["status"] == "submitted" and time.monotonic() > began + START:
-                raise RunError(f"Flower did not start the run, {root / 'server' / 'log.txt'} says why; {again}")
+                raise RunError(f"Flower did not start the run, {part / 'log.txt'} says why; {again}")
             if time.monotonic() > checked + ALIVE:
                 checked = time.monotonic()
-                if not launch.healthy(root / "server"):
+                if not launch.healthy(part):
                     raise RunError(f"the server does not answer any more; start it, then {again}")
             time.sleep(POLL)
 

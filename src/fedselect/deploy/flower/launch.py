@@ -33,12 +33,12 @@ def need_flower() -> None:
         raise InputError("a deployment needs Flower; install it with: pip install 'fedselect[flower]'")
 
 
-def environment(part: Path, shipped_code: bool = False) -> dict[str, str]:
+def environment(part: Path, guarded: bool) -> dict[str, str]:
     """For Flower's processes: a home of their own, no telemetry, no update checks, and the guard before their commands."""
     home = part / ".flwr"
     home.mkdir(parents=True, exist_ok=True)
     own = Path(sys.executable).parent
-    first = [] if shipped_code else [str(guard.commands(home / "bin"))]
+    first = [str(guard.commands(home / "bin"))] if guarded else []
     return {
         **os.environ,
         "FLWR_HOME": str(home),
@@ -57,7 +57,7 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
         check_part(part, SECURE_SERVER)
     host = "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
     check_port(host, site.port)
-    env = {**environment(part, shipped_code), "FEDSELECT_SERVER": str(part)}
+    env = {**environment(part, not shipped_code), "FEDSELECT_SERVER": str(part)}
     if not (part / "superlink.db").exists():  # Flower's memory of which keys it knows
         write_json(part / "nodes.json", {})
     tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
@@ -87,7 +87,7 @@ def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Ite
         _tool("flower-supernode"), *secure, "--superlink", site.address, "--host", "127.0.0.1", "--port", str(free_port()),
         "--node-config", _node_config(home),
     ]  # fmt: skip
-    with _process(command, part, environment(part, shipped_code), log) as process:
+    with _process(command, part, environment(part, not shipped_code), log) as process:
         yield process
 
 
@@ -133,7 +133,7 @@ def connected(part: Path) -> dict[int, str]:
 def _flwr(part: Path, *args: str) -> str:
     part = part.resolve()
     done = subprocess.run(
-        [_tool("flwr"), *args], cwd=part, env=environment(part), capture_output=True, text=True, timeout=PATIENCE
+        [_tool("flwr"), *args], cwd=part, env=environment(part, guarded=False), capture_output=True, text=True, timeout=PATIENCE
     )
     if done.returncode != 0 or '"success": false' in done.stdout:
         raise RunError(f"flwr {args[0]} failed: {_last_line(done.stdout + done.stderr)}")
