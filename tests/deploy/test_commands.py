@@ -253,6 +253,8 @@ def test_data_that_is_not_there(cli, zoo, started):
         (("--model", "mlp", "--widht", 3), "no option 'widht'"),
         (("--name", "../x"), "a run cannot be named '../x'"),
         (("--resume",), "there is no unfinished run"),
+        (("--resume", "--rounds", 9), "a run that is resumed keeps its configuration"),
+        (("--resume", "--limit", 0.2), "a run that is resumed keeps its configuration"),
         (("--resume", "--name", "x"), "there is no unfinished run x"),
     ],
 )
@@ -263,6 +265,7 @@ def test_run_says_what_is_wrong(cli, root, args, text):
 
 def test_a_run_without_a_server_says_how_to_start_it(cli, root):
     assert f"fedselect deploy server {root / 'server'}" in cli("deploy", "run", root, "--model", "mlp").sentence()
+    assert not (root / "server" / "runs").exists()
 
 
 @pytest.mark.parametrize("part", ["", "server"])

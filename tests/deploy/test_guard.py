@@ -2,10 +2,12 @@
 
 import io
 import subprocess
+import tomllib
 import zipfile
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import flatten_dict
 
 from fedselect.deploy.flower import guard, site
 from fedselect.errors import InputError
@@ -23,6 +25,13 @@ def test_our_own_app_is_a_configuration_and_passes(app):
     guard.check_bundle(bundle)
     with zipfile.ZipFile(io.BytesIO(bundle)) as content:
         assert not [n for n in content.namelist() if n.endswith(".py")]
+
+
+def test_a_configuration_comes_through_as_it_was(tmp_path):
+    flat = {"rounds": 3, "fraction": 1e-05, "shipped": True, "method.name": 'a "b" \\ c', "data.name": "Zürich 猫 😀"}
+    app = site.write_app(tmp_path / "app", flat, "0.1.0")
+    found = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert flatten_dict(found) == flat
 
 
 def test_an_app_that_brings_code_is_refused(app):

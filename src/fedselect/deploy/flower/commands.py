@@ -201,6 +201,8 @@ def run(
     part = server_part(root)
     known = Site.read(part)
     if resume:
+        if ctx.args or any(v is not None for v in (method, model, rounds, seed, fraction, eval_every)):
+            raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
         submit(part, place)
     else:

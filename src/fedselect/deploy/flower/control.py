@@ -40,6 +40,7 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
+    _need_server(part)
     prepare(place, made)
     site.write_app(place / "app", made.to_flat(), package_version())
     submit(part, place)
@@ -48,10 +49,14 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
 
 def submit(part: Path, place: Path) -> None:
     """Hand a prepared run to Flower, for the first time or again."""
-    if not launch.healthy(part):
-        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
+    _need_server(part)
     say(place, "submitted")
     write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
+
+
+def _need_server(part: Path) -> None:
+    if not launch.healthy(part):
+        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
 
 
 def runs(part: Path) -> list[Path]:

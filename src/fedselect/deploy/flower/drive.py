@@ -20,11 +20,12 @@ MEANS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_lo
 def prepare(out: Path, plan: Plan) -> None:
     """A new run directory that knows its plan."""
     if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} exists already; choose another --out, or go on with it: --resume.")
+        raise RunError(f"{out} exists already; choose another --name, or go on with it: --resume.")
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
     write_json(out / "plan.json", plan.to_flat())
     write_json(out / "config.json", plan.config.to_json())
+    say(out, "prepared")
 
 
 def read_plan(out: Path) -> Plan:
@@ -48,7 +49,7 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
 
 
 def say(out: Path, status: str, error: str = "") -> None:
-    """Note how a run goes: submitted, running, failed or finished."""
+    """Note how a run goes: prepared, submitted, running, failed or finished."""
     write_json(out / "status.json", {"status": status, "error": error})
 
 

@@ -247,7 +247,7 @@ def write_app(folder: Path, flat: dict[str, bool | float | int | str], version: 
 
 
 def _toml(value: bool | float | int | str) -> str:
-    return json.dumps(value)  # of plain values TOML and JSON agree
+    return json.dumps(value, ensure_ascii=False)  # of plain values TOML and JSON agree
 
 
 def _readme(site: Site) -> str:
