@@ -293,6 +293,7 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
     ("status", "text"),
     [
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
+        ({"status": "stopped", "error": "the run was stopped; go on"}, "the run was stopped; go on"),
         ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
         ({"status": "submitted"}, "Flower did not start the run"),
     ],

@@ -91,7 +91,7 @@ def follow(part: Path, out: Path, watch: Watch | None) -> None:
                     watch(config, record)
             if status["status"] == "finished":
                 return
-            if status["status"] == "failed":
+            if status["status"] in ("failed", "stopped"):
                 raise RunError(status["error"])
             if asked():
                 launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))

@@ -42,14 +42,17 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
+        except (KeyboardInterrupt, SystemExit):
+            say(out, "stopped", "the run was stopped; go on with --resume.")
+            raise
         except BaseException as e:
-            say(out, "failed", f"the server stopped ({type(e).__name__}: {e}); go on with --resume.")
+            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); mend that, then go on with --resume.")
             raise
         say(out, "finished")
 
 
 def say(out: Path, status: str, error: str = "") -> None:
-    """Note how a run goes: prepared, submitted, running, failed or finished."""
+    """Note how a run goes: prepared, submitted, running, stopped, failed or finished."""
     write_json(out / "status.json", {"status": status, "error": error})
 
 
