@@ -28,7 +28,7 @@ def start(*args, log):
         return subprocess.Popen([sys.executable, "-m", "fedselect", "deploy", *map(str, args)], env=ENV, stdout=out, stderr=out)
 
 
-def call(*args, timeout=200):
+def call(*args, timeout=400):
     return subprocess.run(
         [sys.executable, "-m", "fedselect", *map(str, args)], env=ENV, capture_output=True, text=True, timeout=timeout
     )
@@ -136,7 +136,7 @@ def test_a_client_with_an_unknown_key_is_turned_away(federation, tmp_path):
     stranger = tmp_path / "stranger"
     shutil.copytree(federation.root / "client-0", stranger, ignore=shutil.ignore_patterns("vault", ".flwr", "log.txt"))
     shutil.copy(tmp_path / "other" / "client-0" / "node.key", stranger / "node.key")
-    done = call("deploy", "client", stranger, timeout=60)
+    done = call("deploy", "client", stranger, timeout=200)
     assert done.returncode == 2
     assert "the server does not know this client's node.key" in done.stderr
 
@@ -144,18 +144,18 @@ def test_a_client_with_an_unknown_key_is_turned_away(federation, tmp_path):
 def test_a_client_of_another_authority_does_not_connect(federation, tmp_path):
     address = json.loads((federation.root / "federation.json").read_text())["address"]
     assert call("deploy", "init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
-    done = call("deploy", "client", tmp_path / "other" / "client-0", timeout=60)
+    done = call("deploy", "client", tmp_path / "other" / "client-0", timeout=200)
     assert done.returncode == 2
     assert "shows a certificate that" in done.stderr
 
 
 def test_a_second_server_on_the_same_port_is_refused(federation):
-    done = call("deploy", "server", federation.root / "server", timeout=60)
+    done = call("deploy", "server", federation.root / "server", timeout=200)
     assert done.returncode == 2
     assert "cannot be used (Address already in use)" in done.stderr
 
 
 def test_a_finished_run_cannot_be_resumed(federation):
-    done = call("deploy", "run", federation.root, "--resume", timeout=60)
+    done = call("deploy", "run", federation.root, "--resume", timeout=200)
     assert done.returncode == 2
     assert "there is no unfinished run" in done.stderr
