@@ -6,8 +6,10 @@ environment that was brought up to date and passes the tests.
 
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,24 +19,21 @@ def canonical(name: str) -> str:
 
 
 def closure(requirements: list[str]) -> dict[str, str]:
-    """Every package that these need, as {name: version}."""
+    """Every package that these need, as {name: version}; extras that are asked for count too."""
     found: dict[str, str] = {}
-    queue = list(requirements)
+    seen: set[tuple[str, str]] = set()
+    queue = [Requirement(text) for text in requirements]
     while queue:
-        text = queue.pop()
-        if "extra ==" in text:
-            continue
-        name = canonical(re.match(r"[A-Za-z0-9_.-]+", text).group())
-        if name in found:
-            continue
-        try:
-            dist = distribution(name)
-        except PackageNotFoundError:
-            if ";" in text:  # for another platform
+        wanted = queue.pop()
+        name = canonical(wanted.name)
+        for extra in ("", *wanted.extras):
+            if (name, extra) in seen:
                 continue
-            raise
-        found[name] = dist.version.partition("+")[0]  # a local build's label is not on the index
-        queue.extend(dist.requires or [])
+            seen.add((name, extra))
+            dist = distribution(name)
+            found[name] = dist.version.partition("+")[0]  # a local build's label is not on the index
+            needs = map(Requirement, dist.requires or [])
+            queue.extend(r for r in needs if r.marker is None or r.marker.evaluate({"extra": extra}))
     return found
 
 
@@ -48,7 +47,7 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     run = closure([*project["dependencies"], *extras["report"], *extras["data"], "setuptools", "wheel"])
-    test = closure(extras["test"])
+    test = closure([*extras["test"], *extras["flower"]])
     write("requirements.lock", run)
     write("requirements-test.lock", {n: v for n, v in test.items() if n not in run}, "-r requirements.lock\n")
 

@@ -15,11 +15,14 @@ from rich.table import Table
 
 from fedselect.data import DATA
 from fedselect.data.fetch import fetch
+from fedselect.deploy.flower.commands import deploy_app
 from fedselect.errors import FedselectError, InputError, unknown
 from fedselect.experiments import presets, runner, show, tables
-from fedselect.experiments.config import Config, at_path, place, read
+from fedselect.experiments.config import Config, read
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.export import export
+from fedselect.experiments.flags import configure as _config
+from fedselect.experiments.flags import flags as _flags
 from fedselect.experiments.live import live as serve
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
@@ -38,6 +41,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is.")
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 console = Console()
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -366,57 +370,6 @@ def _watching(out: Path, runs: int, quiet: bool, live: bool, port: int, track: s
                 tell(config, record)
 
         yield watch
-
-
-def _flags(args: list[str]) -> dict[str, str]:
-    """The flags typer does not know: --name value, --name=value."""
-    found: dict[str, str] = {}
-    rest = list(args)
-    while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--"):
-            raise InputError(f"{flag!r} does not belong to a flag; flags are --name value.")
-        name, equals, value = flag[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise InputError(f"--{name} needs a value.")
-            value = rest.pop(0)
-        found[name] = value
-    return found
-
-
-def _config(
-    raw: dict[str, Any],
-    method: str | None,
-    data: str | None,
-    model: str | None,
-    flags: dict[str, str],
-    among: list[str] | None = None,
-    **fields: Any,
-) -> Config:
-    """A file's fields, then what the flags say on top."""
-    parts: dict[str, dict[str, Any]] = {}
-    for part in ("method", "data", "model", "training"):
-        if not isinstance(raw.get(part, {}), dict):
-            raise InputError(f"this run: {part} must be a table.")
-        parts[part] = dict(raw.get(part, {}))
-    for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
-        if name and name != parts[part].get("name", default):
-            parts[part] = {}  # options of another one mean nothing here
-        if name or default:
-            parts[part]["name"] = name or parts[part].get("name", default)
-    parts["data"] = at_path(parts["data"])
-    if fields.get("preset") is not None:  # published values come over a file's
-        parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
-    elif method and method != dict(raw.get("method", {})).get("name", method):
-        raw = {k: v for k, v in raw.items() if k != "preset"}
-    own = f"method:{parts['method']['name']}"
-    for flag, value in flags.items():
-        for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):
-            if home == own or not home.startswith("method:"):
-                parts[home.partition(":")[0]][option] = value
-    given = {k: v for k, v in fields.items() if v is not None}
-    return Config.from_dict({**raw, **parts, **given}, "this run")
 
 
 def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:

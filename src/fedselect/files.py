@@ -1,6 +1,7 @@
 """Files that are either whole or not there: written beside their place, flushed to disk, then renamed."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -54,6 +55,32 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path} holds no table of fields; {what}")
     return found
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """One process at a time in a directory."""
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.fdopen(os.open(out / ".lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{out} is in use by another process; wait for it or choose another --out.") from None
+        yield
+
+
+def in_use(out: Path) -> bool:
+    """Whether some process is at work in a directory; one that was killed is not, whatever is left of it."""
+    try:
+        with (out / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

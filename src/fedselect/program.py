@@ -9,7 +9,8 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Programs:
         self._seen: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
         self._pool: Any = None
+        self._said = False
 
     def clear(self) -> None:
         """Let go of all recordings and the memory they hold."""
@@ -166,6 +168,8 @@ class Programs:
         if key in self._recorded:
             return self._recorded[key]
         self._seen[key] = self._seen.get(key, 0) + 1
+        if len(self._seen) > 4 * KEPT:
+            self._seen.pop(next(iter(self._seen)))
         if self._seen[key] <= RECORD_AFTER[device.type]:
             return None
         try:
@@ -177,13 +181,18 @@ class Programs:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as e:  # anything a user's model may do that a recording does not allow
-            reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-            warnings.warn(f"{self.model.name} cannot be recorded and runs on the slow path ({reason}).", stacklevel=2)
+            self._say_slow(str(e).splitlines()[0] if str(e) else type(e).__name__)
+            self._pool = None  # what broke off may have left it unusable
             made = None
         if len(self._recorded) >= KEPT:
             self._recorded.pop(next(iter(self._recorded)))
         self._recorded[key] = made
         return made
+
+    def _say_slow(self, reason: str) -> None:
+        if not self._said:
+            warnings.warn(f"{self.model.name} cannot be recorded and runs on the slow path ({reason}).", stacklevel=2)
+        self._said = True
 
     def _captures(self, v: Tensor) -> bool:
         return v.is_cuda and not one_by_one(self.model, v.device)
@@ -274,6 +283,20 @@ class _Traced:
                 self.program.graph.erase_node(node)
         self.program.recompile()
 
+        self._check(body, inputs)
+
+    def _check(self, body: Body, inputs: State) -> None:
+        """On other numbers the trace must do what the body does; it would not if the model computed outside torch."""
+        others = {k: {n: v * 0.99 if k == "tree" else v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
+        others["sums"]["at"] += 1
+        ours = {k: {n: v.clone() for n, v in tree.items()} for k, tree in others.items()}
+        body(others)
+        self(ours, 1)
+        for k, tree in others.items():
+            for n, v in tree.items():
+                if not torch.equal(v.nan_to_num(), ours[k][n].nan_to_num()):
+                    raise RuntimeError("part of it is computed outside torch")
+
     def __call__(self, inputs: State, times: int) -> None:
         tensors = [v for tree in inputs.values() for v in tree.values()]
         with torch.no_grad():
@@ -284,13 +307,28 @@ class _Traced:
 def _shapes(inputs: State) -> tuple[Any, ...]:
     """How the inputs lie in memory; on a GPU also where those that are used in place lie."""
     return tuple(
-        (n, v.dtype, v.shape, v.stride(), v.data_ptr() if v.is_cuda and k not in ("lr", "batch", "sums") else 0)
+        (k, n, v.dtype, v.shape, v.stride(), v.data_ptr() if v.is_cuda and k not in ("lr", "batch", "sums") else 0)
         for k, tree in inputs.items()
         for n, v in tree.items()
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """An object as a key that is equal to nothing else, whatever the object thinks of equality."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
 def _identity(fn: Any) -> Any:
     """The same for functions that do the same, so that one made anew each round is known again."""
-    plain = getattr(fn, "__closure__", 0) is None and fn.__defaults__ is None and fn.__kwdefaults__ is None
-    return fn.__code__ if plain else fn
+    if isinstance(fn, MethodType):
+        return _identity(fn.__func__), _Itself(fn.__self__)
+    plain = isinstance(fn, FunctionType) and fn.__closure__ is None and fn.__defaults__ is None and fn.__kwdefaults__ is None
+    return (fn.__code__, _Itself(fn.__globals__)) if plain else _Itself(fn)

@@ -1,7 +1,7 @@
 """Selectors: which entries of a client's model are personal, at first and as training goes on."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -141,17 +141,21 @@ class DeltaSelect:
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
         if self._due(work.round):
-            score = {n: self._score(work, n, after[n] - before[n]) for n in memory["mask"]}
+            names = list(memory["mask"])
+            moved = torch._foreach_sub([after[n] for n in names], [before[n] for n in names])
+            score = dict(zip(names, self._scores(work, names, moved), strict=True))
             memory["mask"] = grow_mask(
                 memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
                 skip=_vectors(score) if self.weights_only else frozenset(),
             )  # fmt: skip
         return memory
 
-    def _score(self, work: Work, name: str, moved: Tensor) -> Tensor:
+    def _scores(self, work: Work, names: list[str], moved: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.by == "random":
-            return random.uniform(random.fold(work.keys("select"), name), moved[0].numel()).view_as(moved)
-        return moved.abs() if self.by == "most" else -moved.abs()
+            keys = work.keys("select")
+            return [random.uniform(random.fold(keys, n), v[0].numel()).view_as(v) for n, v in zip(names, moved, strict=True)]
+        far = torch._foreach_abs(list(moved))
+        return far if self.by == "most" else torch._foreach_neg(far)
 
     def _due(self, round: int) -> bool:
         return round >= self.first and (round - self.first) % self.every == 0

@@ -16,6 +16,7 @@ from fedselect.errors import InputError
 from fedselect.rules import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
+_LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
 _SLOW = {torch.conv1d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
@@ -93,7 +94,7 @@ class Forward(TorchFunctionMode):
         return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
-        if getattr(func, "__name__", "") == "__get__":  # a shape or a dtype was read
+        if getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS:  # its values were not asked for
             return
         for value in (*args, *kwargs.values()):
             for v in value if isinstance(value, list | tuple) else (value,):

@@ -124,7 +124,8 @@ def find_plan(
     scratch = {n: v.clone() if n in model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, model.precision) as mode:
         _losses(mode, model, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
-    return Plan({} if how.weight_decay else mode.crops(), mode.calls > 0)  # decay moves every entry
+    crops = {} if how.weight_decay or how.clip else mode.crops()  # decay moves every entry, and a norm is summed over all
+    return Plan(crops, mode.calls > 0)
 
 
 @contextmanager

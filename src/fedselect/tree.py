@@ -129,5 +129,8 @@ class MaskedSum:
 
     def mean(self) -> tuple[Tree, Mask]:
         """The mean of every entry that anybody sent, and the mask of those entries."""
-        mean = {n: (t / self.weight[n].clamp_min(1e-300)).to(self.dtypes[n]) for n, t in self.total.items()}
+        if not self.total:
+            return {}, {}
+        quotients = torch._foreach_div(list(self.total.values()), torch._foreach_clamp_min(list(self.weight.values()), 1e-300))
+        mean = {n: q.to(self.dtypes[n]) for n, q in zip(self.total, quotients, strict=True)}
         return mean, {n: w > 0 for n, w in self.weight.items()}

@@ -1,17 +1,19 @@
 """What the conformance suite runs: every method of the table, plus the readings of FedSelect, on awkward clients."""
 
+from pathlib import Path
+
 import torch
+from local import QUICK, Room, task
 
 import fedselect as fs
-from fedselect.deploy import wire
-from fedselect.method import Received
+from fedselect.deploy.client import MODEL
+from fedselect.deploy.letters import nested
+from fedselect.deploy.server import Server
+from fedselect.deploy.vault import Vault
 from fedselect.methods import METHODS
 from fedselect.options import options
-from fedselect.program import Programs
 from fedselect.simulate import Simulation
 from fedselect.step import Training
-from fedselect.tree import MaskedSum, expand
-from fedselect.work import Work
 
 READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},
@@ -74,65 +76,15 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tol: fl
             assert torch.equal(v, b[name]), name
 
 
-class Network:
-    """The same method by messages: a client holds its own state and data, and only packets pass between it and the server.
+def deployed(case: str, model: str, folder: Path) -> tuple[Server, Room]:
+    """The same by letters: a node for each client with its own data and vault, and a server that sees replies alone."""
+    data = federation()
+    made = task(CASES[case](), MODELS[model], data, seed=11, training=TRAINING)
+    return Server(made, QUICK, folder / "masks"), Room(made, data, folder)
 
-    Whatever a packet does not carry is NaN on the other side, so that reading it would show.
-    """
 
-    def __init__(self, case: str, model: str) -> None:
-        self.data = federation()
-        self.method, self.model = CASES[case](), MODELS[model](self.data)
-        self.initial = self.model.init(11)
-        self.programs = Programs(self.model, TRAINING)
-        self.model.check(self.data.clients[0].train[0][:2], self.data.classes)
-        self.server = self.method.init(self.initial, len(SIZES), self.model)
-        self.states = [None] * len(SIZES)
-        self.round = 0
-        self.bytes_up: list[int] = []
-
-    def work(self, i: int, round_: int) -> Work:
-        alone = fs.Federation([self.data.clients[i]], self.data.classes)
-        train, val = (alone.split(p, torch.float32) for p in ("train", "val"))
-        return Work(
-            self.programs, train, val, ids=torch.tensor([i]), round=round_, seed=11, initial=lambda: expand(self.initial, 1)
-        )
-
-    def receive(self, i: int) -> dict:
-        """What client i has of the server's state: the entries it wants, and rows of its own."""
-        down = self.method.down(self.server, torch.tensor([i]))
-        wants = {
-            n: m[0] if isinstance(m, torch.Tensor) else m for n, m in self.method.wants(self.model, self.states[i]).items()
-        }
-        values, sent = wire.unpack(wire.pack(down.shared["params"], wants), self.initial)
-        nan = {n: torch.where(torch.as_tensor(sent[n]), v, torch.nan) for n, v in values.items()}
-        shared = {k: expand(t, 1) for k, t in {**down.shared, "params": nan}.items()}
-        return {**shared, **down.rows}
-
-    def step(self) -> None:
-        folded, extras, sizes = MaskedSum(), [], []
-        for i in range(len(SIZES)):
-            work = self.work(i, self.round)
-            if self.states[i] is None:
-                self.states[i] = self.method.join(work, expand(self.initial, 1))
-            self.states[i], up = self.method.client(work, self.states[i], self.receive(i))
-            sent = {n: m[0] if isinstance(m, torch.Tensor) else m for n, m in up.sent.items()}
-            packet = wire.pack({n: v[0] for n, v in up.values.items()}, sent)
-            values, marks = wire.unpack(packet, self.initial)
-            rows = {n: m.unsqueeze(0) if isinstance(m, torch.Tensor) else m for n, m in marks.items()}
-            folded.add(expand(values, 1), rows, up.weight)
-            extras.append(up.extra)
-            sizes.append(packet.nbytes + sum(v.nbytes for t in up.extra.values() for v in t.values()))
-        mean, heard = folded.mean()
-        extra = {k: {n: torch.cat([e[k][n] for e in extras]) for n in t} for k, t in extras[0].items()}
-        self.server = self.method.server(self.server, Received(torch.arange(len(SIZES)), mean, heard, extra))
-        self.round += 1
-        self.bytes_up = sizes
-
-    def models(self, view: str) -> dict[str, torch.Tensor]:
-        rows = []
-        for i in range(len(SIZES)):
-            state = self.states[i]
-            work = self.work(i, self.round - 1)
-            rows.append(self.method.local(state) if view == "local" else self.method.personal(work, state, self.receive(i)))
-        return {n: torch.cat([r[n] for r in rows]) for n in rows[0]}
+def kept(room: Room, view: str) -> dict[str, torch.Tensor]:
+    """The models that clients kept when their run ended, stacked."""
+    found = [Vault(room.node(i).vault.folder / MODEL).load(ROUNDS).tensors for i in range(len(SIZES))]
+    models = [nested("model", tensors)[view] for tensors in found]
+    return {n: torch.stack([m[n] for m in models]) for n in room.task.initial}

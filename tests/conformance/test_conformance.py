@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from cases import CASES, MODELS, ROUNDS, SIZES, Network, assert_equal, everything, federation, rounds, simulation
+from cases import CASES, MODELS, ROUNDS, SIZES, assert_equal, deployed, everything, federation, kept, rounds, simulation
+from local import server_state
 
 import fedselect as fs
 from fedselect.simulate import Simulation, checkpoint
@@ -32,14 +33,21 @@ def test_chunked_is_whole(case, model, chunk, whole):
     assert history == whole(case, model)[1]
 
 
-def test_by_messages_is_stacked(case, model, whole):
+def test_by_messages_is_stacked(case, model, whole, tmp_path):
+    """The deployment's own server and clients: the server's state, every client's state and both its models, all bytes."""
     sim, history = whole(case, model)
-    network = Network(case, model)
-    for _ in range(ROUNDS):
-        network.step()
+    server, room = deployed(case, model, tmp_path)
+    outcomes = [server.step(room) for _ in range(ROUNDS)]
+    server.close(room)
+    assert_equal(server_state(server), server_state(sim))
+    states = [room.node(i)._state(ROUNDS) for i in range(len(SIZES))]
+    for k, tree in sim.store.rows.items():
+        assert_equal({n: torch.cat([s[k][n] for s in states]) for n in tree}, tree)
     for view in ("local", "merged"):
-        assert_equal(network.models(view), sim.models(range(len(SIZES)), view))
-    assert network.bytes_up == history[-1]["clients"]["bytes_up"]
+        assert_equal(kept(room, view), sim.models(range(len(SIZES)), view))
+    for way in ("bytes_up", "bytes_down"):
+        sent = [[o.uploads[i][way] for i in range(len(SIZES))] for o in outcomes]
+        assert sent == [r["clients"][way] for r in history]
 
 
 def test_a_client_alone_trains_as_in_company(case, model):

@@ -36,17 +36,18 @@ def test_the_one_line_method_runs():
 
 
 @pytest.mark.parametrize("model", cases.MODELS)
-def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model):
+def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model, tmp_path):
     whole = cases.simulation("halfway", model)
     cases.rounds(whole)
     chunked = cases.simulation("halfway", model, chunk=2)
     cases.rounds(chunked)
     cases.assert_equal(cases.everything(chunked), cases.everything(whole))
-    network = cases.Network("halfway", model)
+    server, room = cases.deployed("halfway", model, tmp_path)
     for _ in range(cases.ROUNDS):
-        network.step()
+        server.step(room)
+    server.close(room)
     for view in ("local", "merged"):
-        cases.assert_equal(network.models(view), whole.models(range(len(cases.SIZES)), view))
+        cases.assert_equal(cases.kept(room, view), whole.models(range(len(cases.SIZES)), view))
 
 
 def test_a_full_step_is_the_global_models_next_round(halfway):

@@ -30,6 +30,7 @@ LAYERS = [
     {"methods", "deploy"},
     {"simulate"},
     {"experiments"},
+    {"deploy.flower"},
     {"cli"},
 ]
 ROOT = Path(fs.__file__).parent
@@ -46,13 +47,18 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def named(parts):
+    """The part of the package that a path or a module lies in; the network engine is one of its own."""
+    return "deploy.flower" if tuple(parts[:2]) == ("deploy", "flower") else parts[0]
+
+
 def part(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return named(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def own_parts(path):
     """The parts of fedselect that a file imports, its own aside."""
-    found = {name.split(".")[1] for name in imports(path) if name.startswith("fedselect.")}
+    found = {named(name.split(".")[1:]) for name in imports(path) if name.startswith("fedselect.")}
     return found - {part(path)}
 
 
@@ -94,7 +100,12 @@ def test_methods_know_neither_engine_nor_network_nor_data(path):
 
 def test_nothing_but_the_command_line_knows_the_command_line():
     assert {part(p) for p in FILES if "cli" in own_parts(p)} <= {"__main__"}
-    assert {part(p) for p in FILES if "experiments" in own_parts(p)} <= {"cli"}
+    assert {part(p) for p in FILES if "experiments" in own_parts(p)} <= {"cli", "deploy.flower"}
+
+
+def test_only_the_seam_imports_flower():
+    seam = {ROOT / "deploy" / "flower" / "apps.py"}
+    assert {p for p in FILES if any(name.split(".")[0] == "flwr" for name in imports(p))} == seam
 
 
 def test_nothing_imports_other_peoples_models():

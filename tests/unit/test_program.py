@@ -278,7 +278,6 @@ class Scaled:
         return cross_entropy(out, y, params, ctx) * self.factor
 
 
-@pytest.mark.xfail(reason="a bound method is known by its code alone, not by its object")
 def test_methods_of_two_objects_are_two_objectives(made, as_written):
     programs, tree, data = setting()
     for factor in (1.0, 3.0):
@@ -286,7 +285,6 @@ def test_methods_of_two_objects_are_two_objectives(made, as_written):
         assert_equal(as_written(programs, tree, data, objective=Scaled(factor).loss, times=1), got)
 
 
-@pytest.mark.xfail(reason="what cannot be hashed cannot be known again", raises=TypeError)
 def test_an_objective_may_be_any_callable(made, as_written):
     class Unhashable(Scaled):
         __call__ = Scaled.loss
@@ -352,7 +350,6 @@ def test_the_user_reads_it_once_whatever_kinds_of_steps_there_are(made):
     assert len(said) == 1
 
 
-@pytest.mark.xfail(reason="a trace takes what NumPy computes for a constant")
 def test_numbers_made_out_of_torchs_sight_are_not_frozen(made, as_written):
     programs, tree, data = setting(lambda: looking(LooksByNumpy))
     with warnings.catch_warnings():

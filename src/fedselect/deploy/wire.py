@@ -4,7 +4,7 @@ The simulation counts bytes with `size`, the deployment sends what `pack` makes;
 costs its own width; a mask that is known to both sides (whole tensors, fixed by the method) costs nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,58 +28,71 @@ class Packet:
         return self.values.nbytes + self.bits.nbytes
 
 
-def pack(tree: Tree, sent: Mask) -> Packet:
-    """One client's marked entries; `tree` and `sent` without a client axis."""
+def outline(tree: Tree, sent: Mask) -> Packet:
+    """The mask alone: what the other side must know to send these entries back; no client axis."""
     whole = tuple(n for n in tree if sent.get(n, False) is True)
     partly = tuple(n for n in tree if isinstance(sent.get(n), Tensor))
-    values, marks = [], []
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    marks = [m.flatten() for n in partly if isinstance(m := sent[n], Tensor)]
+    return Packet(nothing, pack_bits(torch.cat(marks)) if marks else nothing, whole, partly)
+
+
+def pack(tree: Tree, sent: Mask) -> Packet:
+    """One client's marked entries; `tree` and `sent` without a client axis."""
+    values = []
     for n, v in tree.items():
         m = sent.get(n, False)
         if isinstance(m, Tensor):
-            values.append(v[m].view(torch.uint8))
-            marks.append(m.flatten())
+            values.append(v.masked_select(m).view(torch.uint8))
         elif m:
             values.append(v.flatten().view(torch.uint8))
-    flat = torch.cat(values) if values else torch.zeros(0, dtype=torch.uint8)
-    return Packet(flat, pack_bits(torch.cat(marks)) if marks else torch.zeros(0, dtype=torch.uint8), whole, partly)
+    known = outline(tree, sent)
+    return replace(known, values=torch.cat(values)) if values else known
 
 
-def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
-    """The tree and mask a packet stands for; entries that were not sent are zero. Sizes are checked before use."""
-    for n in (*packet.whole, *packet.partly):
+def unmask(packet: Packet, like: Tree) -> Mask:
+    """Which entries a packet marks; its names and the size of its mask are checked."""
+    names = (*packet.whole, *packet.partly)
+    for n in names:
         if n not in like:
             raise DataError(f"a packet names {n!r}, which the model does not have.")
+    if len(set(names)) < len(names):
+        raise DataError("a packet names a tensor twice.")
     marked = sum(like[n].numel() for n in packet.partly)
     if packet.bits.numel() != -(-marked // 8):
         raise DataError(f"a packet has {packet.bits.numel()} bytes of mask where {-(-marked // 8)} belong.")
     marks = unpack_bits(packet.bits, marked)
-    count = sum(like[n].nbytes for n in packet.whole)
-    at = 0
-    for n in packet.partly:
-        count += int(marks[at : at + like[n].numel()].sum()) * like[n].element_size()
-        at += like[n].numel()
-    if packet.values.numel() != count:
-        raise DataError(f"a packet has {packet.values.numel()} bytes of values where its mask marks {count}.")
-    tree: Tree = {}
     sent: dict[str, bool | Tensor] = {}
-    at = bit = 0
+    at = 0
     for n, v in like.items():
-        value = torch.zeros_like(v)
+        sent[n] = n in packet.whole
         if n in packet.partly:
-            mask = marks[bit : bit + v.numel()].view_as(v)
-            bit += v.numel()
-            k = int(mask.sum()) * v.element_size()
-            value[mask] = packet.values[at : at + k].clone().view(v.dtype)
-            sent[n] = mask
-        elif n in packet.whole:
-            k = v.nbytes
-            value = packet.values[at : at + k].clone().view(v.dtype).view_as(v)
-            sent[n] = True
+            sent[n] = marks[at : at + v.numel()].view_as(v)
+            at += v.numel()
+    return sent
+
+
+def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
+    """The tree and mask a packet stands for; entries that were not sent are zero. Sizes are checked before use."""
+    sent = unmask(packet, like)
+    sizes = {n: _count(sent[n], v) * v.element_size() for n, v in like.items()}
+    if packet.values.numel() != sum(sizes.values()):
+        raise DataError(f"a packet has {packet.values.numel()} bytes of values where its mask marks {sum(sizes.values())}.")
+    tree: Tree = {}
+    at = 0
+    for n, v in like.items():
+        got = packet.values[at : at + sizes[n]].clone().view(v.dtype)
+        at += sizes[n]
+        m = sent[n]
+        if isinstance(m, Tensor):
+            tree[n] = torch.zeros_like(v).masked_scatter_(m, got)
         else:
-            k, sent[n] = 0, False
-        at += k
-        tree[n] = value
+            tree[n] = got.view_as(v) if m else torch.zeros_like(v)
     return tree, sent
+
+
+def _count(mark: bool | Tensor, like: Tensor) -> int:
+    return int(mark.sum()) if isinstance(mark, Tensor) else like.numel() * mark
 
 
 def pack_bits(marks: Tensor) -> Tensor:

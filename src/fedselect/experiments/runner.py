@@ -5,7 +5,6 @@ masks look like), summary.json (when finished) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.masks import MaskLog
-from fedselect.files import disk, is_part, read_json, write_bytes, write_json
+from fedselect.files import disk, is_part, locked, read_json, write_bytes, write_json
 from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.notes import Record
@@ -87,7 +86,7 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
     if not any((out / f).exists() for f in ("compare.json", "config.json")):
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
-    with _locked(out), _ctrl_c() as stop:
+    with locked(out), _ctrl_c() as stop:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
         if not finished(out):
@@ -177,7 +176,7 @@ class _Run:
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
         if ranks.rank() == 0:
-            self.history = _history(out / "metrics.jsonl", self.simulation.round)
+            self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
 
@@ -293,7 +292,7 @@ def read_records(path: Path, growing: bool = False) -> list[Record]:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 
 
-def _history(path: Path, rounds: int) -> list[Record]:
+def kept_records(path: Path, rounds: int) -> list[Record]:
     """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     if len(lines) < rounds:
@@ -333,14 +332,7 @@ def _locked(out: Path) -> Iterator[None]:
     if ranks.rank() != 0:
         yield
         return
-    with disk(out):
-        out.mkdir(parents=True, exist_ok=True)
-        handle = (out / ".lock").open("w")
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{out} is in use by another process; wait for it or choose another --out.") from None
+    with locked(out):
         yield
 
 

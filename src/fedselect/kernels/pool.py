@@ -18,13 +18,13 @@ def _forward(
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c, q, p, picture = e % CH, e // CH % WIDE, e // (CH * WIDE) % HIGH, e // (CH * WIDE * HIGH)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    won = tl.zeros((BLOCK,), tl.int32)
+    won = tl.full((BLOCK,), -1, tl.int32)
     for v in tl.static_range(KH):
         for u in tl.static_range(KW):
             i, j = p * SH - PH + v, q * SW - PW + u
             inside = (e < size) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
             here = tl.load(x + ((picture * H + i) * W + j) * CH + c, inside, float("-inf")).to(tl.float32)
-            better = (here > best) | (here != here)
+            better = inside & ((here > best) | (here != here) | (won < 0))
             best = tl.where(better, here, best)
             won = tl.where(better, v * KW + u, won)
     tl.store(y + e, best.to(y.dtype.element_ty), e < size)

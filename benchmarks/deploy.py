@@ -1,0 +1,127 @@
+"""What a deployed round costs beside training: the codec, the vault, and Flower's transport. The last line is one JSON object.
+
+python benchmarks/deploy.py                    # ResNet18, three nodes as real processes with TLS on this machine
+python benchmarks/deploy.py --model mlp        # a small model: what a round costs at least
+python benchmarks/deploy.py --in-process       # without Flower's processes: codec and vault alone
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from fedselect.deploy import wire
+from fedselect.deploy.checks import Examiner
+from fedselect.deploy.client import Node
+from fedselect.deploy.flower import launch, site
+from fedselect.deploy.flower.control import follow, start
+from fedselect.deploy.flower.plan import Home, Plan, Shape, plan
+from fedselect.deploy.letters import Letter, unseal
+from fedselect.deploy.server import Limits, Server
+from fedselect.deploy.vault import Vault
+from fedselect.experiments.config import Config
+from fedselect.experiments.environment import environment
+from fedselect.experiments.runner import read_records
+
+CLIENTS = 3
+
+
+class Local:
+    """All nodes in this process; every letter is sealed and unsealed on its way."""
+
+    def __init__(self, agreed: Plan, folder: Path) -> None:
+        task = agreed.task("cpu")
+        self.nodes = [Node(task, i, Home(i, folder / str(i)).load(agreed), folder / str(i)) for i in range(CLIENTS)]
+
+    def present(self) -> list[int]:
+        return list(range(CLIENTS))
+
+    def ask(self, letters, timeout) -> Iterator[tuple[int, Letter]]:
+        for i, letter in letters:
+            yield i, unseal(*self.nodes[i].answer(unseal(*letter.seal())).seal())
+
+
+@contextmanager
+def timed(spent: dict[str, float], owner: object, name: str, what: str) -> Iterator[None]:
+    """Add up the time that calls of one function take."""
+    real = getattr(owner, name)
+
+    def wrapped(*args, **kwargs):
+        began = time.perf_counter()
+        try:
+            return real(*args, **kwargs)
+        finally:
+            spent[what] += time.perf_counter() - began
+
+    setattr(owner, name, wrapped)
+    yield
+    setattr(owner, name, real)
+
+
+def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
+    """Seconds a client and round: training; packing and unpacking; the vault; the server's checks."""
+    room = Local(agreed, folder)
+    server = Server(agreed.task("cpu"), agreed.limits, folder / "masks")
+    spent: dict[str, float] = defaultdict(float)
+    method = type(room.nodes[0].method)
+    server.step(room)  # the first round warms up and says hello
+    watched = [
+        (method, "client", "training"), (wire, "pack", "codec"), (wire, "unpack", "codec"), (Letter, "seal", "codec"),
+        (Vault, "save", "vault"), (Vault, "rounds", "vault"), (Vault, "find", "vault"), (Examiner, "update", "checks"),
+    ]  # fmt: skip
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        for owner, name, what in watched:
+            stack.enter_context(timed(spent, owner, name, what))
+        for _ in range(rounds):
+            server.step(room)
+    spent["all"] = time.perf_counter() - began
+    return {what: round(seconds / rounds / CLIENTS, 4) for what, seconds in spent.items()}
+
+
+def real(config: Config, shape: Shape, folder: Path) -> list[float]:
+    """Seconds of each round with real processes, TLS and node keys on this machine."""
+    root = folder / "site"
+    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", config.data, shape, insecure=False, days=2)
+    with ExitStack() as stack:
+        stack.enter_context(launch.server(root / "server", root / "server" / "log.txt"))
+        for i in range(CLIENTS):
+            part = root / f"client-{i}"
+            stack.enter_context(launch.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
+        place = start(root / "server", config, Limits(min_clients=CLIENTS), None)
+        follow(root / "server", place, None)
+        return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-process", action="store_true")
+    args = parser.parse_args()
+    model = {"name": args.model, **({"stem": "small"} if args.model == "resnet18" else {})}
+    data = {"name": "digits", "clients": CLIENTS, "train": 16, "test": 10, "val": 0}
+    config = Config.from_dict({"data": data, "model": model, "rounds": args.rounds}, "benchmark")
+    shape = Shape.of(config.make_data())
+    agreed = plan(config, "benchmark", "r", CLIENTS, shape, Limits(min_clients=CLIENTS))
+    megabytes = sum(v.nbytes for v in agreed.task("cpu").initial.values()) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        result = {"model": args.model, "megabytes": round(megabytes, 1), "clients": CLIENTS, "threads": torch.get_num_threads()}
+        result["seconds_a_client_and_round"] = in_process(agreed, args.rounds - 1, Path(folder))
+        if not args.in_process:
+            rounds = real(config, shape, Path(folder))
+            result["round_seconds"] = rounds
+            result["round_seconds_median_after_first"] = round(statistics.median(rounds[1:]), 2)
+    result["environment"] = environment("cpu")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

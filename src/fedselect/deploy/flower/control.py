@@ -1,0 +1,130 @@
+"""Runs from the server's machine: starting one, going on with one, and watching it as a simulated one is watched."""
+
+import json
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from fedselect.deploy.flower import launch, site
+from fedselect.deploy.flower.drive import config_of, prepare, say
+from fedselect.deploy.flower.plan import check_name, plan
+from fedselect.deploy.flower.site import Site
+from fedselect.deploy.server import Limits
+from fedselect.errors import InputError, RunError
+from fedselect.experiments.config import Config
+from fedselect.experiments.environment import package_version
+from fedselect.experiments.runner import Stopped, Watch, finished
+from fedselect.files import in_use, read_json, write_json
+from fedselect.simulate.notes import Record
+
+POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the server
+START = 120.0  # seconds for Flower to start the server's process
+
+
+def server_part(root: Path) -> Path:
+    """The server's part of a site, given either."""
+    return root / "server" if (root / "server" / "federation.json").is_file() else root
+
+
+def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
+    """A new run in the server's folder, on its way."""
+    known = Site.read(part)
+    limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
+    if limits.min_clients > known.clients:
+        raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
+    name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
+    place = part / "runs" / check_name(name)
+    made = plan(config, known.federation, name, known.clients, known.shape, limits)
+    _need_server(part)
+    prepare(place, made)
+    site.write_app(place / "app", made.to_flat(), package_version())
+    submit(part, place)
+    return place
+
+
+def submit(part: Path, place: Path) -> None:
+    """Hand a prepared run to Flower, for the first time or again."""
+    _need_server(part)
+    say(place, "submitted")
+    write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
+
+
+def _need_server(part: Path) -> None:
+    if not launch.healthy(part):
+        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
+
+
+def runs(part: Path) -> list[Path]:
+    """The site's runs, oldest first."""
+    folder = part / "runs"
+    found = [p for p in folder.iterdir() if (p / "plan.json").exists()] if folder.is_dir() else []
+    return sorted(found, key=lambda p: (p / "plan.json").stat().st_mtime_ns)
+
+
+def unfinished(part: Path, name: str | None) -> Path:
+    """The run to go on with: the last that is not finished, or the one of this name."""
+    there = [p for p in runs(part) if not finished(p) and name in (None, p.name)]
+    if not there:
+        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
+    if in_use(there[-1]):
+        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {part}")
+    return there[-1]
+
+
+def follow(part: Path, out: Path, watch: Watch | None) -> None:
+    """Until the run is over: a line a round; Ctrl-C stops the run, which can be resumed."""
+    config, seen, idle = config_of(out), len(_records(out)), 0
+    again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
+    began = checked = time.monotonic()
+    with _interrupts() as asked:
+        while True:
+            busy, status = in_use(out), read_json(out / "status.json", "the server should have written it.")
+            idle = 0 if busy or status["status"] != "running" else idle + 1  # seen once, it may just have begun or ended
+            for record in _records(out)[seen:]:
+                seen += 1
+                if watch:
+                    watch(config, record)
+            if status["status"] == "finished":
+                return
+            if status["status"] in ("failed", "stopped"):
+                raise RunError(status["error"])
+            if asked():
+                launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))
+                raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
+            if idle == 3:
+                raise RunError(f"the server's process died after round {seen}; {again}")
+            if status["status"] == "submitted" and time.monotonic() > began + START:
+                raise RunError(f"Flower did not start the run, {part / 'log.txt'} says why; {again}")
+            if time.monotonic() > checked + ALIVE:
+                checked = time.monotonic()
+                if not launch.healthy(part):
+                    raise RunError(f"the server does not answer any more; start it, then {again}")
+            time.sleep(POLL)
+
+
+def _records(out: Path) -> list[Record]:
+    """The rounds that are written to their end."""
+    path = out / "metrics.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    asked = False
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,137 @@
+"""A deployed run in its run directory: the same files as a simulated one, and resumable at any moment."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedselect.deploy.flower.plan import Plan
+from fedselect.deploy.server import Nodes, Outcome, Server
+from fedselect.deploy.vault import Vault
+from fedselect.errors import FedselectError, RunError
+from fedselect.experiments.config import Config
+from fedselect.experiments.runner import Watch, kept_records, summarise
+from fedselect.files import disk, locked, read_json, write_json
+from fedselect.simulate.notes import LISTS, Record
+
+MEANS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share")
+
+
+def prepare(out: Path, plan: Plan) -> None:
+    """A new run directory that knows its plan."""
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} exists already; choose another --name, or go on with it: --resume.")
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "plan.json", plan.to_flat())
+    write_json(out / "config.json", plan.config.to_json())
+    say(out, "prepared")
+
+
+def read_plan(out: Path) -> Plan:
+    return Plan.from_flat(read_json(out / "plan.json", "it should hold the plan of a deployed run."), out.name)
+
+
+def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
+    """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
+    plan = read_plan(out)
+    with locked(out):
+        say(out, "running")
+        try:
+            _rounds(plan, out, nodes, keys, watch)
+        except FedselectError as e:
+            say(out, "failed", str(e))
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            say(out, "stopped", "the run was stopped; go on with --resume.")
+            raise
+        except BaseException as e:
+            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); mend that, then go on with --resume.")
+            raise
+        say(out, "finished")
+
+
+def say(out: Path, status: str, error: str = "") -> None:
+    """Note how a run goes: prepared, submitted, running, stopped, failed or finished."""
+    write_json(out / "status.json", {"status": status, "error": error})
+
+
+def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
+    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
+    vault = Vault(out / "checkpoint")
+    done = vault.rounds()
+    pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
+    history = kept_records(out / "metrics.jsonl", max(0, server.round - 1))
+
+    def finish(record: Record, outcome: Outcome) -> None:
+        """A round is complete when its clients have measured it, which they do as the next one begins."""
+        _measured(record, outcome)
+        history.append(record)
+        with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps(record) + "\n")
+            metrics.flush()
+            os.fsync(metrics.fileno())
+        watch(plan.config, record)
+
+    while server.round < plan.config.rounds:
+        outcome = server.step(nodes)
+        if pending is not None:
+            finish(pending, outcome)
+        pending = _record(outcome, plan.clients)
+        server.save(vault, {"pending": pending})
+    if pending is None:
+        raise RunError(f"{out} has no round to finish.")
+    last = server.close(nodes)
+    if not last.measured:
+        raise RunError(f"nobody measured the last round ({last.why()}); start the clients, then go on with --resume.")
+    finish(pending, last)
+    write_json(out / "summary.json", {**summarise(plan.config, history), **attendance(history)})
+
+
+def attendance(history: list[Record]) -> dict[str, Any]:
+    """Who missed which rounds, and who was turned away when and why."""
+    missed: dict[str, list[int]] = {}
+    for record in history:
+        for client in record.get("missed", {}):
+            missed.setdefault(client, []).append(record["round"])
+    rejected = [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get("rejected", {}).items()]
+    return {"missed": missed, "rejected": rejected}
+
+
+def _record(outcome: Outcome, clients: int) -> Record:
+    """A round as the simulation records it, and beside that who missed it."""
+    lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
+    for i, sent in outcome.uploads.items():
+        for name, value in sent.items():
+            lists[name][i] = _rounded(value)
+    return {
+        "round": outcome.round,
+        "seconds": round(outcome.seconds, 4),
+        **dict.fromkeys(MEANS),
+        "train_loss": _mean(lists["train_loss"]),
+        "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
+        "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
+        "clients": lists,
+        "missed": {str(i): why for i, why in sorted(outcome.missed.items())},
+        "rejected": outcome.rejected,
+    }
+
+
+def _measured(record: Record, outcome: Outcome) -> None:
+    for i, figures in outcome.measured.items():
+        for name, value in figures.items():
+            record["clients"][name][i] = _rounded(value)
+    record.update({name: _mean(record["clients"][name]) for name in MEANS})
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _mean(values: list[Any]) -> float | None:
+    there = [v for v in values if v is not None]
+    return round(sum(there) / len(there), 6) if there else None
+
+
+def config_of(out: Path) -> Config:
+    return Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))

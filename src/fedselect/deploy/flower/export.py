@@ -1,0 +1,42 @@
+"""What a client has in its vault: its finished model, as a file for the plain network."""
+
+import os
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from fedselect.deploy.client import MODEL
+from fedselect.deploy.letters import nested
+from fedselect.deploy.vault import Vault
+from fedselect.errors import InputError, RunError
+from fedselect.files import replace
+
+
+def runs(vault: Path) -> list[Path]:
+    """The runs in a vault, oldest first."""
+    found = [p for p in vault.iterdir() if p.is_dir()] if vault.is_dir() else []
+    return sorted(found, key=lambda p: p.stat().st_mtime_ns)
+
+
+def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> tuple[str, str]:
+    """Write the model a run ended with; returns the run and which view of it was written."""
+    there = {p.name: p for p in runs(vault)}
+    done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
+    if run is not None and run not in there:
+        raise InputError(f"{vault} holds no run {run!r}; it holds {', '.join(there) or 'none'}.")
+    if not done or (run is not None and run not in done):
+        raise RunError(f"{vault} holds no finished model{f' of {run}' if run else ''} yet; one is kept when a run ends.")
+    name = run or done[-1]
+    kept = Vault(there[name] / MODEL)
+    found = kept.load(kept.rounds()[-1])
+    models = nested("model", found.tensors)
+    chosen = view or str(found.notes["view"])
+    if chosen not in models:
+        raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
+
+    def write(fresh: Path) -> None:
+        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+        save_file({n: v.contiguous() for n, v in models[chosen].items()}, fresh)
+
+    replace(out, write)
+    return name, chosen

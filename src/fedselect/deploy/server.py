@@ -1,0 +1,294 @@
+"""The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedselect import random
+from fedselect.deploy import wire
+from fedselect.deploy.checks import Examiner, Update
+from fedselect.deploy.letters import Letter, flat, nested
+from fedselect.deploy.task import Task, first
+from fedselect.deploy.vault import Vault, private
+from fedselect.errors import DataError, InputError, RunError
+from fedselect.method import Received
+from fedselect.tree import MaskedSum, expand
+
+Reply = Letter | DataError | str
+"""What came back: a letter, something that is none, or in words why nothing came."""
+TRIES = 3
+
+
+class Nodes(Protocol):
+    """What carries letters: the one seam between our rounds and a network engine."""
+
+    def present(self) -> list[int]:
+        """The nodes that are connected now, by the engine's own numbers."""
+
+    def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
+        """Send each node its letter and yield replies as they come; every node is answered for, within the time-out."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to wait, when to go on, and what to turn away."""
+
+    min_clients: int = 1
+    timeout: float = 600.0  # seconds for a client to answer
+    wait: float = 60.0  # seconds for clients to connect: all of them at first, enough of them later
+    fraction: float = 1.0
+    eval_every: int = 1
+    max_norm: float = 100.0  # an update may be as many times as long as the model it updates
+    poll: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_clients < 1:
+            raise InputError(f"min_clients must be at least 1, not {self.min_clients}.")
+        if not 0.0 < self.fraction <= 1.0:
+            raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {self.fraction}.")
+        if self.eval_every < 1:
+            raise InputError(f"eval_every must be at least 1, not {self.eval_every}.")
+        for name in ("timeout", "wait", "max_norm"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
+
+
+@dataclass
+class Outcome:
+    """One round as it went: who sent what, who was measured (after the round before), who missed it and why."""
+
+    round: int
+    uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
+    measured: dict[int, dict[str, float]] = field(default_factory=dict)
+    missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
+    rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
+    seconds: float = 0.0
+
+    def why(self) -> str:
+        said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
+        return "; ".join(f"{who}: {why}" for who, why in said.items()) or "nobody else is connected"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A client that said hello."""
+
+    node: int
+    samples: int
+
+
+class Server:
+    """A federation as its server knows it. `state`, `round` and `accepted` are all there is to save.
+
+    `masks` is a folder for what clients want, which they say anew to every server. `keys` says which client a node is,
+    where the engine knows nodes by their keys; elsewhere the first to claim a number has it.
+    """
+
+    def __init__(self, task: Task, limits: Limits, masks: Path, keys: dict[int, int] | None = None) -> None:
+        if limits.min_clients > task.clients:
+            raise InputError(f"min_clients is {limits.min_clients}, but there are {task.clients} clients.")
+        self.task, self.limits, self.keys = task, limits, keys
+        self.state = task.method.init(task.initial, task.clients, task.model)
+        self.round = 0
+        self.accepted = [0] * task.clients  # the last round of each client that was taken in
+        self._examiner = Examiner(task, limits.max_norm)
+        self._guests: dict[int, Guest] = {}
+        private(masks)
+        self._masks = masks  # on disk: memory stays that of the model
+
+    def step(self, nodes: Nodes) -> Outcome:
+        """One round, asked again where too few clients answered; who had done it hands over the same reply."""
+        began = time.monotonic()
+        outcome = Outcome(self.round + 1)
+        for _ in range(TRIES):
+            outcome = Outcome(self.round + 1, rejected=outcome.rejected)
+            self._gather(nodes, outcome)
+            folded, updates = self._ask(nodes, outcome)
+            if len(updates) >= self.limits.min_clients:
+                break
+        else:
+            raise RunError(
+                f"round {outcome.round}: {len(updates)} of at least {self.limits.min_clients} clients answered "
+                f"({outcome.why()}); mend that, then go on with --resume."
+            )
+        # the simulation's order: a method's side statistics are solved in it
+        order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
+        extra = {
+            k: {n: torch.stack([updates[i][k][n] for i in order]).to(self.task.device) for n in tree}
+            for k, tree in updates[order[0]].items()
+        }
+        got = Received(torch.tensor(order, device=self.task.device), *folded.mean(), extra)
+        self.state = self.task.method.server(self.state, got)
+        self.round = outcome.round
+        for i in order:
+            self.accepted[i] = self.round
+            self._mask(i, "new").replace(self._mask(i))
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def close(self, nodes: Nodes) -> Outcome:
+        """After the last round: everybody gets the final values, measures, and keeps its model."""
+        outcome = Outcome(self.round)
+        self._gather(nodes, outcome)
+        letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
+        for i, reply in self._answers(nodes, letters, outcome):
+            try:
+                self._examiner.head(reply, "closed", client=i, round=self.round, base=self.accepted[i])
+                outcome.measured[i] = self._examiner.figures(reply)
+            except DataError as e:
+                self._turn_away(i, e, outcome)
+        return outcome
+
+    def save(self, vault: Vault, notes: dict[str, Any]) -> None:
+        vault.save(self.round, flat("server", self.state), {**notes, "accepted": self.accepted}, keep={self.round - 1})
+
+    def load(self, vault: Vault, round: int) -> dict[str, Any]:
+        """Go back to where the server was after a round; returns what was noted then."""
+        found = vault.load(round)
+        state = nested("server", found.tensors)
+        self.state = {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
+        self.round, self.accepted = round, list(found.notes["accepted"])
+        return found.notes
+
+    def _gather(self, nodes: Nodes, outcome: Outcome) -> None:
+        """Greet who is new and wait for enough clients: at the beginning for all of them, but not for ever."""
+        least = self.limits.min_clients
+        wanted = least if self._guests else self.task.clients
+        until = time.monotonic() + self.limits.wait
+        turned: set[int] = set()
+        while True:
+            here = set(nodes.present())
+            self._guests = {i: g for i, g in self._guests.items() if g.node in here}
+            new = here - {g.node for g in self._guests.values()} - turned
+            turned |= self._greet(nodes, sorted(new), outcome)
+            late = time.monotonic() > until
+            if len(self._guests) >= (least if late else wanted):
+                break
+            if late:
+                raise RunError(
+                    f"round {outcome.round}: {len(self._guests)} of at least {least} clients are there ({outcome.why()}); "
+                    "start the others, then go on with --resume."
+                )
+            time.sleep(self.limits.poll)
+        for i in range(self.task.clients):
+            if i not in self._guests:
+                outcome.missed.setdefault(i, "not connected")
+
+    def _greet(self, nodes: Nodes, new: list[int], outcome: Outcome) -> set[int]:
+        """Ask new nodes which client they are; returns those that were turned away."""
+        turned = set()
+        hello = Letter({**self.task.address, "kind": "hello", "accepted": self.accepted})
+        for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
+            if isinstance(reply, str):
+                turned.add(node)
+                if self.keys is not None and node in self.keys:
+                    outcome.missed[self.keys[node]] = reply
+                else:
+                    outcome.rejected[f"node {node}"] = reply
+                continue
+            try:
+                if isinstance(reply, DataError):
+                    raise reply
+                i, base, samples, bits = self._examiner.hello(reply)
+                if self.keys is not None and self.keys.get(node) != i:
+                    raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")
+                if i in self._guests:
+                    raise DataError(f"it says it is client {i}, which another node is already")
+                if base > self.accepted[i]:
+                    raise DataError(f"it says it is at round {base}, but {self.accepted[i]} was the last taken in")
+            except DataError as e:
+                turned.add(node)
+                outcome.rejected[_name(self.keys, node)] = str(e)
+                continue
+            if base < self.accepted[i]:
+                outcome.rejected[f"client {i}"] = f"its vault lost round {self.accepted[i]}; it goes on from round {base}"
+                self.accepted[i] = base
+            self._guests[i] = Guest(node, samples)
+            self._mask(i).write_bytes(bits.numpy().tobytes())
+        return turned
+
+    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, dict[str, Any]]]:
+        """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept."""
+        here = torch.tensor(sorted(self._guests))
+        count = max(1, round(self.limits.fraction * len(here)))
+        cohort = random.choose(self.task.seed, here, count, outcome.round - 1, "cohort").tolist()
+        params = self.task.method.down(self.state, torch.tensor(cohort, device=self.task.device)).shared["params"]
+        sizes: dict[int, int] = {}
+
+        def letters() -> Iterator[tuple[int, Letter]]:
+            for i in cohort:
+                letter = self._letter(i, "train", outcome.round)
+                sizes[i] = letter.nbytes
+                yield self._guests[i].node, letter
+
+        folded, extras = MaskedSum(), {}
+        for i, reply in self._answers(nodes, letters(), outcome):
+            guest = self._guests[i]
+            try:
+                self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
+                update = self._examiner.update(reply, guest.samples, params)
+            except DataError as e:
+                self._turn_away(i, e, outcome)
+                continue
+            self._fold(folded, update)
+            extras[i] = update.extra
+            self._mask(i, "new").write_bytes(update.bits.numpy().tobytes())
+            outcome.uploads[i] = {
+                "bytes_up": reply.nbytes, "bytes_down": sizes[i], "train_loss": update.train_loss,
+            }  # fmt: skip
+            if update.measured:
+                outcome.measured[i] = update.measured
+        return folded, extras
+
+    def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
+        """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""
+        clients = {g.node: i for i, g in self._guests.items()}
+        for node, reply in nodes.ask(letters, self.limits.timeout):
+            i = clients[node]
+            if isinstance(reply, Letter):
+                yield i, reply
+            elif isinstance(reply, DataError):
+                self._turn_away(i, reply, outcome)
+            else:
+                outcome.missed[i] = reply
+                self._guests.pop(i)
+
+    def _fold(self, folded: MaskedSum, update: Update) -> None:
+        device = self.task.device
+        sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
+        values = {n: v.to(device) for n, v in expand(update.values, 1).items()}
+        folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
+
+    def _letter(self, i: int, kind: str, round: int) -> Letter:
+        """What client i gets: of the shared values those it wants, everything else whole."""
+        down = self.task.method.down(self.state, torch.tensor([i], device=self.task.device))
+        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
+        outline = self._examiner.outline
+        known = wire.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
+        packet = wire.pack({n: v.cpu() for n, v in down.shared["params"].items()}, wire.unmask(known, self._examiner.like))
+        values = {"values": packet.values} if packet.values.numel() else {}
+        shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
+        rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
+        measure = kind == "train" and round > 1 and (round - 1) % self.limits.eval_every == 0
+        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i], "measure": measure}
+        return Letter(head, {**values, **shared, **rows})
+
+    def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
+        outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
+        self._guests.pop(i)
+
+    def _mask(self, i: int, kind: str = "bits") -> Path:
+        return self._masks / f"{i}.{kind}"
+
+
+def _owner(client: int | None) -> str:
+    return "unknown" if client is None else f"that of client {client}"
+
+
+def _name(keys: dict[int, int] | None, node: int) -> str:
+    return f"client {keys[node]}" if keys and node in keys else f"node {node}"

@@ -1,0 +1,138 @@
+"""Every method over real Flower messages in one process: the same numbers as in simulation, to the bit."""
+
+import pytest
+import torch
+from grid import RUN, LocalGrid, run_server
+from safetensors.torch import load_file
+
+from fedselect.deploy.flower.drive import prepare
+from fedselect.deploy.flower.export import export_model
+from fedselect.deploy.flower.plan import Shape, plan
+from fedselect.deploy.letters import nested
+from fedselect.deploy.server import Limits
+from fedselect.deploy.vault import Vault
+from fedselect.errors import FedselectError, InputError
+from fedselect.experiments.config import Config
+from fedselect.experiments.report import write_report
+from fedselect.experiments.runner import read_records
+from fedselect.methods import METHODS
+
+CLIENTS, ROUNDS = 3, 2
+LIMITS = Limits(wait=1.0, timeout=60.0)
+
+
+def config(method, model, **given):
+    return Config.from_dict(
+        {
+            "method": {"name": method, **({"layers": "*.weight"} if method == "layers" else {})},
+            "data": {"name": "digits", "clients": CLIENTS, "train": 20, "test": 10, "val": 4},
+            "model": {"name": model},
+            "rounds": ROUNDS,
+            "seed": 3,
+            **given,
+        },
+        "test",
+    )
+
+
+def deployed(made, folder, monkeypatch, nodes=None, **changed):
+    """Run it over messages; returns the run directory."""
+    monkeypatch.chdir(folder)
+    agreed = plan(made, "site", "", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    homes = {100 + i: {"partition-id": i, "vault": str(folder / f"vault-{i}"), "device": "cpu"} for i in range(CLIENTS)}
+    run_server(LocalGrid(homes if nodes is None else nodes, {**agreed.to_flat(), **changed}))
+    return folder / "fedselect-runs" / f"flower-{RUN}"
+
+
+def history(out):
+    drop = ("seconds", "missed", "rejected")
+    return [{k: v for k, v in record.items() if k not in drop} for record in read_records(out / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("model", ["mlp", "small_cnn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
+    made = config(method, model)
+    simulation = made.simulation()
+    records = [{k: v for k, v in simulation.step().items() if k != "seconds"} for _ in range(ROUNDS)]
+    out = deployed(made, tmp_path, monkeypatch)
+    assert history(out) == records  # accuracies, losses, shares, and bytes up and down of every client
+    state = nested("server", Vault(out / "checkpoint").load(ROUNDS).tensors)
+    for k, tree in simulation.server.items():
+        for n, v in tree.items():
+            assert torch.equal(state[k][n], v), (k, n)
+    for i in range(CLIENTS):
+        for view in ("local", "merged"):
+            export_model(tmp_path / f"vault-{i}", tmp_path / "model.safetensors", None, view)
+            tree = simulation.models([i], view)
+            found = load_file(tmp_path / "model.safetensors")
+            assert all(torch.equal(found[n], v[0]) for n, v in tree.items())
+
+
+def test_some_clients_at_a_time_as_in_simulation(tmp_path, monkeypatch):
+    made = config("fedselect", "mlp", fraction=0.6, rounds=3)
+    simulation = made.simulation()
+    sent = [simulation.step()["clients"]["bytes_up"] for _ in range(3)]
+    assert [r["clients"]["bytes_up"] for r in history(deployed(made, tmp_path, monkeypatch))] == sent
+
+
+def test_measured_every_other_round_and_at_the_end(tmp_path, monkeypatch):
+    made = config("fedavg", "mlp", rounds=5, eval_every=2)
+    simulation = made.simulation()
+    accuracy = [simulation.step(evaluate=True if r == 4 else None)["accuracy"] for r in range(5)]
+    assert [r["accuracy"] for r in history(deployed(made, tmp_path, monkeypatch))] == accuracy
+    assert accuracy.count(None) == 2
+
+
+def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatch):
+    homes = {100: {"partition-id": 0, "vault": str(tmp_path / "v"), "device": "cpu"}, 101: {"partition-id": 1}}
+    out = deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, homes)
+    record = read_records(out / "metrics.jsonl")[-1]
+    assert record["missed"] == {"1": "not connected", "2": "not connected"}
+    assert record["rejected"] == {"node 101": "the node configuration must name partition-id and vault."}
+    page = write_report(out).read_text()
+    assert "<li>client 2: 1, 2</li>" in page
+    assert "round 1, node 101 was turned away: the node configuration must name" in page
+
+
+def test_a_client_that_starts_from_other_values_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(FedselectError, match="starts from other values here than at the server"):
+        deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, initial="0" * 64)
+
+
+def test_clients_refuse_a_run_that_is_not_the_one_its_server_prepared(tmp_path, monkeypatch):
+    """Somebody starts a prepared run again with a configuration of their own: clients get letters of another plan."""
+    made = config("fedavg", "mlp")
+    agreed = plan(made, "site", "r", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    prepare(tmp_path / "runs" / "r", agreed)
+    (tmp_path / "nodes.json").write_text("{}")
+    monkeypatch.setenv("FEDSELECT_SERVER", str(tmp_path))
+    with pytest.raises(FedselectError, match="got a letter for plan"):
+        deployed(made, tmp_path, monkeypatch, **{"run": "r", "method.lr": 9.0})
+
+
+def test_a_run_cannot_be_named_as_a_path(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"cannot be named '\.\./x'"):
+        deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, run="../x")
+
+
+def test_a_site_runs_only_what_was_prepared_there(tmp_path, monkeypatch):
+    (tmp_path / "nodes.json").write_text("{}")
+    monkeypatch.setenv("FEDSELECT_SERVER", str(tmp_path))
+    with pytest.raises(FedselectError, match=r"plan\.json"):
+        deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, run="intruder")
+
+
+def test_a_node_that_the_site_does_not_know_is_turned_away(tmp_path, monkeypatch):
+    """Node 102 says it is client 2, but no key of the site's is its."""
+    made = config("fedavg", "mlp")
+    site = tmp_path / "server"
+    agreed = plan(made, "site", "r", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    prepare(site / "runs" / "r", agreed)
+    (site / "nodes.json").write_text('{"100": 0, "101": 1}')
+    monkeypatch.setenv("FEDSELECT_SERVER", str(site))
+    homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"v{i}"), "device": "cpu"} for i in range(CLIENTS)}
+    run_server(LocalGrid(homes, agreed.to_flat()))
+    records = read_records(site / "runs" / "r" / "metrics.jsonl")
+    assert records[0]["rejected"] == {"node 102": "it says it is client 2, but its key is unknown"}
+    assert [r["clients"]["bytes_up"][2] for r in records] == [None, None]

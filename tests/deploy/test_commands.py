@@ -1,0 +1,331 @@
+"""The commands with wrong input: one sentence that says what to do, and exit code 2; nothing is started for it."""
+
+import json
+import shutil
+import socket
+import stat
+
+import pytest
+from cryptography import x509
+from PIL import Image
+
+from fedselect.deploy.flower import control, launch, site
+from fedselect.deploy.flower.control import follow
+from fedselect.deploy.flower.drive import say
+from fedselect.deploy.flower.plan import Shape
+from fedselect.errors import RunError
+from fedselect.experiments.config import Config
+
+FEW = ("--train", 20, "--test", 10)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A site that tests copy and spoil."""
+    root = tmp_path_factory.mktemp("made") / "site"
+    data = Config().complete().data
+    site.make(root, 2, f"127.0.0.1:{site.free_port()}", data, Shape((1, 8, 8), tuple("0123456789")), insecure=False, days=30)
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "site")
+
+
+def pictures(folder, classes, size=8):
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (size, size), (20 * i, 10, 10)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would have been started: Flower's processes are not."""
+    commands = []
+
+    def refuse(command, cwd, env, log):
+        commands.append((command, env))
+        raise RunError("nothing is started in this test.")
+
+    monkeypatch.setattr(launch, "_process", refuse)
+    return commands
+
+
+# ---- init
+
+
+def test_a_site_has_a_part_for_everybody_and_keys_are_private(cli, tmp_path):
+    said = cli("deploy", "init", tmp_path / "s", "--clients", 2, "--address", "fl.example.org:8000", *FEW)
+    assert said.code == 0, said
+    names = sorted(str(p.relative_to(tmp_path / "s")) for p in (tmp_path / "s").rglob("*") if p.is_file())
+    assert names == sorted([
+        "README.md", "federation.json", "app/LICENSE", "app/pyproject.toml", "ca/ca.crt", "ca/ca.key",
+        "server/federation.json", "server/ca.crt", "server/server.crt", "server/server.key",
+        "server/keys/client-0.pub", "server/keys/client-1.pub",
+        *(f"client-{i}/{n}" for i in (0, 1) for n in ("federation.json", "client.json", "ca.crt", "node.key")),
+    ])  # fmt: skip
+    for key in (tmp_path / "s").rglob("*.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    shown = x509.load_pem_x509_certificate((tmp_path / "s" / "server" / "server.crt").read_bytes())
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
+
+
+def test_a_site_for_data_that_only_clients_have(cli, tmp_path):
+    assert cli("deploy", "init", tmp_path / "s", "--classes", "cat, dog", "--shape", "3,32,32").code == 0
+    known = site.Site.read(tmp_path / "s")
+    assert known.shape == Shape((3, 32, 32), ("cat", "dog"))
+    assert known.data == {"name": "folder", "size": 32}
+
+
+def test_an_insecure_site_warns_and_has_no_keys(cli, tmp_path):
+    said = cli("deploy", "init", tmp_path / "s", "--insecure", *FEW)
+    assert said.code == 0
+    assert "warning: plain text and no keys" in said.err
+    assert not [*(tmp_path / "s").rglob("*.key"), *(tmp_path / "s").rglob("*.crt")]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--clients", 0), "at least one client, not 0"),
+        (("--address", "8000"), "an address is HOST:PORT"),
+        (("--address", "host:99999"), "an address is HOST:PORT"),
+        (("--classes", "cat,dog"), "give both --classes and --shape"),
+        (("--classes", "cat,cat", "--shape", "3,8,8"), "two different names"),
+        (("--classes", "cat,dog", "--shape", "3,x"), "whole numbers"),
+        (("--data", "digit"), "did you mean 'digits'"),
+        (("--trian", 5), "no option 'trian'"),
+    ],
+)
+def test_init_says_what_is_wrong(cli, tmp_path, args, text):
+    assert text in cli("deploy", "init", tmp_path / "s", *args).sentence()
+    assert not (tmp_path / "s").exists()
+
+
+def test_init_does_not_touch_what_is_there(cli, root):
+    assert "exists already" in cli("deploy", "init", root).sentence()
+
+
+# ---- server
+
+
+def test_a_port_in_use(cli, root, started):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", site.Site.read(root).port))
+        other.listen()
+        assert "cannot be used (Address already in use)" in cli("deploy", "server", root / "server").sentence()
+    assert not started
+
+
+@pytest.mark.parametrize("part", ["server", "client"])
+def test_an_expired_certificate(cli, root, started, part):
+    site.renew(root, days=-3)
+    if part == "client":
+        shutil.copy(root / "server" / "server.crt", root / "client-0" / "ca.crt")
+    place = root / ("server" if part == "server" else "client-0")
+    said = cli("deploy", part, place).sentence()
+    assert "expired on" in said
+    assert "fedselect deploy renew" in said
+    assert not started
+
+
+def test_a_renewed_certificate_is_accepted(cli, root, started):
+    site.renew(root, days=-3)
+    assert cli("deploy", "renew", root).code == 0
+    assert "nothing is started in this test" in cli("deploy", "server", root / "server").sentence()
+    assert "days must be at least 1" in cli("deploy", "renew", root, "--days", 0).sentence()
+
+
+def test_renewing_needs_the_authority(cli, root):
+    shutil.rmtree(root / "ca")
+    assert "renew where the site was made" in cli("deploy", "renew", root).sentence()
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("server", "server.key"), ("server", "ca.crt"), ("client-0", "node.key"), ("client-0", "ca.crt")]
+)
+def test_a_missing_file_is_named(cli, root, started, part, name):
+    (root / part / name).unlink()
+    assert f"{name} is missing" in cli("deploy", part.partition("-")[0], root / part).sentence()
+    assert not started
+
+
+def test_something_that_is_no_certificate(cli, root, started):
+    (root / "server" / "server.crt").write_text("hello")
+    assert "is no certificate" in cli("deploy", "server", root / "server").sentence()
+
+
+@pytest.mark.parametrize("command", ["server", "client", "run", "status", "renew"])
+def test_a_folder_that_is_no_site(cli, tmp_path, command):
+    assert "`fedselect deploy init`" in cli("deploy", command, tmp_path).sentence()
+
+
+def test_a_damaged_site(cli, root):
+    (root / "server" / "federation.json").write_text("{}")
+    assert "federation.json lacks" in cli("deploy", "status", root).sentence()
+
+
+def test_flowers_own_noise_is_off_and_its_commands_are_guarded(cli, root, started):
+    cli("deploy", "server", root / "server")
+    cli("deploy", "client", root / "client-1")
+    for command, env in started:
+        assert env["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert env["PATH"].split(":")[0].endswith(".flwr/bin")
+        assert "--insecure" not in command
+    (superlink, _), (supernode, _) = started
+    assert {"--enable-supernode-auth", "--ssl-certfile", "--disable-runtime-dependency-installation"} <= set(superlink)
+    assert {"--root-certificates", "--auth-supernode-private-key"} <= set(supernode)
+    assert "--allow-runtime-dependency-installation" not in supernode
+
+
+def test_shipped_code_runs_only_where_it_was_asked_for(cli, root, started):
+    cli("deploy", "client", root / "client-1", "--allow-shipped-code")
+    assert not started[0][1]["PATH"].split(":")[0].endswith(".flwr/bin")
+
+
+# ---- client
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """A site of pictures with three classes."""
+    known = Shape((3, 8, 8), ("cat", "dog", "owl"))
+    site.make(
+        tmp_path / "zoo", 2, f"127.0.0.1:{site.free_port()}", {"name": "folder", "size": 8}, known, insecure=True, days=30
+    )
+    return tmp_path / "zoo"
+
+
+def test_a_client_whose_data_has_another_class(cli, zoo, tmp_path, started):
+    folder = pictures(tmp_path / "mine", ["cat", "zebra"])
+    said = cli("deploy", "client", zoo / "client-0", "--data", f"folder:{folder}")
+    assert "client 0 has the class 'zebra'; this federation agreed on cat, dog, owl" in said.err
+    assert said.code == 2
+    assert not started
+
+
+def test_a_client_whose_data_has_another_shape(cli, zoo, tmp_path, started):
+    folder = pictures(tmp_path / "mine", ["cat"])
+    said = cli("deploy", "client", zoo / "client-0", "--data", f"folder:{folder}", "--size", 16)
+    assert "inputs of shape (3, 16, 16); this federation agreed on (3, 8, 8)" in said.err
+    assert not started
+
+
+def test_a_client_with_data_of_its_own_tells_only_itself(cli, zoo, tmp_path, started):
+    folder = pictures(tmp_path / "mine", ["dog", "owl"])
+    said = cli("deploy", "client", zoo / "client-1", "--data", f"folder:{folder}", "--val", 2)
+    assert "nothing is started in this test" in said.err
+    config = started[0][0][started[0][0].index("--node-config") + 1]
+    assert 'partition-id=1 vault="' in config
+    assert f'data.path="{folder}"' in config
+    assert "data.val=2" in config
+
+
+@pytest.mark.parametrize("name", ['my "data"', "it's"])
+def test_a_path_that_flower_cannot_carry(cli, zoo, tmp_path, started, name):
+    folder = pictures(tmp_path / name, ["dog", "owl"])
+    said = cli("deploy", "client", zoo / "client-1", "--data", f"folder:{folder}")
+    assert "has a character that Flower's node configuration cannot carry" in said.err
+
+
+def test_data_that_is_not_there(cli, zoo, started):
+    assert "cannot be read as a folder" in cli("deploy", "client", zoo / "client-0", "--data", "folder:/nowhere").err
+
+
+# ---- run, export
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--method", "fedselct"), "did you mean 'fedselect'"),
+        (("--min-clients", 3), "min_clients is 3, but this federation has 2 clients"),
+        (("--min-clients", 0), "min_clients must be at least 1"),
+        (("--timeout", 0), "timeout must be positive"),
+        (("--fraction", 2), "fraction is the share of clients"),
+        (("--rounds", 0), "rounds must be at least 1"),
+        (("--limit", 3), "limit is a share"),
+        (("--model", "mlp", "--widht", 3), "no option 'widht'"),
+        (("--name", "../x"), "a run cannot be named '../x'"),
+        (("--resume",), "there is no unfinished run"),
+        (("--resume", "--rounds", 9), "a run that is resumed keeps its configuration"),
+        (("--resume", "--limit", 0.2), "a run that is resumed keeps its configuration"),
+        (("--resume", "--name", "x"), "there is no unfinished run x"),
+    ],
+)
+def test_run_says_what_is_wrong(cli, root, args, text):
+    assert text in cli("deploy", "run", root, *args).sentence()
+    assert not (root / "server" / "runs").exists()
+
+
+def test_a_run_without_a_server_says_how_to_start_it(cli, root):
+    assert f"fedselect deploy server {root / 'server'}" in cli("deploy", "run", root, "--model", "mlp").sentence()
+    assert not (root / "server" / "runs").exists()
+
+
+@pytest.mark.parametrize("part", ["", "server"])
+def test_status_while_nothing_runs(cli, root, part):
+    said = cli("deploy", "status", root / part)
+    assert said.code == 0
+    assert "is down" in said.out
+
+
+def test_export_without_a_model(cli, root):
+    assert "holds no finished model yet" in cli("deploy", "export", root / "client-0").sentence()
+    assert "holds no run 'x'; it holds none" in cli("deploy", "export", root / "client-0", "--run", "x").sentence()
+
+
+def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    for command in (("server", root / "server"), ("client", root / "client-0"), ("run", root), ("demo",), ("init", root)):
+        assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
+
+
+# ---- watching a run
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
+        ({"status": "stopped", "error": "the run was stopped; go on"}, "the run was stopped; go on"),
+        ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
+        ({"status": "submitted"}, "Flower did not start the run"),
+    ],
+)
+def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text):
+    monkeypatch.setattr(control, "START", 0.5)
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, **status)
+    with pytest.raises(RunError, match=text):
+        follow(root / "server", tmp_path, None)
+
+
+def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "ALIVE", 0.1)
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, "submitted")
+    with pytest.raises(RunError, match="the server does not answer any more"):
+        follow(root / "server", tmp_path, None)
+
+
+def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, "running")
+    seen = []
+    turns = iter(['{"round": 1}\n{"rou', '{"round": 1}\n{"round": 2}\n'])
+
+    def look(out):
+        (out / "metrics.jsonl").write_text(text := next(turns))
+        if text.endswith("\n"):
+            say(out, "finished")
+        return True
+
+    monkeypatch.setattr(control, "in_use", look)
+    follow(root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
+    assert seen == [1, 2]

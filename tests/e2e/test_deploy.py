@@ -1,0 +1,161 @@
+"""A real federation on loopback: SuperLink and SuperNodes as processes, TLS, node keys, vaults; started once for all tests."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedselect.deploy.flower.site import free_port
+from fedselect.experiments.config import Config
+from fedselect.experiments.runner import read_records
+
+ROUNDS = 2
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(*args, log):
+    """A command that runs until it is stopped."""
+    with log.open("wb") as out:
+        return subprocess.Popen([sys.executable, "-m", "fedselect", "deploy", *map(str, args)], env=ENV, stdout=out, stderr=out)
+
+
+def call(*args, timeout=400):
+    return subprocess.run(
+        [sys.executable, "-m", "fedselect", *map(str, args)], env=ENV, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@dataclass
+class Federation:
+    root: Path
+    run: subprocess.CompletedProcess
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Three clients train two rounds with FedSelect; everything is stopped in the end."""
+    base = tmp_path_factory.mktemp("federation")
+    root, port = base / "site", free_port()
+    made = call("deploy", "init", root, "--clients", 3, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
+    assert made.returncode == 0, made.stderr
+    processes = [start("server", root / "server", log=base / "server.txt")]
+    try:
+        wait_for(base / "server.txt", "the server is up", processes[0])
+        for i in range(3):
+            processes.append(start("client", root / f"client-{i}", "--device", "cpu", log=base / f"client-{i}.txt"))
+        run = call("deploy", "run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
+        yield Federation(root, run)
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        codes = [process.wait(60) for process in processes]
+    assert codes == [0, 0, 0, 0]
+    assert not alive(str(root)), "something of Flower's was left running"
+
+
+def wait_for(path, text, process, seconds=90):
+    until = time.monotonic() + seconds
+    while text not in path.read_text():
+        assert process.poll() is None, path.read_text()
+        assert time.monotonic() < until, path.read_text()
+        time.sleep(0.2)
+
+
+def alive(mark):
+    """The processes whose command line names this folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark in place.read_bytes().decode(errors="replace"):
+                found.append(place.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_it_runs_to_the_end_and_shows_its_progress(federation):
+    assert federation.run.returncode == 0, federation.run.stderr
+    assert f"round {ROUNDS}/{ROUNDS}  accuracy" in federation.run.stdout
+    assert "missed" not in federation.run.stdout
+
+
+def test_deployed_is_simulated_to_the_bit(federation):
+    out = federation.root / "server" / "runs" / "first"
+    config = Config.from_dict(json.loads((out / "config.json").read_text()), "run")
+    simulation = config.simulation()
+    records = [simulation.step() for _ in range(ROUNDS)]
+    for ours, theirs in zip(read_records(out / "metrics.jsonl"), records, strict=True):
+        assert ours.pop("missed") == ours.pop("rejected") == {}
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    server = load_file(max((out / "checkpoint").glob("[0-9]*")) / "state.safetensors")
+    assert all(torch.equal(server[f"server/params/{n}"], v) for n, v in simulation.server["params"].items())
+    for i in range(3):
+        done = call("deploy", "export", federation.root / f"client-{i}")
+        assert done.returncode == 0, done.stderr
+        model = load_file(federation.root / f"client-{i}" / "model.safetensors")
+        assert all(torch.equal(model[n], v[0]) for n, v in simulation.models([i]).items())
+
+
+def test_personal_values_are_nowhere_but_at_their_client(federation):
+    """No file of the server's holds the entries that client 0 keeps to itself."""
+    out = federation.root / "server" / "runs" / "first"
+    state = load_file(federation.root / "client-0" / "vault" / "first" / f"{ROUNDS:06d}" / "state.safetensors")
+    name = "state/params/1.weight"
+    personal = state[name][0][state["state/kept/1.weight"][0]]
+    assert len(personal) > 10
+    kept = {float(v) for v in personal}
+    for path in [*out.rglob("*.safetensors")]:
+        for found in load_file(path).values():
+            if found.dtype == torch.float32:
+                assert not kept & {float(v) for v in found.flatten()}, path
+
+
+def test_files_are_private(federation):
+    for part in ("client-0/vault", "client-0/node.key", "server/server.key", "ca/ca.key"):
+        for path in [federation.root / part, *(federation.root / part).rglob("*")]:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_who_is_connected_and_how_it_went(federation):
+    said = call("deploy", "status", federation.root).stdout
+    assert said.count(": online") == 3, said
+    assert f"first: finished, round {ROUNDS} of {ROUNDS}" in said
+
+
+def test_a_client_with_an_unknown_key_is_turned_away(federation, tmp_path):
+    assert call("deploy", "init", tmp_path / "other", "--clients", 1).returncode == 0
+    stranger = tmp_path / "stranger"
+    shutil.copytree(federation.root / "client-0", stranger, ignore=shutil.ignore_patterns("vault", ".flwr", "log.txt"))
+    shutil.copy(tmp_path / "other" / "client-0" / "node.key", stranger / "node.key")
+    done = call("deploy", "client", stranger, timeout=200)
+    assert done.returncode == 2
+    assert "the server does not know this client's node.key" in done.stderr
+
+
+def test_a_client_of_another_authority_does_not_connect(federation, tmp_path):
+    address = json.loads((federation.root / "federation.json").read_text())["address"]
+    assert call("deploy", "init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
+    done = call("deploy", "client", tmp_path / "other" / "client-0", timeout=200)
+    assert done.returncode == 2
+    assert "shows a certificate that" in done.stderr
+
+
+def test_a_second_server_on_the_same_port_is_refused(federation):
+    done = call("deploy", "server", federation.root / "server", timeout=200)
+    assert done.returncode == 2
+    assert "cannot be used (Address already in use)" in done.stderr
+
+
+def test_a_finished_run_cannot_be_resumed(federation):
+    done = call("deploy", "run", federation.root, "--resume", timeout=200)
+    assert done.returncode == 2
+    assert "there is no unfinished run" in done.stderr
