@@ -7,6 +7,7 @@ strides are arguments, so a cropped kernel (its taps that ever meet the input) a
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,27 +34,15 @@ def _forward(
     x += client * xc + picture.to(tl.int64)[:, None] * xb
     w += client * wc + n.to(tl.int64)[None, :] * wo
     total = tl.zeros((BM, BN), tl.float32)
-    if I % BK == 0:  # a block lies within one tap
-        for at in range(0, KH * KW * I, BK):
-            tap, i = at // I, at % I + tl.arange(0, BK)
-            i = tl.max_contiguous(tl.multiple_of(i, BK), BK)
-            v, u = tap // KW, tap % KW
-            p, q = top + v * DH, left + u * DW
-            inside = here & (p >= 0) & (p < H) & (q >= 0) & (q < W)
-            left_tile = tl.load(x + (p * xh + q * xw)[:, None] + i[None, :] * xi, inside[:, None], 0.0)
-            right_tile = tl.load(w + (v * wh + u * ww) + i[:, None] * wi, (n < n_out)[None, :], 0.0)
-            total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
-    else:
-        for at in range(0, KH * KW * I, BK):
-            k = at + tl.arange(0, BK)
-            tap, i = k // I, k % I
-            v, u = tap // KW, tap % KW
-            p, q = top[:, None] + (v * DH)[None, :], left[:, None] + (u * DW)[None, :]
-            inside = here[:, None] & (p >= 0) & (p < H) & (q >= 0) & (q < W) & (k < KH * KW * I)[None, :]
-            left_tile = tl.load(x + p * xh + q * xw + (i * xi)[None, :], inside, 0.0)
-            right = (k < KH * KW * I)[:, None] & (n < n_out)[None, :]
-            right_tile = tl.load(w + (v * wh + u * ww + i * wi)[:, None], right, 0.0)
-            total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
+    for at in range(0, KH * KW * I, BK):  # a block lies within one tap
+        tap, i = at // I, at % I + tl.arange(0, BK)
+        i = tl.max_contiguous(tl.multiple_of(i, BK), BK)
+        v, u = tap // KW, tap % KW
+        p, q = top + v * DH, left + u * DW
+        inside = here & (p >= 0) & (p < H) & (q >= 0) & (q < W)
+        left_tile = tl.load(x + (p * xh + q * xw)[:, None] + i[None, :] * xi, inside[:, None], 0.0)
+        right_tile = tl.load(w + (v * wh + u * ww) + i[:, None] * wi, (n < n_out)[None, :], 0.0)
+        total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
     if BIAS:
         total += tl.load(b + client * n_out + n, n < n_out, 0.0)[None, :]
     out = y + client * yc + m.to(tl.int64)[:, None] * n_out + n[None, :]
@@ -119,6 +108,8 @@ def _to_kernel(
     o = tl.program_id(0) // across * BM + tl.arange(0, BM)
     first = tl.program_id(0) % across * BN
     n = first + tl.arange(0, BN)
+    tap, i = first // I, first % I + tl.arange(0, BN)  # a block lies within one tap
+    i = tl.max_contiguous(tl.multiple_of(i, BN), BN)
     x += client * xc
     g += client * gc
     total = tl.zeros((BM, BN), tl.float32)
@@ -128,19 +119,10 @@ def _to_kernel(
         top, left = place // WIDE * SH - PH, place % WIDE * SW - PW
         there = m < tl.minimum(piece * part + part, rows)
         left_tile = tl.load(g + m.to(tl.int64)[None, :] * n_out + o[:, None], there[None, :] & (o < n_out)[:, None], 0.0)
-        if I % BN == 0:  # a block lies within one tap
-            tap, i = first // I, first % I + tl.arange(0, BN)
-            i = tl.max_contiguous(tl.multiple_of(i, BN), BN)
-            p, q = top + tap // KW * DH, left + tap % KW * DW
-            inside = there & (p >= 0) & (p < H) & (q >= 0) & (q < W)
-            spot = picture.to(tl.int64) * xb + p * xh + q * xw
-            right_tile = tl.load(x + spot[:, None] + (i * xi)[None, :], inside[:, None], 0.0)
-        else:
-            tap, i = n // I, n % I
-            p, q = top[:, None] + (tap // KW * DH)[None, :], left[:, None] + (tap % KW * DW)[None, :]
-            inside = there[:, None] & (p >= 0) & (p < H) & (q >= 0) & (q < W) & (n < KH * KW * I)[None, :]
-            spot = picture.to(tl.int64)[:, None] * xb + p * xh + q * xw
-            right_tile = tl.load(x + spot + (i * xi)[None, :], inside, 0.0)
+        p, q = top + tap // KW * DH, left + tap % KW * DW
+        inside = there & (p >= 0) & (p < H) & (q >= 0) & (q < W)
+        spot = picture.to(tl.int64) * xb + p * xh + q * xw
+        right_tile = tl.load(x + spot[:, None] + (i * xi)[None, :], inside[:, None], 0.0)
         total = tl.dot(left_tile.to(KIND), right_tile.to(KIND), total, input_precision=DOT)
     out = dw + piece.to(tl.int64) * dp + client * dc + o.to(tl.int64)[:, None] * (KH * KW * I) + n[None, :]
     tl.store(out, total, (o < n_out)[:, None] & (n < KH * KW * I)[None, :])
@@ -148,6 +130,7 @@ def _to_kernel(
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """x (C, B, I, H, W), w (C, O, I, kh, kw) -> (C, B, O, Ho, Wo) with channels last in memory."""
+    x, w = _whole(x), _whole(w)
     clients, batch, inside, height, width = x.shape
     out, (kh, kw) = w.shape[1], w.shape[3:]
     high = (height + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
@@ -181,10 +164,11 @@ def to_input(g: Tensor, w: Tensor, shape: torch.Size, stride: Pair, padding: Pai
 
 def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """The gradient of the kernel (C, O, I, kh, kw), float32, input channels last in memory; g (C, B, Ho, Wo, O) in order."""
+    given, x = x.shape[2], _whole(x)
     clients, _, inside, height, width = x.shape
     _, batch, high, wide, out = g.shape
     rows, columns = batch * high * wide, kernel[0] * kernel[1] * inside
-    how = _kernel_tiles(out, columns, rows, x.dtype)
+    how = _kernel_tiles(out, rows, inside, x.dtype)
     tiles = triton.cdiv(out, how["BM"]) * triton.cdiv(columns, how["BN"])
     wanted = 3 * PROGRAMS if how["num_warps"] == 2 else PROGRAMS  # long sums are cut, so that all units have work
     parts = max(1, min(wanted // (tiles * clients), rows // 128))
@@ -195,7 +179,7 @@ def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, d
         x, g, dw, rows, out, part, *x.stride(), g.stride(0), dw.stride(0), dw.stride(1),
         high, wide, height, width, inside, *kernel, *stride, *padding, *dilation, **_kind(precision, x.dtype), **how,
     )  # fmt: skip
-    return (dw[0] if parts == 1 else dw.sum(0)).permute(0, 1, 4, 2, 3)
+    return (dw[0] if parts == 1 else dw.sum(0))[..., :given].permute(0, 1, 4, 2, 3)
 
 
 PROGRAMS = 264
@@ -204,6 +188,23 @@ PROGRAMS = 264
 
 def _tiles(bm: int, bn: int, bk: int, warps: int) -> dict[str, int]:
     return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": 3}
+
+
+def _whole(v: Tensor) -> Tensor:
+    """Channels (the third axis) last in memory, filled up with zeros to a multiple of 16.
+
+    So a vector of them never reaches into the next tap. Where it does, its entries need masks of their own, and the
+    compiler (Triton 3.6) gets that wrong for some shapes.
+    """
+    last, lack = v.permute(0, 1, 3, 4, 2), -v.shape[2] % 16
+    if lack:
+        last = F.pad(last, (0, lack))
+    return (last if last.stride(-1) == 1 else last.contiguous()).permute(0, 1, 4, 2, 3)
+
+
+def _part(channels: int, most: int) -> int:
+    """The longest block, a power of two, that channels are a multiple of."""
+    return next((b for b in (64, 32, 16) if b <= most and channels % b == 0), 16)
 
 
 def _power(n: int, least: int, most: int) -> int:
@@ -220,21 +221,20 @@ def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> 
     while bm > 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS:
         bm //= 2
     few = triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS // 2
-    return _tiles(bm, bn, _power(k, 16, _depth(dtype)), 8 if few and bm * bn >= 4096 else 4)
+    return _tiles(bm, bn, _part(k, _depth(dtype)), 8 if few and bm * bn >= 4096 else 4)
 
 
 def _input_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
-    bm, bn, bk = _power(m, 16, 64), _power(n, 16, 64), _power(k, 16, _depth(dtype))
+    bm, bn, bk = _power(m, 16, 64), _power(n, 16, 64), _part(k, _depth(dtype))
     if bm == 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < 1000:
         bm = 32
     if bn == 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < 400:
-        bn, bk = 32, _power(k, 16, 64)
+        bn, bk = 32, _part(k, 64)
     return _tiles(bm, bn, bk, 2 if dtype == torch.float32 else 4)
 
 
-def _kernel_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, int]:
-    bn = 32 if n % 64 and n < 256 else _power(n, 16, 64)
-    return _tiles(_power(m, 16, 64), bn, _power(k, 16, _depth(dtype)), 2 if dtype == torch.float32 else 4)
+def _kernel_tiles(m: int, k: int, inside: int, dtype: torch.dtype) -> dict[str, int]:
+    return _tiles(_power(m, 16, 64), _part(inside, 64), _power(k, 16, _depth(dtype)), 2 if dtype == torch.float32 else 4)
 
 
 def _depth(dtype: torch.dtype) -> int:
