@@ -80,8 +80,10 @@ class Programs:
 
         Returns each client's loss summed over them: (C,) float64.
         """
+        kind = tree[self.model.params[0]].dtype
+        like: Any = {"dtype": kind, "device": shuffle.device}
         rates = {  # one for each client even where there is one for all, so that stacking settings changes nothing
-            n: v if isinstance(v, Tensor) and v.ndim else torch.full((len(shuffle),), float(v), device=shuffle.device)
+            n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(shuffle),), float(v), **like)
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
         inputs: State = {

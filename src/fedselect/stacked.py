@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedselect import kernels, random, rules
@@ -17,7 +18,7 @@ from fedselect.rules import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
 _LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
-_SLOW = {torch.conv1d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
+_SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,16 @@ class Forward(TorchFunctionMode):
 
     def __enter__(self) -> "Forward":
         self._drawn = _generators()
+        self._attention = sdpa_kernel(SDPBackend.MATH)  # the fused ones do not run for all clients at once
+        if self.stacked:
+            self._attention.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        if self.stacked:
+            self._attention.__exit__(kind, value, trace)
         if kind is None and self.key is not None and not all(map(torch.equal, _generators(), self._drawn)):
             raise InputError(
                 "the model draws random numbers other than by dropout while training; its numbers would depend on how "
@@ -83,6 +89,8 @@ class Forward(TorchFunctionMode):
             return _group_norm(*args, **kwargs)
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
+        if self.stacked and func is torch.conv1d:
+            return self._conv1d(*args, **kwargs)
         if self.stacked and func in _SLOW:
             self.slow.add(func.__name__)
         if func in _CHANNEL_DROPOUTS:
@@ -156,6 +164,18 @@ class Forward(TorchFunctionMode):
         return torch.conv2d(
             x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
         )
+
+    def _conv1d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """A convolution of pictures one row high."""
+        if isinstance(padding, str):
+            self.slow.add("conv1d with a named padding")
+            return torch.conv1d(x, weight, bias, stride, padding, dilation, groups)
+        stride, padding, dilation = (_pair(v)[0] for v in (stride, padding, dilation))
+        row = self._conv2d(x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, stride), (0, padding), (1, dilation), groups)
+        return row.squeeze(-2)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x.bfloat16() if self.precision == "bf16" else x

@@ -59,8 +59,7 @@ def test_a_client_alone_trains_as_in_company(case, model):
     sim.step()
 
     def client(ids: list[int]) -> dict[str, torch.Tensor]:
-        work, state, down = sim._open(torch.tensor(ids))
-        state, up = method.client(work, state, down)
+        state, up = method.client(sim._work(torch.tensor(ids), sim.round), *sim._open(torch.tensor(ids)))
         return {**{f"{k}/{n}": v for k, t in state.items() for n, v in t.items()}, "weight": up.weight}
 
     together = client([5, 4, 2, 0, 1, 3])
@@ -77,8 +76,7 @@ def test_permuting_clients_permutes_results(case, model):
         from fedselect.method import Received
         from fedselect.tree import MaskedSum
 
-        work, state, down = sim._open(ids)
-        state, up = method.client(work, state, down)
+        state, up = method.client(sim._work(ids, sim.round), *sim._open(ids))
         folded = MaskedSum()
         folded.add(up.values, up.sent, up.weight)
         after = method.server(sim.server, Received(ids, *folded.mean(), up.extra))
@@ -98,8 +96,7 @@ def test_a_poisoned_client_leaks_nowhere(case, model):
         if poison:
             train = sim._split["train"]
             train.x[train.start[2] : train.start[2] + train.n[2]] = torch.nan
-        work, state, down = sim._open(torch.arange(6))
-        state, _ = method.client(work, state, down)
+        state, _ = method.client(sim._work(torch.arange(6), sim.round), *sim._open(torch.arange(6)))
         results.append({f"{k}/{n}": v[[0, 1, 3, 4, 5]] for k, t in state.items() for n, v in t.items()})
     assert_equal(*results)
 

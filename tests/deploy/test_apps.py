@@ -90,7 +90,7 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     record = read_records(out / "metrics.jsonl")[-1]
     assert record["missed"] == {"1": "not connected", "2": "not connected"}
     assert record["rejected"] == {"node 101": "the node configuration must name partition-id and vault."}
-    page = write_report(out).read_text()
+    page = write_report([out]).read_text()
     assert "<li>client 2: 1, 2</li>" in page
     assert "round 1, node 101 was turned away: the node configuration must name" in page
 
