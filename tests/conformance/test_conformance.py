@@ -76,7 +76,7 @@ def test_permuting_clients_permutes_results(case, model):
         from fedselect.method import Received
         from fedselect.tree import MaskedSum
 
-        state, up = method.client(sim._work(ids, sim.round), *sim._open(ids))
+        _, up = method.client(sim._work(ids, sim.round), *sim._open(ids))
         folded = MaskedSum()
         folded.add(up.values, up.sent, up.weight)
         after = method.server(sim.server, Received(ids, *folded.mean(), up.extra))

@@ -1,9 +1,11 @@
 """Several processes, each with a share of the clients: torchrun starts them, torch.distributed carries the sums."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,18 +36,25 @@ def joined() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    signal.signal(signal.SIGTERM, _lost)  # torchrun ends those that are left
     try:
         yield
     except (RuntimeError, dist.DistError) as e:
         if isinstance(e, torch.cuda.OutOfMemoryError):
             raise
-        raise RunError(
-            f"a process of this run was lost ({str(e).splitlines()[0]}); go on from the last checkpoint with fedselect resume, "
-            "with as many processes as you like."
-        ) from e
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        raise _loss(str(e).splitlines()[0]) from e
+    dist.destroy_process_group()
+
+
+def _lost(signum: int, frame: FrameType | None) -> None:
+    raise _loss("torchrun stopped this one")
+
+
+def _loss(reason: str) -> RunError:
+    return RunError(
+        f"a process of this run was lost ({reason}); go on from the last checkpoint with fedselect resume, with as many "
+        "processes as you like."
+    )
 
 
 def own(ids: Tensor) -> Tensor:

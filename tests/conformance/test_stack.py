@@ -1,0 +1,117 @@
+"""Several runs as one program: each comes out bit for bit as it would alone."""
+
+import pytest
+import torch
+from cases import MODELS, TRAINING, federation
+
+import fedselect as fs
+from fedselect.simulate import Simulation
+from fedselect.simulate.stack import Stack, stacks
+
+SETTINGS = {
+    "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
+    "fedselect, some keep nothing": (fs.FedSelect, [{"limit": 0.0}, {"limit": 0.2}, {"limit": 0.0}, {"limit": 1.0}]),
+    "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
+    "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
+    "ditto": (fs.Ditto, [{"lam": 0.1}, {"lam": 0.5}]),
+    "fedpac": (fs.FedPAC, [{}, {"lam": 0.3}]),
+    "lotteryfl": (fs.LotteryFL, [{}, {"rate": 0.3}]),
+}  # fmt: skip
+
+
+def runs(case, model):
+    method, settings = SETTINGS[case]
+    out = []
+    for seed in (11, 3):
+        for setting in settings:
+            data = federation()
+            out.append(Simulation(method(**setting), MODELS[model](data), data, seed=seed, training=TRAINING))
+    return out
+
+
+def without_time(record):
+    return {k: v for k, v in record.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_run_in_a_stack_is_the_run_alone(case, model):
+    stacked, alone = runs(case, model), runs(case, model)
+    assert len({stacks(run) for run in stacked}) == 1
+    stack = Stack(stacked)
+    for _ in range(3):
+        for got, run in zip(stack.step(), alone, strict=True):
+            assert without_time(got) == without_time(run.step())
+    everybody = range(alone[0].clients)
+    for one, other in zip(stacked, alone, strict=True):
+        for view in ("local", "merged"):
+            ours, theirs = one.models(everybody, view), other.models(everybody, view)
+            assert all(torch.equal(v, theirs[n]) for n, v in ours.items())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda d: Simulation(fs.FedSelect(epochs=4), MODELS["mlp"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedAvg(), MODELS["mlp"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedSelect(), MODELS["cnn-batchnorm"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=fs.Training(batch_size=5)),
+        lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, eval_every=2),
+        lambda d: Simulation(fs.FedSelect(scope="tensor"), MODELS["mlp"](d), d, training=TRAINING),
+    ],
+    ids=["epochs", "method", "model", "batch", "evaluation", "scope"],
+)
+def test_runs_that_differ_in_more_than_numbers_do_not_stack(other):
+    data = federation()
+    one = Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING)
+    assert stacks(one) is not None
+    assert stacks(one) != stacks(other(data))
+
+
+def test_a_run_that_diverges_leaves_the_others_alone():
+    data = federation()
+
+    def made():
+        return [Simulation(fs.FedAvg(lr=lr), MODELS["mlp"](data), data, training=TRAINING) for lr in (0.05, 1e30, 0.02)]
+
+    stack, (first, _, last) = Stack(made()), made()
+    outcomes = stack.step()
+    assert isinstance(outcomes[1], fs.TrainingError)
+    assert "is no longer finite" in str(outcomes[1])
+    first.step(), last.step()
+    for got, run in zip(stack.step(), (first, last), strict=True):
+        assert without_time(got) == without_time(run.step())
+
+
+def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch):
+    data = federation()
+    sims = [Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING, chunk=c) for c in (2, 6)]
+    do = sims[1]._do
+
+    def tight(job):
+        if job.what != "join" and len(job.ids) > 2:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return do(job)
+
+    monkeypatch.setattr(sims[1], "_do", tight)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.warns(UserWarning, match="memory is full; going on with"):
+        got = sims[1].step()
+    assert sims[1].chunk <= 2
+    assert without_time(got) == without_time(sims[0].step())
+    assert without_time(sims[1].step()) == without_time(sims[0].step())
+
+
+def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
+    data = federation()
+    sim = Simulation(fs.FedAvg(), MODELS["mlp"](data), data, training=TRAINING, chunk=1)
+
+    def full(job):
+        if job.what == "client":
+            raise torch.cuda.OutOfMemoryError("no room")
+        return real(job)
+
+    real = sim._do
+    monkeypatch.setattr(sim, "_do", full)
+    with pytest.raises(fs.RunError, match="one client alone does not fit"):
+        sim.step()

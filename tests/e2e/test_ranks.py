@@ -1,0 +1,72 @@
+"""One run in several processes: torchrun, gloo, on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RUN = ["run", "--data", "digits", "--clients", "5", "--train", "40", "--test", "20", "--model", "mlp", "--method"]
+
+
+def start(*args, processes=1):
+    alone = [sys.executable, "-m", "fedselect"]
+    many = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        "-m",
+        "fedselect",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*(alone if processes == 1 else many), *map(str, args)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-2000:]
+    return out
+
+
+def records(out):
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (out / "metrics.jsonl").open()]
+
+
+def test_two_processes_find_what_one_finds(tmp_path):
+    """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort."""
+    how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross"]
+    waiting = [start(*how, "--out", tmp_path / str(n), processes=n) for n in (1, 2)]
+    shown = [finish(p) for p in waiting]
+    one, two = (records(tmp_path / n) for n in "12")
+    assert [r["clients"]["accuracy"] for r in one] == [r["clients"]["accuracy"] for r in two]
+    assert [r["bytes_up"] for r in one] == [r["bytes_up"] for r in two]
+    for a, b in zip(one, two, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
+    cross = [json.loads((tmp_path / n / "summary.json").read_text())["cross"] for n in "12"]
+    assert cross[0] == cross[1]
+    assert shown[1].count("round 3/3") == 1  # one process speaks
+
+
+def test_a_lost_process_ends_the_run_and_any_number_goes_on(tmp_path):
+    how = [*RUN, "fedselect", "--rounds", "400"]
+    whole = start(*how, "--out", tmp_path / "whole", "--rounds", "400")
+    broken = start(*how, "--out", tmp_path / "broken", processes=2)
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "broken" / "checkpoint").glob("0*")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    children = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, err = broken.communicate(timeout=120)
+    assert broken.returncode != 0
+    assert "a process of this run was lost" in err
+    assert "fedselect resume" in err
+    finish(start("resume", tmp_path / "broken"))
+    finish(whole)
+    assert records(tmp_path / "broken") == records(tmp_path / "whole")
