@@ -36,7 +36,10 @@ def finish(process):
 
 
 def records(out):
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (out / "metrics.jsonl").open()]
+    return [
+        {k: v for k, v in json.loads(line).items() if k != "seconds"}
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_two_processes_find_what_one_finds(tmp_path):

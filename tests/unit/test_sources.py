@@ -207,7 +207,9 @@ def test_a_truncated_archive(tmp_path, patches, share):
         cifar10(tmp_path)
 
 
-@pytest.mark.parametrize("raw", [b"", b"<html>not found</html>", gzip.compress(b"hello")])
+@pytest.mark.parametrize(
+    "raw", [b"", b"<html>not found</html>", gzip.compress(b"hello")], ids=["empty", "a page", "no archive"]
+)
 def test_an_archive_that_is_none(tmp_path, raw):
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(raw)
     with pytest.raises(DataError, match=r"truncated or damaged|lacks"):
