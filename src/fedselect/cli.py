@@ -61,6 +61,9 @@ Fraction = Annotated[float | None, typer.Option(help="Share of clients that trai
 Late = Annotated[str | None, typer.Option(help="COUNT@ROUND: the last COUNT clients join in that round.")]
 EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every so many rounds. (default: 1)")]
 Chunk = Annotated[str | None, typer.Option(help="Clients that train side by side, or auto. (default: auto)")]
+Rows = Annotated[
+    str | None, typer.Option(help="What rests of a client between rounds: all, or personal (packed). (default: auto)")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")]
 Precision = Annotated[
     str | None, typer.Option(help="Of matrix products: float32, or on a GPU tf32 or bf16. (default: tf32 on a GPU)")
@@ -96,6 +99,7 @@ def run(
     late: Late = None,
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
+    rows: Rows = None,
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
@@ -112,7 +116,7 @@ def run(
     flags = _flags(ctx.args)
     made = _config(
         raw, method, data, model, flags,
-        rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+        rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
         precision=precision, deterministic=deterministic, cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
@@ -135,6 +139,7 @@ def compare(
     late: Late = None,
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
+    rows: Rows = None,
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
@@ -161,7 +166,7 @@ def compare(
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
-                rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
+                rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
                 precision=precision, deterministic=deterministic, cross=cross, preset=preset,
             )  # fmt: skip
     out = out or _free("compare")
@@ -184,6 +189,7 @@ def sweep(
     late: Late = None,
     eval_every: EvalEvery = None,
     chunk: Chunk = None,
+    rows: Rows = None,
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
@@ -206,8 +212,8 @@ def sweep(
         for s in _seeds(seeds):
             made = _config(
                 raw, method, data, model, one,
-                rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
-                precision=precision, deterministic=deterministic, cross=cross, preset=preset,
+                rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
+                device=device, precision=precision, deterministic=deterministic, cross=cross, preset=preset,
             )  # fmt: skip
             runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
     out = out or _free("sweep")
