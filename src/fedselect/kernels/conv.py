@@ -130,6 +130,9 @@ def _to_kernel(
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """x (C, B, I, H, W), w (C, O, I, kh, kw) -> (C, B, O, Ho, Wo) with channels last in memory."""
+    if _few(x, w.shape[4]):
+        x, w = _runs(x, w.shape[4], stride[1], padding[1]), _as_runs(w)
+        stride, padding = (stride[0], 1), (padding[0], 0)
     x, w = _whole(x), _whole(w)
     clients, batch, inside, height, width = x.shape
     out, (kh, kw) = w.shape[1], w.shape[3:]
@@ -164,7 +167,13 @@ def to_input(g: Tensor, w: Tensor, shape: torch.Size, stride: Pair, padding: Pai
 
 def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """The gradient of the kernel (C, O, I, kh, kw), float32, input channels last in memory; g (C, B, Ho, Wo, O) in order."""
-    given, x = x.shape[2], _whole(x)
+    given = x.shape[2]
+    if _few(x, kernel[1]):
+        x = _runs(x, kernel[1], stride[1], padding[1])
+        runs = to_kernel(x, g, (kernel[0], 1), (stride[0], 1), (padding[0], 0), dilation, precision)
+        last = runs.permute(0, 1, 3, 4, 2)[..., : kernel[1] * given]
+        return last.reshape(*last.shape[:3], kernel[1], given).permute(0, 1, 4, 2, 3)
+    x = _whole(x)
     clients, _, inside, height, width = x.shape
     _, batch, high, wide, out = g.shape
     rows, columns = batch * high * wide, kernel[0] * kernel[1] * inside
@@ -200,6 +209,31 @@ def _whole(v: Tensor) -> Tensor:
     if lack:
         last = F.pad(last, (0, lack))
     return (last if last.stride(-1) == 1 else last.contiguous()).permute(0, 1, 4, 2, 3)
+
+
+def _few(x: Tensor, wide: int) -> bool:
+    return x.shape[2] < 16 and wide > 1
+
+
+def _runs(x: Tensor, wide: int, stride: int, padding: int) -> Tensor:
+    """With few channels, the taps of a kernel's row as channels: they lie side by side, so this is a view of the padded input.
+
+    (C, B, I, H, W) -> (C, B, wide * I and more, H, Wo). What is more reaches into the pixels that follow in the same row,
+    where the kernel has zeros.
+    """
+    inside, width = x.shape[2], x.shape[4]
+    many = -(-wide * inside // 16) * 16
+    slack = -(-(many - wide * inside) // inside)
+    last = F.pad(x.permute(0, 1, 3, 4, 2), (0, 0, padding, padding + slack)).contiguous()
+    c, b, h, w, _ = last.stride()
+    size = (*last.shape[:3], (width + 2 * padding - wide) // stride + 1, many)
+    return last.as_strided(size, (c, b, h, stride * w, 1)).permute(0, 1, 4, 2, 3)
+
+
+def _as_runs(w: Tensor) -> Tensor:
+    """(C, O, I, kh, kw) -> (C, O, kw * I, kh, 1), as `_runs` has its channels."""
+    clients, out, inside, kh, kw = w.shape
+    return w.permute(0, 1, 3, 4, 2).reshape(clients, out, kh, 1, kw * inside).permute(0, 1, 4, 2, 3)
 
 
 def _part(channels: int, most: int) -> int:

@@ -176,7 +176,7 @@ class Simulation:
             finite.watch(ids, self.method.local(state), up.values)
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
-        ranks.add_up(folded)
+        ranks.add_up(folded, self.device)
         self.server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
         self.round += 1
         if evaluate:

@@ -86,11 +86,10 @@ def everywhere(value: Any) -> list[Any]:
     return out
 
 
-def add_up(folded: MaskedSum) -> None:
+def add_up(folded: MaskedSum, device: torch.device) -> None:
     """Sums over the clients of all processes, in place: two all-reduces, of values and of weights."""
     if world() == 1:
         return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mine = {n: (v.shape, folded.dtypes[n]) for n, v in folded.total.items()}
     known = {n: it for theirs in everywhere(mine) for n, it in theirs.items()}
     for part in (folded.total, folded.weight):
