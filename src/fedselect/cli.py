@@ -23,10 +23,12 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.export import export
 from fedselect.experiments.flags import configure as _config
 from fedselect.experiments.flags import flags as _flags
+from fedselect.experiments.flags import numbers, words
 from fedselect.experiments.live import live as serve
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
 from fedselect.experiments.report.figures import write_figures
+from fedselect.experiments.reproduce.command import reproduce
 from fedselect.experiments.track import tracking
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -42,6 +44,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is.")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.command()(reproduce)
 console = Console()
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -157,7 +160,7 @@ def compare(
     flags = _flags(ctx.args)
     runs = {}
     for name in names:
-        for s in _seeds(seeds) if seeds else own_seeds:
+        for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
@@ -203,7 +206,7 @@ def sweep(
     runs = {}
     for values in itertools.product(*flags.values()):
         one = dict(zip(flags, values, strict=True))
-        for s in _seeds(seeds):
+        for s in numbers(seeds):
             made = _config(
                 raw, method, data, model, one,
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, device=device,
@@ -377,20 +380,13 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
         return list(listed)
     if methods in (None, "all"):
         return list(METHODS)
-    names = [m.strip() for m in (methods or "").split(",") if m.strip()]
+    names = words(methods or "")
     for name in names:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
     if not names:
         raise InputError("name at least one method: --methods fedselect,fedavg.")
-    return list(dict.fromkeys(names))
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(s) for s in text.split(",")))
-    except ValueError:
-        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+    return names
 
 
 def _free(name: str) -> Path:

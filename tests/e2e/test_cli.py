@@ -37,7 +37,7 @@ def halfway(done):
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
     manifest = done / "checkpoint" / "000002" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner._identity(config)}))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner.identity(config)}))
     return done
 
 
