@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedselect.errors import DataError, InputError
+from fedselect.errors import DataError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce import shared, tune, write
 from fedselect.experiments.reproduce.outcome import Block, blocks
@@ -61,11 +61,11 @@ def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
             if asked:
                 raise
             missing[name] = str(e)
-    for name, why in missing.items():
-        warnings.warn(f"the column {name} is left out: {why}", stacklevel=2)
     left = [replace(t, on=tuple(c for c in t.on if c not in missing)) for t in targets]
     if not any(t.on for t in left):
-        raise InputError(f"there is no data for {', '.join(t.name for t in targets)}: {next(iter(missing.values()))}")
+        raise DataError(f"there is no data for {', '.join(t.name for t in targets)}: {next(iter(missing.values()))}")
+    for name, why in missing.items():
+        warnings.warn(f"the column {name} is left out: {why}", stacklevel=2)
     return [t for t in left if t.on]
 
 

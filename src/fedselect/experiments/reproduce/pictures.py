@@ -40,6 +40,7 @@ def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
     figure, axes = canvas(5.6, 3.1)
     sizes = [s.data["train"] for s in target.settings]
     methods = [r.method for r in target.rows]
+    published = any(e.paper is not None for b in found for e in b.entries)
     for row, (colour, _) in zip(target.rows, colours(methods), strict=True):
         own = [next(e for e in b.entries if e.row == row.name) for b in found]
         look: dict[str, Any] = {"color": colour, "linewidth": 2.0 if row.method == "fedselect" else 1.1, "markersize": 3}
@@ -48,11 +49,12 @@ def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
             for values in ([e.mean for e in own], [e.std or 0.0 for e in own], [e.paper for e in own])
         )
         axes.errorbar(sizes, mean, std, marker="o", label=row.name, **look)
-        axes.plot(sizes, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
+        if published:
+            axes.plot(sizes, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(s) for s in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("training images a client (dotted: the paper)")
+    axes.set_xlabel("training images a client" + (" (dotted: the paper)" if published else ""))
     axes.set_ylabel("mean client accuracy, %")
     axes.legend(frameon=False, fontsize=7, ncols=2)
     return figure

@@ -52,8 +52,11 @@ class How:
 
     @property
     def suffix(self) -> str:
-        """The same for the name of a file."""
-        return (f"-scaled-{self.scale:g}" if self.scale < 1 else "") + (f"-rounds-{self.rounds}" if self.rounds else "")
+        """What the name of a file says of this."""
+        said = ["paper-rates"] if self.rates == "paper" else []
+        said += [f"scaled-{self.scale:g}"] if self.scale < 1 else []
+        said += [f"rounds-{self.rounds}"] if self.rounds is not None else []
+        return "".join(f"-{s}" for s in said)
 
 
 @dataclass(frozen=True)

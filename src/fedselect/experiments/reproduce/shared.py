@@ -42,13 +42,18 @@ def finish(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) ->
         free = {str(place): config for place, config in left.items() if not in_use(place)}
         for group in groups(free):
             _take({Path(name): free[name] for name in group}, stop, told)
+            _tick_off(left, told)
         if stop():
             raise Stopped("stopped; the same command goes on.")
-        for place in [p for p in left if done(p)]:
-            told.done(left.pop(place))
+        _tick_off(left, told)
         if left and all(in_use(place) for place in left):
             told.waiting(len(left))
             time.sleep(WAIT)
+
+
+def _tick_off(left: dict[Path, Config], told: Told) -> None:
+    for place in [p for p in left if done(p)]:
+        told.done(left.pop(place))
 
 
 def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
