@@ -58,6 +58,7 @@ class Block:
 
     column: str
     setting: str | None
+    weights: str | None  # the file that models start from
     entries: tuple[Entry, ...]
 
     @property
@@ -71,7 +72,11 @@ def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
     for cell in cells(target, how, tuned):
         found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
     return [
-        Block(*key, tuple(_ranked(target, [_entry(target, own, folder) for own in rows.values()])))
+        Block(
+            *key,
+            next(iter(rows.values()))[0].config.model.get("weights"),
+            tuple(_ranked(target, [_entry(target, own, folder) for own in rows.values()])),
+        )
         for key, rows in found.items()
     ]
 

@@ -12,14 +12,15 @@ from rich.table import Table
 from fedselect.experiments.paper import PUBLISHED
 from fedselect.experiments.reproduce.outcome import TEST, Block, Entry
 from fedselect.experiments.reproduce.plan import How
-from fedselect.experiments.reproduce.protocol import Target
+from fedselect.experiments.reproduce.protocol import Target, read_column
 from fedselect.experiments.tables import tex
 
 
 def about(target: Target, how: How) -> str:
     """What a reader must know of these numbers."""
     said = [f"mean client accuracy on own test data, %, {len(how.seeds)} seed{'s' if len(how.seeds) > 1 else ''}"]
-    said.append("rates as in the paper" if how.rates == "paper" else "rates tuned on held-out training data")
+    published = "the protocol files" if any(read_column(c).stands_for for c in target.on) else "the paper"
+    said.append(f"rates as in {published}" if how.rates == "paper" else "rates tuned on held-out training data")
     return "; ".join([*said, *([how.mark] if how.mark else [])])
 
 
@@ -47,6 +48,8 @@ def render(target: Target, block: Block, how: How) -> Table:
 def notes(target: Target, block: Block) -> list[str]:
     """What the table's signs mean, and runs that came to nothing."""
     said = [f"{e.row}: {len(e.failed)} seed(s) without a number: {e.failed[0]}" for e in block.entries if e.failed]
+    if block.weights:
+        said.append(f"starts from the weights in {block.weights}")
     if target.against is not None and any(e.compared for e in block.entries):
         said.append(f"gain: {target.against} less this row, in points; p: {TEST}; n: pairs")
     return said
@@ -102,6 +105,7 @@ def as_json(target: Target, found: Sequence[Block], how: How, tuned: dict[str, A
                 "data": b.column,
                 "setting": b.setting,
                 "title": b.title,
+                "weights": b.weights,
                 "rows": [
                     {**asdict(e), "mean": e.mean, "std": e.std, "difference": None if how.mark else e.difference}
                     for e in b.entries
