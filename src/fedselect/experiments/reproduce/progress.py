@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from fedselect.experiments.config import Config
-from fedselect.experiments.progress import describe
 from fedselect.experiments.reproduce.plan import name_of
 from fedselect.simulate.notes import Record
 
@@ -23,7 +23,7 @@ class Overall:
         self.here = self.elsewhere = 0  # rounds that this process ran, and those it found done
         self._at: dict[str, int] = {}
         self._waits = False
-        self._task = bars.add_task("", total=None, note="reading data") if bars else None
+        self._task = bars.add_task("", total=None, left="", note="reading data") if bars else None
 
     def expect(self, runs: int, rounds: int) -> None:
         """So much is ahead, counting what is done already in this command."""
@@ -37,8 +37,7 @@ class Overall:
             self.elsewhere += record["round"] - 1
         self.here += 1
         self._at[name] = record["round"]
-        said = describe(record) if record["accuracy"] is not None else ""
-        self._draw(f"{_label(config)}  {said}")
+        self._draw(_label(config))
 
     def done(self, config: Config) -> None:
         self.finished += 1
@@ -70,7 +69,8 @@ class Overall:
             self.bars.update(
                 self._task,
                 description=f"{self.finished}/{self.runs} runs",
-                note=f"{self.left}  {note}",
+                left=self.left,
+                note=note,
                 completed=self.here + self.elsewhere,
                 total=self.total or None,
             )
@@ -85,10 +85,11 @@ def overall(console: Console, quiet: bool) -> Iterator[Overall]:
         yield Overall(console, None, quiet)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("rounds"),
-        TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )  # fmt: skip
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns, console=console, expand=True) as bars:
         yield Overall(console, bars, quiet)
 
 
