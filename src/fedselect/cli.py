@@ -121,7 +121,7 @@ def run(
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, 1, quiet, live, port, track) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
-    _say_outcome(result.accuracy, out)
+    _say_outcome(made, result.accuracy, out)
 
 
 @app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone.")
@@ -395,8 +395,8 @@ def _free(name: str) -> Path:
     return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
 
 
-def _say_outcome(accuracy: float, out: Path) -> None:
-    _say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own test data)  in {out}")
+def _say_outcome(config: Config, accuracy: float, out: Path) -> None:
+    _say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,8 @@ from fedselect.experiments.labels import labels
 from fedselect.experiments.runner import finished
 from fedselect.files import read_json
 
+DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
+
 
 @dataclass(frozen=True)
 class Row:
@@ -66,9 +68,8 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 def render(found: Sequence[Row]) -> Table:
     seeds = len(found[0].seeds)
     crossed = any(r.others is not None for r in found)
-    kind = {"test": "test", "val": "validation"}[found[0].score]
     table = Table(
-        title=f"mean client accuracy on own {kind} data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
+        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=not crossed,  # a column more has to fit in 80
