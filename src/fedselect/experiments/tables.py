@@ -68,8 +68,9 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 def render(found: Sequence[Row]) -> Table:
     seeds = len(found[0].seeds)
     crossed = any(r.others is not None for r in found)
+    many = "s, ± standard deviation" if seeds > 1 else ""
     table = Table(
-        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
+        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{many}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=not crossed,  # a column more has to fit in 80
