@@ -23,10 +23,12 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.export import export
 from fedselect.experiments.flags import configure as _config
 from fedselect.experiments.flags import flags as _flags
+from fedselect.experiments.flags import numbers, words
 from fedselect.experiments.live import live as serve
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
 from fedselect.experiments.report.figures import write_figures
+from fedselect.experiments.reproduce.command import reproduce
 from fedselect.experiments.track import tracking
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -42,6 +44,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is.")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.command()(reproduce)
 console = Console()
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -122,7 +125,7 @@ def run(
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, 1, quiet, live, port, track) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
-    _say_outcome(result.accuracy, out)
+    _say_outcome(made, result.accuracy, out)
 
 
 @app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone.")
@@ -162,7 +165,7 @@ def compare(
     flags = _flags(ctx.args)
     runs = {}
     for name in names:
-        for s in _seeds(seeds) if seeds else own_seeds:
+        for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
@@ -209,7 +212,7 @@ def sweep(
     runs = {}
     for values in itertools.product(*flags.values()):
         one = dict(zip(flags, values, strict=True))
-        for s in _seeds(seeds):
+        for s in numbers(seeds):
             made = _config(
                 raw, method, data, model, one,
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
@@ -383,20 +386,13 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
         return list(listed)
     if methods in (None, "all"):
         return list(METHODS)
-    names = [m.strip() for m in (methods or "").split(",") if m.strip()]
+    names = words(methods or "")
     for name in names:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
     if not names:
         raise InputError("name at least one method: --methods fedselect,fedavg.")
-    return list(dict.fromkeys(names))
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(s) for s in text.split(",")))
-    except ValueError:
-        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+    return names
 
 
 def _free(name: str) -> Path:
@@ -405,8 +401,8 @@ def _free(name: str) -> Path:
     return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
 
 
-def _say_outcome(accuracy: float, out: Path) -> None:
-    _say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own test data)  in {out}")
+def _say_outcome(config: Config, accuracy: float, out: Path) -> None:
+    _say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
 
 
 def _say(text: str) -> None:

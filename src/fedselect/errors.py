@@ -5,6 +5,7 @@ FedselectError
 ├── DataError           data that is missing, damaged or does not fit what was asked
 ├── TrainingError       numbers that stopped being finite, naming client, round and tensor
 └── RunError            a run directory that cannot be written or read
+    ├── BusyError           a directory in which another process is at work
     └── CheckpointError     a checkpoint that is damaged or belongs to another run
 """
 
@@ -29,6 +30,10 @@ class TrainingError(FedselectError):
 
 
 class RunError(FedselectError):
+    pass
+
+
+class BusyError(RunError):
     pass
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedselect.errors import RunError
+from fedselect.errors import BusyError, RunError
 
 
 def is_part(path: Path) -> bool:
@@ -58,16 +58,16 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """One process at a time in a directory."""
+def locked(out: Path, wait: bool = False) -> Iterator[None]:
+    """One process at a time in a directory; another is told so, or waits."""
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
         handle = os.fdopen(os.open(out / ".lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise RunError(f"{out} is in use by another process; wait for it or choose another --out.") from None
+            raise BusyError(f"{out} is in use by another process; wait for it or choose another --out.") from None
         yield
 
 

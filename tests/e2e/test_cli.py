@@ -37,7 +37,7 @@ def halfway(done):
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
     manifest = done / "checkpoint" / "000002" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner._identity(config)}))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner.identity(config)}))
     return done
 
 
@@ -73,6 +73,17 @@ def test_flags_override_a_file(cli, done, tmp_path):
     cli("run", "--config", done / "config.json", "-q", "--rounds", 1, "--limit", 0.1, "--out", tmp_path / "b")
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert (config["rounds"], config["method"]["limit"], config["data"]["clients"]) == (1, 0.1, 3)
+
+
+def test_a_run_can_be_scored_on_held_out_training_data(cli, tmp_path):
+    (tmp_path / "c.toml").write_text('score = "val"\n')
+    args = ("--config", tmp_path / "c.toml", *TINY, "--val", 5, "--rounds", 1)
+    assert "own validation data" in cli("run", *args, "--out", tmp_path / "a").out
+    assert "own validation data" in cli("compare", *args, "--methods", "fedselect", "--out", tmp_path / "b").out
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["score"] == "val"
+    assert all((5 * accuracy) % 1 == pytest.approx(0) for accuracy in summary["clients"])  # five images each, not ten
+    assert "no validation data" in cli("run", *args, "--val", 0, "--out", tmp_path / "c").sentence()
 
 
 def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, tmp_path):

@@ -229,6 +229,40 @@ def test_the_page_says_what_the_runs_say(browser, compared):
     assert browser.ask("document.querySelector('#environment').textContent.includes('commit')")
 
 
+@pytest.fixture
+def deployed(tmp_path):
+    """A run whose summary says, as that of a deployment does, who was away."""
+    runner.start(config("fedselect", 0), tmp_path / "d")
+    path = tmp_path / "d" / "summary.json"
+    away = {"missed": {"2": [1, 3]}, "rejected": [{"round": 3, "who": "client 2", "why": "its values are <b>not finite</b>"}]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **away}))
+    return tmp_path / "d"
+
+
+def test_who_missed_a_round_is_gathered_from_deployed_runs_alone(compared, deployed):
+    assert [(r["missed"], r["rejected"]) for r in gather([compared])["runs"]] == [(None, [])] * 6
+    (run,) = gather([deployed])["runs"]
+    assert run["missed"] == {"2": [1, 3]}
+    assert run["rejected"][0]["who"] == "client 2"
+
+
+@needs_chromium
+def test_the_page_says_who_missed_which_round(browser, compared, deployed):
+    show(browser, deployed)
+    rows = "[...document.querySelectorAll('#missed tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    assert browser.ask(rows) == [
+        ["fedselect, seed 0", "2", "1, 3"],
+        ["fedselect, seed 0", "3", "client 2", "its values are <b>not finite</b>"],
+    ]
+    browser.click("button[data-client='1']")
+    browser.wait("location.hash === '#client=1'")
+    assert browser.ask(rows) == []
+    assert "Client 1 never missed a round." in browser.ask("document.querySelector('#missed').innerText")
+    assert browser.problems == []
+    show(browser, compared)
+    assert browser.ask("document.querySelector('#missed').hidden")
+
+
 @needs_chromium
 def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compared, tmp_path):
     data = gather([compared])

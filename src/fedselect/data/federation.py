@@ -87,6 +87,14 @@ class Federation:
         """The classes a client has in its training data."""
         return sorted(set(self.clients[client].train[1].tolist()))
 
+    def on_validation(self) -> "Federation":
+        """The same clients, scored on their validation samples: the test samples are not in it."""
+        for i, client in enumerate(self.clients):
+            if client.val is None:
+                raise DataError(f"client {client.name or i} has no validation data to be scored on; hold some out with val.")
+        pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
+        return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
+
     def split(self, part: str, dtype: torch.dtype) -> Split:
         """All clients' samples of one part (train, val or test) in one pool; pictures stay as they are."""
         x0, y0 = self.clients[0].train

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from fedselect.data import DATA, Federation
 from fedselect.errors import InputError, unknown
@@ -45,6 +45,9 @@ class Config:
     precision: str = "auto"  # of matrix products: float32, or on a GPU tf32 (auto) or bf16
     deterministic: bool = False  # refuse operations whose result on a GPU may differ from one time to the next
     cross: bool = False  # also evaluate every client's model on every other client's data, at the end
+    score: Literal["test", "val"] = (
+        "test"  # what accuracy is measured on; val: what is held out of training data, test stays unseen
+    )
     preset: str | None = None  # published values that were filled in; kept for the record
 
     def complete(self) -> "Config":
@@ -80,7 +83,8 @@ class Config:
         return Training(**self.training)
 
     def make_data(self) -> Federation:
-        return build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+        data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+        return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
         return build("model", self.model["name"], MODELS, _rest(self.model), data=data)

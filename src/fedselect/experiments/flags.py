@@ -23,6 +23,19 @@ def flags(args: list[str]) -> dict[str, str]:
     return found
 
 
+def words(text: str) -> list[str]:
+    """Names with commas between."""
+    return list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
+
+
+def numbers(text: str) -> list[int]:
+    """Seeds with commas between."""
+    try:
+        return list(dict.fromkeys(int(s) for s in text.split(",")))
+    except ValueError:
+        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+
+
 def configure(
     raw: dict[str, Any],
     method: str | None,

@@ -35,7 +35,7 @@ Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
 OWN = {
     "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
-    "report.html", "track", ".lock",
+    "failed.json", "report.html", "track", ".lock",
 }  # fmt: skip
 MADE = re.compile(  # from a run, by `export` and `report --figures`
     r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
@@ -58,12 +58,12 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
     if ranks.rank() == 0:
         _may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
-    with _locked(out), _ctrl_c() as stop:
+    with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             _clear(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
-        (run,) = _go_on([out], stop, watch, simulation)
+        (run,) = go_on([out], stop, watch, simulation)
         return Result(run.simulation, run.history)
 
 
@@ -74,7 +74,7 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
         _may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
-    with _locked(out), _ctrl_c() as stop:
+    with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             _clear(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
@@ -86,11 +86,11 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
     if not any((out / f).exists() for f in ("compare.json", "config.json")):
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
-    with locked(out), _ctrl_c() as stop:
+    with locked(out), ctrl_c() as stop:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
         if not finished(out):
-            _go_on([out], stop, watch)
+            go_on([out], stop, watch)
         return [out]
 
 
@@ -110,7 +110,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     place = checkpoints.latest(out / "checkpoint")
     if place is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
-    run_id = _identity(config)
+    run_id = identity(config)
     simulation = config.simulation(*checkpoints.how(place, run_id))
     checkpoints.load(place, simulation, run_id)
     return config, simulation
@@ -124,18 +124,16 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
     """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
     failed: dict[str, str] = {}
-    for group in _groups({n: c for n, c in configs.items() if not finished(out / n)}):
+    for group in groups({n: c for n, c in configs.items() if not finished(out / n)}):
         with ExitStack() as locks:
             for name in group:
                 locks.enter_context(_locked(out / name))
-                if ranks.rank() == 0 and not (out / name / "config.json").exists():
-                    _clear(out / name)
-                    write_json(out / name / "config.json", configs[name].to_json())
+                prepare(out / name, configs[name])
             ranks.everywhere(None)
             if stop():
                 raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
             try:
-                for run in _go_on([out / name for name in group], stop, watch):
+                for run in go_on([out / name for name in group], stop, watch):
                     failed.update({run.out.name: run.failed} if run.failed else {})
             except Stopped as e:
                 raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
@@ -146,8 +144,15 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
     return [out / name for name in configs]
 
 
-def _groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
-    """Runs that may train as one program, as many at a time as fit; `_go_on` has the last word."""
+def prepare(out: Path, config: Config) -> None:
+    """Make a directory whose lock we hold that of this run, unless it is already."""
+    if ranks.rank() == 0 and not (out / "config.json").exists():
+        _clear(out)
+        write_json(out / "config.json", config.to_json())
+
+
+def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
+    """Runs that may train as one program, as many at a time as fit; `go_on` has the last word."""
     apart = ("seed", "method", "preset", "cross")
     alike: dict[Any, list[str]] = {}
     for name, config in configs.items():
@@ -167,7 +172,7 @@ class _Run:
         self.out = out
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
-        self._id = _identity(self.config)
+        self._id = identity(self.config)
         place = checkpoints.latest(out / "checkpoint")
         self.simulation = simulation or self.config.simulation(*(checkpoints.how(place, self._id) if place else ()))
         if place:
@@ -207,16 +212,23 @@ class _Run:
         write_json(self.out / "summary.json", summary)
 
 
-def _go_on(
-    places: list[Path], stop: Callable[[], bool], watch: Watch | None, simulation: Simulation | None = None
+def go_on(
+    places: list[Path],
+    stop: Callable[[], bool],
+    watch: Watch | None,
+    simulation: Simulation | None = None,
+    alone: bool | None = None,
 ) -> list[_Run]:
-    """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other."""
+    """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
+
+    Numbers that stop being finite are an error where a run is alone, by default the only one; else that run has `failed`.
+    """
     opened = [_Run(place, simulation) for place in places]
     groups: dict[Any, list[_Run]] = {}
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, alone=len(places) == 1)
+        _drive(runs, stop, watch, alone=len(places) == 1 if alone is None else alone)
         for run in runs:
             if not run.failed:
                 run.finish()
@@ -262,6 +274,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "data": config.data["name"],
         "model": config.model["name"],
         "seed": config.seed,
+        "score": config.score,
         "rounds": last["round"],
         "accuracy": last["accuracy"],
         "accuracy_local": last["accuracy_local"],
@@ -277,7 +290,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     }
 
 
-def _identity(config: Config) -> str:
+def identity(config: Config) -> str:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
     core = {k: v for k, v in config.to_json().items() if k not in ("device", "chunk", "rows")}
     return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
@@ -337,7 +350,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
+def ctrl_c() -> Iterator[Callable[[], bool]]:
     """Ctrl-C asks to stop after the round in progress; a second one stops at once, at the last checkpoint."""
     asked = False
 

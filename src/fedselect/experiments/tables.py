@@ -16,6 +16,8 @@ from fedselect.experiments.labels import labels
 from fedselect.experiments.runner import finished
 from fedselect.files import read_json
 
+DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,6 +30,7 @@ class Row:
     bytes_up: float
     seconds: float
     reports: str
+    score: str  # the data that accuracies are of: test or val
     others: float | None  # accuracy on other clients' data, where it was measured
 
     @property
@@ -54,6 +57,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             statistics.fmean(s["bytes_up"] for s in group),
             statistics.fmean(s["seconds"] for s in group),
             "local" if all(s["accuracy"] == s["accuracy_local"] for s in group) else "merged",
+            group[0].get("score", "test"),
             statistics.fmean(_elsewhere(s["cross"]) for s in group) if all("cross" in s for s in group) else None,
         )
         for method, group in summaries.items()
@@ -64,8 +68,9 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 def render(found: Sequence[Row]) -> Table:
     seeds = len(found[0].seeds)
     crossed = any(r.others is not None for r in found)
+    many = "s, ± standard deviation" if seeds > 1 else ""
     table = Table(
-        title=f"mean client accuracy on own test data, {seeds} seed{'s, ± standard deviation' if seeds > 1 else ''}",
+        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{many}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=not crossed,  # a column more has to fit in 80
@@ -128,7 +133,7 @@ def as_latex(found: Sequence[Row]) -> str:
     for r in found:
         accuracy = "$" + spread(r.accuracy).replace(" ± ", r" \pm ") + "$"
         cells = [
-            _tex(r.method),
+            tex(r.method),
             rf"\boldmath{accuracy}" if r.mean == best else accuracy,
             *(f"{100 * statistics.fmean(v):.2f}" for v in (r.local, r.merged)),
             *(["--" if r.others is None else f"{100 * r.others:.2f}"] if crossed else []),
@@ -139,5 +144,6 @@ def as_latex(found: Sequence[Row]) -> str:
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
-def _tex(text: str) -> str:
-    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}.get(c, c) for c in text)
+def tex(text: str) -> str:
+    """Text as LaTeX takes it."""
+    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "α": r"$\alpha$"}.get(c, c) for c in text)

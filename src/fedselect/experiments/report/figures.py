@@ -4,7 +4,8 @@ import csv
 import io
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,10 @@ STYLE: dict[Any, Any] = {
 
 def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     """All figures and tables, into a folder."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise RunError("figures need matplotlib; install it with: pip install 'fedselect[report]'") from None
+    require_matplotlib()
     data = gather(places)
     rows = tables.rows([run for place in places for run in expand(place)])
-    with disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    with matplotlib.rc_context(STYLE):
-        for name, figure in _figures(data):
-            for ending in ("pdf", "png"):
-                out = io.BytesIO()
-                figure.savefig(out, format=ending, dpi=200, metadata={"CreationDate": None} if ending == "pdf" else None)
-                write_bytes(folder / f"{name}.{ending}", out.getvalue())
-                made.append(folder / f"{name}.{ending}")
+    made = save_all(_figures(data), folder)
     texts = {"table.csv": tables.as_csv(rows), "table.tex": tables.as_latex(rows), "clients.csv": _clients(data)}
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
@@ -50,10 +39,32 @@ def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     return made
 
 
+def require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise RunError("figures need matplotlib; install it with: pip install 'fedselect[report]'")
+
+
+def save_all(figures: Iterable[tuple[str, Any]], folder: Path) -> list[Path]:
+    """Figures by name as PDF and PNG; they are made one at a time, in the style they are saved in."""
+    import matplotlib
+
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with matplotlib.rc_context(STYLE):
+        for name, figure in figures:
+            for ending in ("pdf", "png"):
+                out = io.BytesIO()
+                figure.savefig(out, format=ending, dpi=200, metadata={"CreationDate": None} if ending == "pdf" else None)
+                write_bytes(folder / f"{name}.{ending}", out.getvalue())
+                made.append(folder / f"{name}.{ending}")
+    return made
+
+
 def _figures(data: Data) -> Iterator[tuple[str, Any]]:
-    yield "convergence", _lines(data, "round")
+    yield "convergence", lines(data, "round")
     if any(run["up"][-1] for run in data["runs"]):
-        yield "bytes", _lines(data, "MB sent")
+        yield "bytes", lines(data, "MB sent")
     yield "clients", _dots(data)
     seen = set()
     for run in data["runs"]:  # of several seeds, the first
@@ -64,9 +75,12 @@ def _figures(data: Data) -> Iterator[tuple[str, Any]]:
         layers = list(data["federations"][run["federation"]]["layers"])
         if run["iou"]:  # masks that each client learns for itself
             yield f"shares-{name}", _shares(run, layers)
-            yield f"overlap-{name}", _matrix(_overlap(run), _names(data, run), "overlap %", "client", "client")
+            yield f"overlap-{name}", _matrix(overlap(run), client_names(data, run), "overlap %", "client", "client")
         if run["cross"]:
-            yield f"cross-{name}", _matrix(_numbers(run["cross"]), _names(data, run), "accuracy %", "test data of", "model of")
+            yield (
+                f"cross-{name}",
+                _matrix(_numbers(run["cross"]), client_names(data, run), "accuracy %", "test data of", "model of"),
+            )
 
 
 def _curve(data: Data, group: int, by: str) -> Points:
@@ -81,8 +95,8 @@ def _curve(data: Data, group: int, by: str) -> Points:
     return out
 
 
-def _lines(data: Data, by: str) -> Any:
-    figure, axes = _canvas(5.6, 3.1)
+def lines(data: Data, by: str) -> Any:
+    figure, axes = canvas(5.6, 3.1)
     for g, group in enumerate(data["groups"]):
         points = _curve(data, g, by)
         x, y, off = ([p[k] for p in points] for k in (1, 2, 3))
@@ -111,7 +125,7 @@ def _dots(data: Data) -> Any:
         for g, group in enumerate(data["groups"])
         if not alone or group["method"] != "local" or len(data["groups"]) == 1
     ]
-    figure, axes = _canvas(5.6, 0.6 + 0.26 * len(shown))
+    figure, axes = canvas(5.6, 0.6 + 0.26 * len(shown))
     for at, (g, group) in enumerate(shown):
         values = [
             100 * (own - (alone[run["seed"]][i] if run["seed"] in alone else 0.0))
@@ -132,7 +146,7 @@ def _shares(run: Data, layers: list[str]) -> Any:
     clients = len(run["last"]["accuracy"])
     lines = [(r, np.nanmean(unpack(text).reshape(len(layers), clients), axis=1)) for r, text in run["shares"]]
     z = np.stack([next(v for r, v in reversed(lines) if r <= max(round, lines[0][0])) for round in run["round"]], axis=1)
-    figure, axes = _canvas(5.6, 0.9 + 0.12 * len(layers) + (0.6 if len(layers) < 12 else 0))
+    figure, axes = canvas(5.6, 0.9 + 0.12 * len(layers) + (0.6 if len(layers) < 12 else 0))
     shown = axes.pcolormesh([*run["round"], run["round"][-1] + 1], range(len(layers) + 1), 100 * z, cmap="Blues", vmin=0)
     axes.grid(False)
     axes.set_yticks([i + 0.5 for i in range(len(layers))], layers, fontsize=6)
@@ -144,7 +158,12 @@ def _shares(run: Data, layers: list[str]) -> Any:
 
 def _matrix(z: Any, names: list[str], label: str, across: str, down: str) -> Any:
     side = 1.6 + 0.22 * len(z)
-    figure, axes = _canvas(side + 0.7, side)
+    figure, axes = canvas(side + 0.7, side)
+    figure.colorbar(draw_matrix(axes, z, names, across, down), ax=axes, label=label, shrink=0.7)
+    return figure
+
+
+def draw_matrix(axes: Any, z: Any, names: list[str], across: str, down: str) -> Any:
     shown = axes.imshow(100 * z, cmap="Blues", vmin=0, vmax=100)
     axes.grid(False)
     axes.set_xticks(range(len(z)), names[: len(z)], rotation=90, fontsize=6)
@@ -155,21 +174,22 @@ def _matrix(z: Any, names: list[str], label: str, across: str, down: str) -> Any
         for j, v in enumerate(row):
             if v == v:
                 axes.text(j, i, f"{v:.0f}", ha="center", va="center", fontsize=5.5, color="white" if v > 60 else "#222222")
-    figure.colorbar(shown, ax=axes, label=label, shrink=0.7)
-    return figure
+    return shown
 
 
-def _canvas(width: float, height: float) -> tuple[Any, Any]:
+def canvas(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+    return figure, figure.subplots(1, panels)
 
 
-def _overlap(run: Data) -> Any:
+def overlap(run: Data, at: int = 0) -> Any:
+    """What clients' masks share in the last round: of all parameters, or of the layer number `at` counted from 1."""
     n = run["paired"]
+    pairs = n * (n - 1) // 2
     z = np.full((n, n), np.nan)
-    z[np.triu_indices(n, 1)] = unpack(run["iou"][-1][1])[: n * (n - 1) // 2]
+    z[np.triu_indices(n, 1)] = unpack(run["iou"][-1][1])[at * pairs : (at + 1) * pairs]
     return np.where(np.isnan(z), z.T, z)
 
 
@@ -177,7 +197,7 @@ def _numbers(rows: list[list[float | None]]) -> Any:
     return np.array([[np.nan if v is None else v for v in row] for row in rows])
 
 
-def _names(data: Data, run: Data) -> list[str]:
+def client_names(data: Data, run: Data) -> list[str]:
     clients = data["federations"][run["federation"]]["clients"]
     said = [f"{c['name']}: {' '.join(c['classes'])}" if c["classes"] else c["name"] for c in clients]
     return [s if len(s) <= 18 else s[:17] + "…" for s in said]

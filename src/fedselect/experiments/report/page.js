@@ -119,6 +119,26 @@ function table() {
   place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
 }
 
+// deployed runs alone: who was not heard, and what was turned away
+function attendance() {
+  const section = byId("missed"), runs = data.runs.filter(r => r.missed), one = state.client;
+  section.hidden = !runs.length;
+  if (!runs.length) return;
+  const name = r => `${label(r.group)}, seed ${r.seed}`;
+  const gaps = runs.flatMap(r => Object.entries(r.missed).filter(([c]) => one === null || +c === one)
+    .map(([c, rounds]) => [name(r), clientName(+c), rounds.join(", ")]));
+  const turned = runs.flatMap(r => r.rejected.filter(x => one === null || x.who === `client ${one}`)
+    .map(x => [name(r), x.round, x.who, x.why]));
+  const say = (list, none, some) => element("p", { class: "say" }, list.length ? some : none);
+  section.replaceChildren(
+    element("h2", {}, "Who missed which round"),
+    say(gaps, `${one === null ? "Nobody" : `Client ${clientName(one)} never`} missed a round.`,
+      "Rounds went on without these clients; they joined again with what they had."),
+    ...(gaps.length ? [grid(["run", "client", "rounds missed"], gaps)] : []),
+    ...(turned.length ? [say(turned, "", "Turned away:"), grid(["run", "round", "who", "why"], turned)] : []),
+  );
+}
+
 function frame() {
   const main = byId("main"), pair = element("div", { class: "pair" });
   main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" })));
@@ -129,7 +149,7 @@ function frame() {
       element("h2", {}, f.title), element("p", { class: "say" }), element("div", { class: "picks" }),
       element("figure", {}, element("div", { class: "chart", role: "img" }), element("figcaption", {})), details));
   }
-  main.append(pair, element("section", { id: "config" }), element("section", { id: "environment" }));
+  main.append(pair, element("section", { id: "missed", hidden: "" }), element("section", { id: "config" }), element("section", { id: "environment" }));
 }
 
 function numbers(f) {
@@ -171,6 +191,7 @@ function render(some = FIGURES) {
     header();
     filter();
     table();
+    attendance();
     document.querySelector(".pair").classList.toggle("large", clientCount() > 12);
   }
   for (const f of some) {

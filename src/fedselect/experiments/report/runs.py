@@ -94,6 +94,8 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "iou": iou,
         "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
         "cross": summary.get("cross"),
+        "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
+        "rejected": summary.get("rejected", []),
     }
 
 
@@ -134,7 +136,8 @@ def _title(configs: Sequence[Data], order: Sequence[str]) -> str:
     data = sorted({c["data"]["name"] for c in configs})
     methods = len({c["method"]["name"] for c in configs})
     many = f"{len(order)} methods" if methods == len(order) else f"{len(order)} settings"
-    return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}"
+    held = " (validation data)" if any(c.get("score") == "val" for c in configs) else ""
+    return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}{held}"
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:

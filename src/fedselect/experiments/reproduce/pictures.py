@@ -1,0 +1,79 @@
+"""The paper's figures from our runs, as PDF and PNG."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedselect.errors import RunError
+from fedselect.experiments.labels import colours
+from fedselect.experiments.report.figures import canvas, client_names, draw_matrix, lines, overlap, require_matplotlib, save_all
+from fedselect.experiments.report.runs import gather
+from fedselect.experiments.reproduce.outcome import Block
+from fedselect.experiments.reproduce.plan import How
+from fedselect.experiments.reproduce.protocol import Target, read_column
+
+
+def draw(target: Target, found: Sequence[Block], how: How, cells: Path, out: Path) -> list[Path]:
+    """A target's figure, one for each data set."""
+    require_matplotlib()
+    kinds = {"convergence": _convergence, "sizes": _sizes, "overlap": _overlap}
+    make = kinds[target.figure or ""]
+
+    def figures() -> Iterator[tuple[str, Any]]:
+        for column in dict.fromkeys(b.column for b in found):
+            figure = make(target, [b for b in found if b.column == column], cells)
+            figure.suptitle(", ".join(filter(None, (read_column(column).title, how.mark))), fontsize=8)
+            yield f"{target.name}-{column}{how.suffix}", figure
+
+    return save_all(figures(), out)
+
+
+def _convergence(target: Target, found: Sequence[Block], cells: Path) -> Any:
+    return lines(gather([cells / run for b in found for e in b.entries if not e.failed for run in e.runs]), "round")
+
+
+def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
+    """Accuracy over training images; the paper's numbers hollow and dashed."""
+    figure, axes = canvas(5.6, 3.1)
+    sizes = [s.data["train"] for s in target.settings]
+    methods = [r.method for r in target.rows]
+    published = any(e.paper is not None for b in found for e in b.entries)
+    for row, (colour, _) in zip(target.rows, colours(methods), strict=True):
+        own = [next(e for e in b.entries if e.row == row.name) for b in found]
+        look: dict[str, Any] = {"color": colour, "linewidth": 2.0 if row.method == "fedselect" else 1.1, "markersize": 3}
+        mean, std, paper = (
+            [np.nan if v is None else v for v in values]
+            for values in ([e.mean for e in own], [e.std or 0.0 for e in own], [e.paper for e in own])
+        )
+        axes.errorbar(sizes, mean, std, marker="o", label=row.name, **look)
+        if published:
+            axes.plot(sizes, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(s) for s in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("training images a client" + (" (dotted: the paper)" if published else ""))
+    axes.set_ylabel("mean client accuracy, %")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+    return figure
+
+
+def _overlap(target: Target, found: Sequence[Block], cells: Path) -> Any:
+    """The final linear layer, the first seed, the limit growing from left to right."""
+    entries = [e for e in found[0].entries if e.seeds]
+    if not entries:
+        raise RunError(f"{target.name}: no run came to its end.")
+    figure, panels = canvas(2.3 * len(entries) + 0.8, 2.6, len(entries))
+    for axes, e in zip(np.atleast_1d(panels), entries, strict=True):
+        data = gather([cells / e.runs[0]])
+        (run,) = data["runs"]
+        if not run["iou"]:
+            raise RunError(f"{cells / e.runs[0]} kept no overlap of its masks; it ran with too many clients for that.")
+        layers = list(data["federations"][run["federation"]]["layers"])
+        last = max(i for i, name in enumerate(layers) if name.endswith(".weight"))
+        shown = draw_matrix(axes, overlap(run, 1 + last), client_names(data, run), "", "")
+        axes.set_title(re.sub(r".*\((.*)\)", r"\1", e.row), fontsize=8)
+    figure.colorbar(shown, ax=panels, label="overlap %", shrink=0.7)
+    return figure

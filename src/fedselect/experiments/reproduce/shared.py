@@ -1,0 +1,89 @@
+"""Runs in a folder that several processes share: each is run once, by whoever takes it first.
+
+A run is taken by the lock of its directory, which ends with the process that holds it, however it ends. What another process
+has taken is left to it; if that one dies, whoever is still there goes on from the last checkpoint.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from fedselect.errors import BusyError
+from fedselect.experiments.config import Config
+from fedselect.experiments.runner import Stopped, finished, go_on, groups, prepare
+from fedselect.files import disk, in_use, locked, write_json
+from fedselect.simulate.notes import Record
+
+WAIT = 0.5  # seconds between looks at what others are doing
+
+
+class Told(Protocol):
+    """Who wants to know how far it is."""
+
+    def round(self, config: Config, record: Record) -> None: ...
+    def done(self, config: Config) -> None: ...
+    def waiting(self, runs: int) -> None: ...
+
+
+def done(place: Path) -> bool:
+    """Whether there is nothing left to do: it came to its end, or its numbers stopped being finite, which they always will."""
+    return finished(place) or (place / "failed.json").exists()
+
+
+def finish(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
+    """Return when all these runs are done, here or elsewhere."""
+    left = {place: config for place, config in runs.items() if not done(place)}
+    for place in runs.keys() - left.keys():
+        _tidy(place)
+    while left:
+        free = {str(place): config for place, config in left.items() if not in_use(place)}
+        for group in groups(free):
+            _take({Path(name): free[name] for name in group}, stop, told)
+            _tick_off(left, told)
+        if stop():
+            raise Stopped("stopped; the same command goes on.")
+        _tick_off(left, told)
+        if left and all(in_use(place) for place in left):
+            told.waiting(len(left))
+            time.sleep(WAIT)
+
+
+def _tick_off(left: dict[Path, Config], told: Told) -> None:
+    for place in [p for p in left if done(p)]:
+        told.done(left.pop(place))
+
+
+def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
+    """Those of these runs that nobody else has, as one program."""
+    with ExitStack() as locks:
+        mine = []
+        for place, config in runs.items():
+            with ExitStack() as one:
+                try:
+                    one.enter_context(locked(place))
+                except BusyError:
+                    continue
+                if not done(place):
+                    prepare(place, config)
+                    locks.push(one.pop_all())
+                    mine.append(place)
+        if not mine:
+            return
+        if stop():
+            raise Stopped("stopped; the same command goes on.")
+        try:
+            for run in go_on(mine, stop, told.round, alone=False):
+                if run.failed:
+                    write_json(run.out / "failed.json", {"why": run.failed})
+                _tidy(run.out)
+        except Stopped as e:
+            raise Stopped(f"{str(e).partition(';')[0]}; the same command goes on.") from None
+
+
+def _tidy(place: Path) -> None:
+    """A table needs no models, and they are large."""
+    with disk(place):
+        shutil.rmtree(place / "checkpoint", ignore_errors=True)

@@ -1,0 +1,80 @@
+"""Rates chosen on validation images: nothing here reads a run that was scored on test images."""
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedselect.errors import RunError
+from fedselect.experiments.config import Config
+from fedselect.experiments.reproduce.plan import How, name_of, trials
+from fedselect.experiments.reproduce.protocol import Target, read_column, read_tuning
+from fedselect.experiments.runner import finished
+from fedselect.files import locked, read_json, write_json
+
+Key = tuple[str, str]
+"""Data set and method."""
+
+
+def needed(targets: Iterable[Target], how: How) -> list[Key]:
+    """What must be tuned for these targets."""
+    if how.rates == "paper":
+        return []
+    return list(dict.fromkeys((column, row.tuned_as) for t in targets for column in t.on for row in t.rows))
+
+
+def runs(keys: Iterable[Key], how: How) -> list[Config]:
+    return [config for column, method in keys for _, _, config in trials(column, method, how)]
+
+
+def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, Any]]:
+    """What was tried for each, how it did, and what is chosen; those of which a trial is missing are left out."""
+    out = {}
+    for column, method in keys:
+        tried: dict[str, dict[str, Any]] = {}
+        for options, _, config in trials(column, method, how):
+            place = cells / name_of(config)
+            entry = tried.setdefault(repr(options), {"options": options, "runs": [], "accuracy": []})
+            entry["runs"].append(place.name)
+            entry["accuracy"].append(_accuracy(place))
+        if any(a is None for t in tried.values() for a in t["accuracy"]):
+            continue
+        for t in tried.values():
+            t["accuracy"] = statistics.fmean(t["accuracy"]) if min(t["accuracy"]) >= 0 else -1.0
+        best = max(tried.values(), key=lambda t: t["accuracy"])
+        if best["accuracy"] < 0:
+            raise RunError(f"no rate that was tried for {method} on {column} stays finite; there is nothing to choose.")
+        for t in tried.values():
+            t["accuracy"] = None if t["accuracy"] < 0 else round(t["accuracy"], 6)
+        held = trials(column, method, how)[0][2].data["val"]
+        out[column, method] = {
+            "chosen": best["options"],
+            "trials": list(tried.values()),
+            "scored_on": f"{held} images a client, held out of its training data",
+            "seeds": list(read_tuning().seeds),
+            "note": how.mark or None,
+        }
+    return out
+
+
+def save(found: dict[Key, dict[str, Any]], how: How, out: Path) -> None:
+    """tuned.json beside the runs, with what others have put there."""
+    mark = f" ({how.mark})" if how.mark else ""
+    path = out / "tuned.json"
+    with locked(out, wait=True):
+        known = read_json(path, "it should list tuned rates.") if path.exists() else {}
+        fresh = {f"{method} on {read_column(column).name}{mark}": entry for (column, method), entry in found.items()}
+        if {**known, **fresh} != known:
+            write_json(path, {**known, **fresh})
+
+
+def _accuracy(place: Path) -> float | None:
+    """On validation images; -1 for a run whose numbers stopped being finite, None for one that is not there."""
+    if (place / "failed.json").exists():
+        return -1.0
+    if not finished(place):
+        return None
+    summary = read_json(place / "summary.json", "it should hold the outcome of a run.")
+    if summary["score"] != "val":
+        raise RunError(f"{place} was scored on test images; rates are not chosen on those.")
+    return float(summary["accuracy"])

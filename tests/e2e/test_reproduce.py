@@ -1,0 +1,209 @@
+"""fedselect reproduce: runs what is missing, once, whoever asks and however often it is interrupted."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+MAIN = "from fedselect.cli import main; main()"
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+SMALL = ("--columns", "digits", "--scale", "0.2", "--device", "cpu")
+TINY = ("reproduce", "table1", *SMALL, "--rounds", "2", "--seeds", "0,1", "--methods", "fedselect,local")
+LONG = ("reproduce", "table1", *SMALL, "--rounds", "30", "--seeds", "0,1", "--methods", "fedselect", "--rates", "paper")
+SHARED = ("reproduce", "table1", *SMALL, "--rounds", "10", "--methods", "local,fedavg,fedper", "--rates", "paper")
+
+
+def start(*args):
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, args)], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(process, condition):
+    for _ in range(30_000):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    raise AssertionError("it never came to that")
+
+
+def rounds_run(out):
+    """How far the run is that is farthest."""
+    return max((p.read_bytes().count(b"\n") for p in out.glob("cells/*/metrics.jsonl")), default=0)
+
+
+def outcome(out):
+    """All that must not depend on interruptions, run by run."""
+    found = {}
+    for run in sorted((out / "cells").iterdir()):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+        found[run.name] = metrics, (run / "masks.jsonl").read_bytes()
+    return found
+
+
+def times(out):
+    """When each file of each run was written last; locks are touched by looking."""
+    return {p: p.stat().st_mtime_ns for p in (out / "cells").rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+# ---- what it does
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small table with tuned rates, and what was printed."""
+    out = tmp_path_factory.mktemp("reproduce") / "r"
+    process = start(*TINY, "--out", out)
+    said, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out, said
+
+
+def test_it_prints_our_numbers_and_writes_the_same(made):
+    out, said = made
+    assert "16/16 runs" in said  # nine and three trials, two methods with two seeds
+    assert "scaled to 0.2, 2 rounds, not comparable" in said
+    assert "Wilcoxon signed-rank" in said
+    rows = list(csv.DictReader((out / "table1-scaled-0.2-rounds-2.csv").read_text().splitlines()))
+    assert [r["row"] for r in rows] == ["Local Only", "FedSelect"]
+    detail = json.loads((out / "table1-scaled-0.2-rounds-2.json").read_text())
+    for row, told in zip(rows, detail["columns"][0]["rows"], strict=True):
+        summaries = [json.loads((out / "cells" / run / "summary.json").read_text()) for run in told["runs"]]
+        assert [s["seed"] for s in summaries] == [0, 1]
+        assert {s["score"] for s in summaries} == {"test"}
+        assert float(row["mean"]) == pytest.approx(50 * sum(s["accuracy"] for s in summaries), abs=1e-3)
+        assert f"{float(row['mean']):.2f}" in said
+    assert r"\bottomrule" in (out / "table1-scaled-0.2-rounds-2.tex").read_text()
+
+
+def test_rates_are_those_that_did_best_on_validation_data_and_are_saved(made):
+    out, _ = made
+    tuned = json.loads((out / "tuned.json").read_text())
+    detail = json.loads((out / "table1-scaled-0.2-rounds-2.json").read_text())["columns"][0]["rows"]
+    for (name, entry), row in zip(sorted(tuned.items()), sorted(detail, key=lambda r: r["row"]), strict=True):
+        assert "not comparable" in name
+        runs = [out / "cells" / run for t in entry["trials"] for run in t["runs"]]
+        summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+        assert {(s["score"], s["seed"]) for s in summaries} == {("val", 100)}
+        assert [t["accuracy"] for t in entry["trials"]] == [s["accuracy"] for s in summaries]
+        best = max(entry["trials"], key=lambda t: t["accuracy"])["options"]
+        for run in row["runs"]:
+            config = json.loads((out / "cells" / run / "config.json").read_text())
+            assert {k: config["method"][k] for k in best} == entry["chosen"] == best
+
+
+def test_a_second_call_trains_nothing(made, cli):
+    out, _ = made
+    before = times(out)
+    said = cli(*TINY, "--out", out)
+    assert said.code == 0
+    assert "table1, digits" in said.out
+    assert times(out) == before
+
+
+def test_more_seeds_run_only_what_is_new(made, cli):
+    out, _ = made
+    before = times(out)
+    listed = cli(*TINY, "--seeds", "0,1,2", "--out", out, "--dry-run").out
+    assert re.search(r"in all +18 runs, 16 there, 4 rounds to run", listed)
+    assert times(out) == before  # it only said so
+    said = cli(*TINY, "--seeds", "0,1,2", "--out", out)
+    assert "2/2 runs" in said.out
+    assert before.items() <= times(out).items()
+
+
+def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):
+    args = (*SMALL, "--rounds", 2, "--seeds", 0, "--rates", "paper", "--out", tmp_path, "-q")
+    assert cli("reproduce", "table2", *args).code == 0
+    before = times(tmp_path)
+    said = cli("reproduce", "fig-iou", *args)
+    assert said.code == 0
+    assert times(tmp_path) == before
+    name = "fig-iou-digits-paper-rates-scaled-0.2-rounds-2"
+    assert {p.suffix for p in tmp_path.glob(f"{name}.*")} == {".pdf", ".png"}
+    for target, name in (("fig-convergence", "fig-convergence-digits"), ("fig-data-size", "fig-data-size-digits")):
+        assert cli("reproduce", target, *args, "--methods", "fedselect,fedavg").code == 0
+        assert len(list(tmp_path.glob(f"{name}-*.p*"))) == 2
+
+
+# ---- shared and interrupted
+
+
+def test_two_processes_never_run_a_cell_twice(tmp_path):
+    both = [start(*SHARED, "--out", tmp_path) for _ in range(2)]
+    said = [p.communicate(timeout=120) for p in both]
+    assert [p.returncode for p in both] == [0, 0], said
+    own = [[line.split()[7] for line in out.splitlines() if " runs  " in line and "another" not in line] for out, _ in said]
+    assert sorted(own[0] + own[1]) == sorted(p.name[:6] for p in (tmp_path / "cells").iterdir())
+    assert len(own[0] + own[1]) == 9
+    tables = [out[out.index("table1, digits") :] for out, _ in said]
+    assert tables[0] == tables[1]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken")
+    process = start(*LONG, "--out", out)
+    said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return outcome(out)
+
+
+def test_another_process_goes_on_with_what_a_killed_one_had_taken(tmp_path, unbroken):
+    first = start(*LONG, "--out", tmp_path)
+    wait_for(first, lambda: rounds_run(tmp_path) >= 8)
+    first.send_signal(signal.SIGSTOP)  # it holds what it has taken, and gets no further
+    second = start(*LONG, "--out", tmp_path)
+    while "waiting for" not in (line := second.stdout.readline()):
+        assert line, second.communicate()
+    first.kill()
+    first.communicate(timeout=60)
+    said = second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 0), said
+    assert outcome(tmp_path) == unbroken
+
+
+def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path, unbroken):
+    process = start(*LONG, "--out", tmp_path)
+    wait_for(process, lambda: rounds_run(tmp_path) >= 4)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert re.search(r"stopped after round \d+ of 30; the same command goes on\.\n$", err)
+    assert outcome(tmp_path) != unbroken
+    assert cli(*LONG, "--out", tmp_path, "-q").code == 0
+    assert outcome(tmp_path) == unbroken
+
+
+# ---- what it says to bad input
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (("tabel1",), "did you mean 'table1'"),
+    (("table1", "--columns", "cifar11"), "there is no column 'cifar11'"),
+    (("alpha", "--columns", "miniimagenet"), "the paper has no column miniimagenet there; it has cifar10, cifar10c"),
+    (("table1", "--methods", "lotteryfl", "--columns", "digits"), "there is no row of method 'lotteryfl'"),
+    (("table1", "--scale", "2"), "must lie in (0, 1]"),
+    (("table1", "--seeds", "a"), "seeds are whole numbers"),
+    (("table1", "--rates", "best"), "rates is paper or tuned"),
+    (("table1", "--seeds", "100"), "seed 100 is kept for tuning"),
+    (("table1", "--rounds", "0"), "rounds must be at least 1"),
+    (("table1", "--columns", "cifar10"), "the data is not there"),
+    (("fig-iou",), "there is no data for fig-iou"),
+    (("table1", "--columns", "digits", "--device", "tpu"), "device is auto, cpu or cuda"),
+])  # fmt: skip
+def test_a_wrong_input_is_one_sentence(cli, tmp_path, monkeypatch, args, said):
+    monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path / "empty"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = cli("reproduce", *args, "--out", tmp_path / "r")
+    assert said in done.sentence()
+    assert not list((tmp_path / "r").rglob("summary.json"))

@@ -1,0 +1,291 @@
+"""What a target needs, by which name, and what is made of the outcome."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from scipy.stats import wilcoxon
+
+import fedselect as fs
+from fedselect.errors import BusyError, DataError, InputError
+from fedselect.experiments.config import Config
+from fedselect.experiments.reproduce import shared, tune
+from fedselect.experiments.reproduce.outcome import Entry, blocks, compare, ranks
+from fedselect.experiments.reproduce.plan import How, cells, name_of, scaled, trials
+from fedselect.experiments.reproduce.protocol import choose, read_column, targets
+from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex
+from fedselect.files import locked
+
+SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")
+
+
+def on_digits(name, *methods):
+    return choose(targets(name), ["digits"], methods or None)[0]
+
+
+# ---- which runs
+
+
+def test_a_target_is_rows_times_data_times_settings_times_seeds():
+    own = list(cells(on_digits("p-alpha"), SMALL, {}))
+    assert len(own) == 4 * 4 * 2
+    assert {(c.config.method["rate"], c.config.method["limit"]) for c in own} == {
+        (p, a) for p in (0.01, 0.05, 0.20, 0.50) for a in (0.05, 0.30, 0.50, 0.80)
+    }
+    assert len({name_of(c.config) for c in own}) == len(own)
+
+
+def test_targets_share_runs():
+    names = {t: {name_of(c.config) for c in cells(on_digits(t), SMALL, {})} for t in ("table1", "table2", "alpha", "fig-iou")}
+    assert names["fig-iou"] == names["table2"] < names["alpha"]
+    assert len(names["table1"] & names["table2"]) == 2  # the limit of 0.30, with both seeds
+
+
+def test_layers_of_a_resnet_are_left_out_on_another_model():
+    assert {c.row.method for c in cells(on_digits("table3"), SMALL, {})} == {"fedselect"}
+
+
+def test_tuned_rates_replace_the_papers_and_a_row_may_take_anothers():
+    how = dataclasses.replace(SMALL, rates="tuned")
+    (target,) = choose(targets("table3"), ["cifar10"], None)
+    rates = {("cifar10", "fedselect"): {"lr": 0.01, "personal_lr": 0.001}}
+    for cell in cells(target, how, rates):
+        assert (cell.config.method["lr"], cell.config.method["personal_lr"]) == (0.01, 0.001)
+
+
+def test_a_run_is_named_by_all_that_its_numbers_depend_on():
+    own = next(cells(on_digits("table1"), SMALL, {})).config
+    assert name_of(dataclasses.replace(own, device="cpu", chunk=1)) == name_of(own)
+    changes = {"seed": 7, "rounds": 9, "precision": "float32", "score": "val", "training": {**own.training, "momentum": 0.9}}
+    changed = {name_of(dataclasses.replace(own, **{k: v})) for k, v in changes.items()}
+    assert len(changed | {name_of(own)}) == 1 + len(changes)
+
+
+@pytest.mark.parametrize(("column", "scale", "expected"), [
+    ("cifar10", 1.0, {"clients": 10, "train": 100, "test": 200}),
+    ("cifar10", 0.1, {"clients": 2, "train": 10, "test": 20}),
+    ("cifar10", 0.001, {"clients": 2, "train": 2, "test": 2}),  # an image of each class
+    ("miniimagenet", 0.25, {"clients": 5, "train": 125, "test": 125}),
+    ("officehome", 0.1, {"train": 190, "test": 26}),  # one client a domain, whatever the scale
+])  # fmt: skip
+def test_scale_shrinks_clients_and_images(column, scale, expected):
+    own = read_column(column)
+    made = scaled(own, own.data, scale)
+    assert {k: v for k, v in made.items() if k in ("clients", "train", "test")} == expected
+
+
+def test_scale_shrinks_rounds_and_everything_says_so():
+    how = How(scale=0.1)
+    assert next(cells(on_digits("table1"), how, {})).config.rounds == 5
+    assert "not comparable" in how.mark
+    assert How().mark == ""
+    assert "not comparable" in How(rounds=3).mark
+
+
+# ---- tuning
+
+
+def test_a_trial_is_scored_on_images_held_out_of_training_with_seeds_of_its_own():
+    how = dataclasses.replace(SMALL, rates="tuned")
+    made = trials("digits", "fedselect", how)
+    assert len(made) == 9
+    assert len(trials("digits", "local", how)) == 3
+    for options, seed, config in made:
+        assert {k: config.method[k] for k in options} == options
+        assert (config.score, config.seed) == ("val", seed)
+        assert seed not in how.seeds
+        assert 0 < config.data["val"] < config.data["train"]
+        data = config.make_data()
+        assert all(torch.equal(c.test[0], c.val[0]) for c in data.clients)
+
+
+def test_a_federation_scored_on_validation_data_holds_no_test_sample():
+    data = fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=5, seed=0)
+    own = data.on_validation()
+    for before, after in zip(data.clients, own.clients, strict=True):
+        assert torch.equal(after.test[0], before.val[0])
+        assert torch.equal(after.train[0], before.train[0])
+    with pytest.raises(DataError, match="client 0 has no validation data"):
+        fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=0, seed=0).on_validation()
+
+
+def write(place, accuracy, score="val", clients=()):
+    place.mkdir(parents=True)
+    (place / "summary.json").write_text(json.dumps({"accuracy": accuracy, "score": score, "clients": list(clients)}))
+
+
+def test_the_best_on_validation_data_is_chosen_and_of_equal_ones_the_first(tmp_path):
+    how = dataclasses.replace(SMALL, rates="tuned")
+    made = trials("digits", "local", how)
+    for (_, _, config), accuracy in zip(made, (0.5, 0.7, 0.7), strict=True):
+        assert tune.judged([("digits", "local")], how, tmp_path) == {}  # until the last is there
+        write(tmp_path / name_of(config), accuracy)
+    found = tune.judged([("digits", "local")], how, tmp_path)["digits", "local"]
+    assert found["chosen"] == made[1][0]
+    assert [t["accuracy"] for t in found["trials"]] == [0.5, 0.7, 0.7]
+
+
+def test_rates_are_never_chosen_on_test_data(tmp_path):
+    how = dataclasses.replace(SMALL, rates="tuned")
+    for _, _, config in trials("digits", "local", how):
+        write(tmp_path / name_of(config), 0.5, score="test")
+    with pytest.raises(fs.RunError, match="scored on test images"):
+        tune.judged([("digits", "local")], how, tmp_path)
+
+
+def test_a_trial_that_diverged_is_never_chosen(tmp_path):
+    how = dataclasses.replace(SMALL, rates="tuned")
+    for (_, _, config), accuracy in zip(trials("digits", "local", how), (None, 0.0, None), strict=True):
+        if accuracy is None:
+            (tmp_path / name_of(config)).mkdir()
+            (tmp_path / name_of(config) / "failed.json").write_text('{"why": "x"}')
+        else:
+            write(tmp_path / name_of(config), accuracy)
+    found = tune.judged([("digits", "local")], how, tmp_path)["digits", "local"]
+    assert found["chosen"] == trials("digits", "local", how)[1][0]
+    assert [t["accuracy"] for t in found["trials"]] == [None, 0.0, None]
+
+
+# ---- running
+
+
+class Silent:
+    def __init__(self):
+        self.rounds, self.finished = [], []
+
+    def round(self, config, record):
+        self.rounds.append((config.method["name"], record["round"]))
+
+    def done(self, config):
+        self.finished.append(config.method["name"])
+
+    def waiting(self, runs):
+        raise AssertionError("nobody else is here")
+
+
+def tiny(**method):
+    return Config.from_dict(
+        {
+            "method": {"name": "local", "lr": 0.1, **method},
+            "data": {"name": "digits", "clients": 2, "classes_per_client": 2, "train": 10, "test": 4, "val": 0},
+            "model": {"name": "mlp", "hidden": 4},
+            "rounds": 2,
+        },
+        "test",
+    )
+
+
+def test_a_run_whose_numbers_stop_being_finite_is_not_tried_again(tmp_path):
+    runs = {tmp_path / "bad": tiny(lr=1e38), tmp_path / "good": tiny()}
+    told = Silent()
+    shared.finish(runs, lambda: False, told)
+    assert "client" in json.loads((tmp_path / "bad" / "failed.json").read_text())["why"]
+    assert (tmp_path / "good" / "summary.json").exists()
+    assert sorted(told.finished) == ["local", "local"]
+    again = Silent()
+    shared.finish(runs, lambda: False, again)
+    assert again.rounds == []
+
+
+def test_a_finished_run_keeps_no_models(tmp_path):
+    shared.finish({tmp_path / "a": tiny()}, lambda: False, Silent())
+    assert not (tmp_path / "a" / "checkpoint").exists()
+
+
+def test_a_lock_can_be_waited_for_or_refused(tmp_path):
+    with locked(tmp_path), pytest.raises(BusyError, match="in use by another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path, wait=True):
+        assert shared.in_use(tmp_path)
+
+
+# ---- the outcome
+
+
+def entry(row, *seeds):
+    clients = tuple(tuple(s) for s in seeds)
+    return Entry(row, tuple(range(len(seeds))), tuple(sum(s) / len(s) for s in clients), clients, ())
+
+
+def test_equal_means_share_a_rank():
+    assert ranks({"a": 3.0, "b": 5.0, "c": 3.0, "d": 1.0}) == {"a": 2, "b": 1, "c": 2, "d": 4}
+
+
+def test_pairs_are_clients_and_seeds():
+    ours, other = entry("a", [50.0, 62.0], [71.0, 80.0, 91.0]), entry("b", [49.0, 60.0], [68.0, 76.0, 86.0])
+    found = compare(ours, other)
+    assert found.pairs == 5
+    assert found.gain == pytest.approx(3.0)  # of 1, 2, 3, 4, 5
+    assert found.p == pytest.approx(2 / 2**5)  # all signs alike: one of 32 patterns at each end
+    assert found.p == wilcoxon([1, 2, 3, 4, 5]).pvalue
+    back = compare(other, ours)
+    assert (back.gain, back.p) == (pytest.approx(-3.0), found.p)
+
+
+def test_equal_rows_differ_by_chance_alone():
+    assert compare(entry("a", [50.0, 60.0]), entry("b", [50.0, 60.0])).p == 1.0
+
+
+def test_only_seeds_of_both_and_clients_with_a_number_are_paired():
+    ours = entry("a", [50.0, 62.0])
+    other = Entry("b", (0, 1), (1.0, 1.0), ((None, 60.0), (1.0, 1.0)), ())
+    assert compare(ours, other).pairs == 1
+    assert compare(ours, Entry("b", (), (), (), ())) is None
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """Made-up outcomes of two rows of table 1 on CIFAR-10."""
+    how = How(seeds=(0, 1), rates="paper")
+    (target,) = choose(targets("table1"), ["cifar10"], ["fedselect", "fedavg"])
+    for cell in cells(target, how, {}):
+        accuracy = {"fedselect": 0.80, "fedavg": 0.30}[cell.row.method] + 0.02 * cell.seed
+        write(tmp_path / name_of(cell.config), accuracy, "test", [accuracy] * 10)
+    return target, how, blocks(target, how, {}, tmp_path)
+
+
+def test_a_cell_has_mean_spread_the_papers_value_difference_and_ranks(cifar):
+    _, _, (block,) = cifar
+    fedavg, ours = block.entries
+    assert (ours.mean, ours.std) == (pytest.approx(81.0), pytest.approx(2**0.5))
+    assert (ours.paper, ours.difference) == (82.25, pytest.approx(-1.25))
+    assert (ours.rank, ours.paper_rank, fedavg.rank, fedavg.paper_rank) == (1, 1, 2, 2)
+    assert ours.compared is None
+    assert (fedavg.compared.pairs, fedavg.compared.gain) == (20, pytest.approx(50.0))
+
+
+def test_files_hold_the_same_numbers(cifar):
+    target, how, found = cifar
+    lines = as_csv(target, found, how).splitlines()
+    assert lines[2].startswith("table1,cifar10,,FedSelect,2,81,1.41421,82.25,-1.25,1,1,")
+    assert r"FedSelect & \boldmath$81.00 \pm 1.41$ (82.25) \\" in as_latex(target, found, how)
+    said = as_json(target, found, how, {})
+    assert said["comparable"]
+    assert said["columns"][0]["rows"][1]["difference"] == pytest.approx(-1.25)
+
+
+def test_files_of_other_sizes_say_so_and_show_no_difference(cifar):
+    target, _, found = cifar
+    how = How(seeds=(0, 1), scale=0.5, rates="paper")
+    assert all(line.endswith('scaled to 0.5, not comparable"') for line in as_csv(target, found, how).splitlines()[1:])
+    assert "not comparable} \\\\" in as_latex(target, found, how)
+    said = as_json(target, found, how, {})
+    assert not said["comparable"]
+    assert said["columns"][0]["rows"][1]["difference"] is None
+
+
+# ---- what cannot be used
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"scale": 0.0}, "must lie in"),
+    ({"scale": 1.5}, "must lie in"),
+    ({"rounds": 0}, "at least 1"),
+    ({"rates": "best"}, "paper or tuned"),
+    ({"seeds": ()}, "at least one seed"),
+    ({"seeds": (0, 100)}, "kept for tuning"),
+])  # fmt: skip
+def test_a_wrong_choice_is_one_sentence(given, said):
+    with pytest.raises(InputError, match=said):
+        How(**given)
