@@ -13,7 +13,7 @@ from fedselect.deploy.server import Limits
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, InputError
 from fedselect.experiments.config import Config
-from fedselect.experiments.report import write_report
+from fedselect.experiments.report.runs import gather
 from fedselect.experiments.runner import read_records
 from fedselect.methods import METHODS
 
@@ -90,9 +90,10 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     record = read_records(out / "metrics.jsonl")[-1]
     assert record["missed"] == {"1": "not connected", "2": "not connected"}
     assert record["rejected"] == {"node 101": "the node configuration must name partition-id and vault."}
-    page = write_report([out]).read_text()
-    assert "<li>client 2: 1, 2</li>" in page
-    assert "round 1, node 101 was turned away: the node configuration must name" in page
+    (run,) = gather([out])["runs"]
+    assert run["missed"]["2"] == [1, 2]
+    assert run["rejected"][0]["round"] == 1
+    assert run["rejected"][0]["who"] == "node 101"
 
 
 def test_a_client_that_starts_from_other_values_is_refused(tmp_path, monkeypatch):
