@@ -87,8 +87,8 @@ class Programs:
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
         inputs: State = {
-            "tree": tree, "velocity": velocity, "only": {n: m for n, m in only.items() if isinstance(m, Tensor)}, **ctx,
-            "lr": rates,
+            "tree": tree, "velocity": velocity, "only": {n: m for n, m in only.items() if isinstance(m, Tensor)},
+            "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
             "batch": {"order": order, "shuffle": shuffle, "start": data.start, "n": data.n},
             "sums": {"at": torch.full((1,), first, device=shuffle.device),
                      "loss": torch.zeros(len(shuffle), dtype=torch.float64, device=shuffle.device)},
@@ -102,7 +102,7 @@ class Programs:
             return x, y, random.fold(b["shuffle"], at) if plan.draws else b["shuffle"]
 
         def given(i: State) -> tuple[Mask, Rate, State]:
-            return {**only, **i["only"]}, i["lr"] if isinstance(lr, Mapping) else i["lr"][""], {k: i[k] for k in ctx}
+            return {**only, **i["only"]}, i["lr"] if isinstance(lr, Mapping) else i["lr"][""], {k: i[f"ctx {k}"] for k in ctx}
 
         def body(i: State, plan: Plan = AS_WRITTEN) -> None:
             masks, rate, context = given(i)
@@ -248,6 +248,7 @@ class _Captured:
     def __init__(self, body: Body, inputs: State, pool: Any) -> None:
         small = ("lr", "batch", "sums")
         self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
+        self.body = body  # and with it the data it reads
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
             self.out = body({**inputs, **self.own})

@@ -160,7 +160,7 @@ class Work:
         steps = -(-self.n // batches)
         given = {id(p.only): p.only for p in passes}
         masks = {at: self._programs.place(f"mask {i}", only) for i, (at, only) in enumerate(given.items())}
-        ctx = {k: self._programs.place(k, t) for k, t in ctx.items()}
+        ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
         lists = {at: active.tolist() for at, active in moving.items()}
         for p in passes:
