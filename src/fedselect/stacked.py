@@ -287,56 +287,28 @@ class _Crop(torch.autograd.Function):
         return F.pad(grad, ctx.rest), None
 
 
-class _Lifted(torch.autograd.Function):
+def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`."""
 
-    rule: type[torch.autograd.Function]
+    class Lifted(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            raise RuntimeError(f"{rule.__name__} of tensors that no client has a share in")
 
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        raise NotImplementedError("reached only without a client axis, which Forward(stacked=True) rules out")
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            def front(v: Any, dim: int | None) -> Any:
+                if not isinstance(v, Tensor):
+                    return v
+                return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
 
-    @classmethod
-    def lift(cls, info: Any, in_dims: Any, args: tuple[Any, ...]) -> tuple[Tensor, int]:
-        def front(v: Any, dim: int | None) -> Any:
-            if not isinstance(v, Tensor):
-                return v
-            return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+            return rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
 
-        return cls.rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
-
-
-class _Conv2d(_Lifted):
-    rule = rules.Conv
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _Conv2d.lift(info, in_dims, args)
+    return Lifted
 
 
-class _Linear(_Lifted):
-    rule = rules.Linear
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _Linear.lift(info, in_dims, args)
-
-
-class _BatchNorm(_Lifted):
-    rule = rules.BatchNorm
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _BatchNorm.lift(info, in_dims, args)
-
-
-class _MaxPool(_Lifted):
-    rule = rules.MaxPool
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _MaxPool.lift(info, in_dims, args)
+_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_lifted, (rules.Conv, rules.Linear, rules.BatchNorm, rules.MaxPool))

@@ -83,6 +83,22 @@ def entries(mask: Mask, tree: Tree) -> Tensor:
     return torch.cat(partly, 1).sum(1) + whole
 
 
+def flat(part: str, state: State) -> Tree:
+    """A state as tensors by path: part/tree/name."""
+    return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}
+
+
+def nested(part: str, tensors: Tree) -> State:
+    """The state that `flat` laid out under this part."""
+    state: State = {}
+    for path, v in tensors.items():
+        where, _, rest = path.partition("/")
+        if where == part:
+            key, _, name = rest.partition("/")
+            state.setdefault(key, {})[name] = v
+    return state
+
+
 def per_client(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Lift a function written for one client over the leading client axis of all its tensors."""
     return torch.func.vmap(fn)

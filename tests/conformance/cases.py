@@ -7,13 +7,13 @@ from local import QUICK, Room, task
 
 import fedselect as fs
 from fedselect.deploy.client import MODEL
-from fedselect.deploy.letters import nested
 from fedselect.deploy.server import Server
 from fedselect.deploy.vault import Vault
 from fedselect.methods import METHODS
 from fedselect.options import options
 from fedselect.simulate import Simulation
 from fedselect.step import Training
+from fedselect.tree import nested
 
 READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from fedselect.deploy.flower.drive import prepare
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Shape, plan
-from fedselect.deploy.letters import nested
 from fedselect.deploy.server import Limits
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, InputError
@@ -16,6 +15,7 @@ from fedselect.experiments.config import Config
 from fedselect.experiments.report.runs import gather
 from fedselect.experiments.runner import read_records
 from fedselect.methods import METHODS
+from fedselect.tree import nested
 
 CLIENTS, ROUNDS = 3, 2
 LIMITS = Limits(wait=1.0, timeout=60.0)

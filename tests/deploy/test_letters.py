@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.deploy.letters import DTYPES, Letter, flat, nested, put_packet, take_packet, unseal
+from fedselect.deploy.letters import DTYPES, Letter, put_packet, take_packet, unseal
 from fedselect.deploy.wire import pack
+from fedselect.tree import flat, nested
 
 LETTER = Letter(
     {"kind": "update", "round": 3}, {"values": torch.arange(6.0).view(2, 3), "bits": torch.tensor([5], dtype=torch.uint8)}

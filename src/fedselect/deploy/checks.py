@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedselect.deploy import wire
-from fedselect.deploy.letters import Letter, check_finite, flat, nested, take_packet
+from fedselect.deploy.letters import Letter, check_finite, take_packet
 from fedselect.deploy.task import Task, first, first_mask
 from fedselect.errors import DataError
-from fedselect.tree import Mask, State, Tree
+from fedselect.tree import Mask, State, Tree, flat, nested
 
 FIGURES = ("accuracy", "accuracy_local", "accuracy_merged", "share", "test_loss")
 LARGEST = 1e9

@@ -12,12 +12,12 @@ import torch
 
 from fedselect.data import Federation
 from fedselect.deploy import wire
-from fedselect.deploy.letters import Letter, check_finite, flat, nested, put_packet, take_packet, unseal
+from fedselect.deploy.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.deploy.task import Task, first, first_mask
 from fedselect.deploy.vault import Vault, claim
 from fedselect.errors import CheckpointError, DataError, TrainingError
 from fedselect.files import locked
-from fedselect.tree import Mask, State, Tree, expand
+from fedselect.tree import Mask, State, Tree, expand, flat, nested
 from fedselect.work import score
 
 MODEL = "model"  # the finished model, beside the generations of a run

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedselect.deploy.wire import Packet
 from fedselect.errors import DataError
-from fedselect.tree import State, Tree
+from fedselect.tree import Tree
 
 FORMAT = 1
 DTYPES = {
@@ -90,21 +90,6 @@ def take_packet(letter: Letter) -> Packet:
     if any(v.dtype != torch.uint8 or v.ndim != 1 for v in (values, bits)):
         raise DataError("a letter holds its values in another form than flat bytes.")
     return Packet(values, bits, tuple(names[0] or ()), tuple(names[1] or ()))
-
-
-def flat(part: str, state: State) -> Tree:
-    """A state as tensors by path: part/tree/name."""
-    return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}
-
-
-def nested(part: str, tensors: Tree) -> State:
-    state: State = {}
-    for path, v in tensors.items():
-        where, _, rest = path.partition("/")
-        if where == part:
-            key, _, name = rest.partition("/")
-            state.setdefault(key, {})[name] = v
-    return state
 
 
 def check_finite(tensors: Tree, who: str) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from fedselect import random
 from fedselect.deploy import wire
 from fedselect.deploy.checks import Examiner, Update
-from fedselect.deploy.letters import Letter, flat, nested
+from fedselect.deploy.letters import Letter
 from fedselect.deploy.task import Task, first
 from fedselect.deploy.vault import Vault, private
 from fedselect.errors import DataError, InputError, RunError
 from fedselect.method import Received
-from fedselect.tree import MaskedSum, expand
+from fedselect.tree import MaskedSum, expand, flat, nested
 
 Reply = Letter | DataError | str
 """What came back: a letter, something that is none, or in words why nothing came."""

@@ -11,14 +11,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fedselect.errors import CheckpointError, RunError
 from fedselect.files import disk, is_part, read_json, replace, write_json
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation
 from fedselect.simulate.store import Compact, Store
-from fedselect.tree import State
+from fedselect.tree import flat, nested
 
 FORMAT = 1
 
@@ -29,8 +28,8 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
     rows = ranks.collect({**simulation.store.dump(), "": {"joined": simulation.store.joined}}, simulation.clients)
     if ranks.rank() != 0:
         return place
-    tensors = {**_flat("server", simulation.server), "joined": rows.pop("")["joined"]}
-    tensors.update(_flat("rows", rows))
+    tensors = {**flat("server", simulation.server), "joined": rows.pop("")["joined"]}
+    tensors.update(flat("rows", rows))
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +101,8 @@ def load(place: Path, simulation: Simulation, run_id: str) -> None:
     found = load_file(place / "state.safetensors")
     tensors = {name: found[name] for name in said["tensors"]}
     simulation.round = int(said["round"])
-    simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in _nested("server", tensors).items()}
-    rows = _nested("rows", tensors)
+    simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in nested("server", tensors).items()}
+    rows = nested("rows", tensors)
     if store.kind == Store.kind:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
     store.load(rows)
@@ -119,20 +118,6 @@ def _places(folder: Path) -> list[Path]:
 def _digest(path: Path) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _flat(part: str, state: State) -> dict[str, Tensor]:
-    return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}
-
-
-def _nested(part: str, tensors: dict[str, Tensor]) -> State:
-    state: State = {}
-    for path, v in tensors.items():
-        where, _, rest = path.partition("/")
-        if where == part:
-            key, _, name = rest.partition("/")
-            state.setdefault(key, {})[name] = v
-    return state
 
 
 def _full_or(error: SafetensorError, place: Path) -> RunError:

@@ -6,10 +6,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from fedselect.deploy.client import MODEL
-from fedselect.deploy.letters import nested
 from fedselect.deploy.vault import Vault
 from fedselect.errors import InputError, RunError
 from fedselect.files import replace
+from fedselect.tree import nested
 
 
 def runs(vault: Path) -> list[Path]:
