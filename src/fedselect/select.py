@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
 """Whether an entry named so is personal, in this model."""
+Start = Literal["nothing", "head", "norms", "head+norms"]
 
 
 def nothing(model: Model, name: str) -> bool:
@@ -96,6 +97,9 @@ class DeltaSelect:
     strict True: never pass the limit; False: grow whenever below it, even past it
     since  round: movement in this round | update: since the mask last grew
     every, first: grow in rounds first, first + every, ...     weights_only: leave vectors (biases, norms) shared
+    counts p and alpha are shares of all entries | of those that live: a tap that only ever meets padding never moves
+    start_with  personal from the first round on               relative: movement as it is | over the mean movement of
+                                                               its tensor | over the size of its tensor's weights
     """
 
     rate: Scalar = 0.05
@@ -108,6 +112,9 @@ class DeltaSelect:
     every: int = 1
     first: int = 0
     weights_only: bool = False
+    counts: Literal["all", "live"] = "all"
+    start_with: Start = "nothing"
+    relative: Literal["no", "tensor", "weights"] = "no"
 
     def __post_init__(self) -> None:
         _check_growth(self.rate, self.limit, self.every, self.first)
@@ -116,12 +123,15 @@ class DeltaSelect:
             ("scope", self.scope, ("global", "tensor")),
             ("share", self.share, ("shared", "all")),
             ("since", self.since, ("round", "update")),
+            ("counts", self.counts, ("all", "live")),
+            ("start_with", self.start_with, get_args(Start)),
+            ("relative", self.relative, ("no", "tensor", "weights")),
         ):
             if value not in known:
                 raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        memory = {"mask": _empty(work, params)}
+        memory = {"mask": {n: torch.full_like(m, self._at_first(work.model, n)) for n, m in _empty(work, params).items()}}
         if self.since == "update":
             memory["anchor"] = {n: params[n].clone() for n in work.model.params}
             memory["restart"] = {"": torch.ones(len(work.ids), dtype=torch.bool, device=work.ids.device)}
@@ -144,11 +154,17 @@ class DeltaSelect:
             names = list(memory["mask"])
             moved = torch._foreach_sub([after[n] for n in names], [before[n] for n in names])
             score = dict(zip(names, self._scores(work, names, moved), strict=True))
+            if self.relative != "no":
+                score = {n: v / _size(v if self.relative == "tensor" else before[n]) for n, v in score.items()}
             memory["mask"] = grow_mask(
                 memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
                 skip=_vectors(score) if self.weights_only else frozenset(),
+                dead=work.model.dead() if self.counts == "live" else {},
             )  # fmt: skip
         return memory
+
+    def _at_first(self, model: Model, name: str) -> bool:
+        return ("head" in self.start_with and head(model, name)) or ("norms" in self.start_with and norms(model, name))
 
     def _scores(self, work: Work, names: list[str], moved: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.by == "random":
@@ -176,28 +192,35 @@ def grow_mask(
     share: str = "shared",
     strict: bool = True,
     skip: frozenset[str] = frozenset(),
+    dead: Tree | None = None,
 ) -> Tree:
     """Add, for each client, the shared entries with the highest score. Of equal scores the earlier entry wins.
 
     A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. A strict limit is a share of all
     parameters (of each tensor, with scope = tensor); one that is not is only asked before growing, of all parameters.
+    Entries marked in `dead`, (k,) for a tensor of k, are never added, and no share counts them.
     """
+    dead = dead or {}
     names = [n for n in mask if n not in skip]
     flat = {n: rows(mask[n]) for n in mask}
-    whole = sum(v.shape[1] for v in flat.values())
+    gone = {n: int(d.sum()) for n, d in dead.items()}
+    whole = sum(v.shape[1] for v in flat.values()) - sum(gone.values())
     held = torch.stack([v.sum(1) for v in flat.values()]).sum(0)
     groups = [[n] for n in names] if scope == "tensor" else [names]
     below = held < _whole(limit, whole, up=True)  # held / whole < limit
     out = dict(mask)
     for group in groups:
         taken = torch.cat([flat[n] for n in group], 1)
-        size, personal = taken.shape[1], taken.sum(1)
+        size, personal = taken.shape[1] - sum(gone.get(n, 0) for n in group), taken.sum(1)
         wanted = _whole(rate, size - personal if share == "shared" else size, up=True)
         room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
         value = torch.cat([rows(score[n]) for n in group], 1)
-        chosen = taken | top(value.masked_fill(taken, -torch.inf), wanted)
+        barred = taken
+        if any(n in dead for n in group):
+            barred = taken | torch.cat([dead.get(n, taken.new_zeros(flat[n].shape[1])) for n in group])
+        chosen = taken | top(value.masked_fill(barred, -torch.inf), wanted)
         for n, part in zip(group, torch.split(chosen, [flat[n].shape[1] for n in group], 1), strict=True):
             out[n] = part.view_as(mask[n])
     return out
@@ -234,6 +257,11 @@ def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
 
 def _empty(work: Work, params: Tree) -> Tree:
     return {n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params}
+
+
+def _size(v: Tensor) -> Tensor:
+    """The root mean square of each client's entries, shaped to divide them."""
+    return rows(v).square().mean(1).sqrt().clamp_min(1e-30).view(-1, *[1] * (v.ndim - 1))
 
 
 def _vectors(tree: Tree) -> frozenset[str]:

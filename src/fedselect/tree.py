@@ -72,6 +72,10 @@ def clone(tree: Tree) -> Tree:
     return {name: v.clone() for name, v in tree.items()}
 
 
+def zeros(tree: Tree) -> Tree:
+    return {name: torch.zeros_like(v) for name, v in tree.items()}
+
+
 def entries(mask: Mask, tree: Tree) -> Tensor:
     """How many entries of `tree` the mask marks, per client: (C,) int64."""
     first = next(iter(tree.values()))

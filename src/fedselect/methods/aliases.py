@@ -5,7 +5,7 @@ from typing import Literal
 from fedselect.method import View
 from fedselect.methods.common import Stats, Weight, check_choice
 from fedselect.methods.partial import Partial, Phases
-from fedselect.select import DeltaSelect, Fixed, body, everything, head, norms, not_convolutions, nothing
+from fedselect.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
 from fedselect.select import layers as by_name
 from fedselect.tree import Scalar
 
@@ -31,14 +31,21 @@ def FedSelect(
     every: int = 1,
     first: int = 0,
     weights_only: bool = False,
+    counts: Literal["all", "live"] = "all",
+    start_with: Start = "nothing",
+    relative: Literal["no", "tensor", "weights"] = "no",
+    order: Literal["alternate", "joint"] = "alternate",
+    decay: Scalar = 1.0,
+    server_momentum: Scalar = 0.0,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
     """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
-    select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only)
-    alternate: Phases = (("personal", 1), ("shared", 1)) * epochs
-    return Partial(select, alternate, lr, personal_lr, weight, norm_stats, view=view)
+    check_choice(("alternate", "joint"), order=order)
+    select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
+    phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
+    return Partial(select, phases, lr, personal_lr, weight, norm_stats, decay=decay, server_momentum=server_momentum, view=view)
 
 
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:

@@ -13,11 +13,20 @@ from torch import Tensor
 
 from fedselect.errors import InputError
 from fedselect.method import Carried, Down, Method, Received, Up, View
-from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, towards, weights
+from fedselect.methods.common import (
+    Stats,
+    Weight,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_shares,
+    towards,
+    weights,
+)
 from fedselect.models import Model
 from fedselect.select import Selector
 from fedselect.step import Rate
-from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate
+from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
 from fedselect.work import Pass, Work
 
 Phases = tuple[tuple[Literal["personal", "shared", "all"], int], ...]
@@ -42,6 +51,8 @@ class Partial(Method):
     finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
+    decay: Scalar = 1.0  # of the rates, from round to round
+    server_momentum: Scalar = 0.0  # of the aggregate's steps
     view: View = "local"
 
     def __post_init__(self) -> None:
@@ -50,6 +61,7 @@ class Partial(Method):
         check_choice(("local", "merged"), view=self.view)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
+        check_shares(decay=self.decay, server_momentum=self.server_momentum)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
@@ -57,7 +69,7 @@ class Partial(Method):
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
-        return {"params": clone(params)}
+        return {"params": clone(params), **({"velocity": zeros({n: params[n] for n in model.params})} if self._heavy else {})}
 
     def join(self, work: Work, params: Tree) -> State:
         memory = self.select.start(work, params)
@@ -70,14 +82,19 @@ class Partial(Method):
         before = merge(self._kept(work.model, state), state["params"], down["params"])
         memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
-        passes = list(self._passes(self.phases, mask, work.model, self.lr, self.personal_lr))
+        passes = list(self._passes(self.phases, mask, work, self.lr, self.personal_lr))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
         return {"params": after, **memory, **kept}, Up(after, negate(mask), weights(work, self.weight))
 
     def server(self, server: State, got: Received) -> State:
-        return {"params": merge(got.heard, got.mean, server["params"])}
+        params = merge(got.heard, got.mean, server["params"])
+        if not self._heavy:
+            return {"params": params}
+        velocity = {n: self.server_momentum * v + params[n] - server["params"][n] for n, v in server["velocity"].items()}
+        ahead = {n: server["params"][n] + velocity[n] if n in velocity else v for n, v in params.items()}
+        return {"params": merge(got.heard, ahead, params), "velocity": velocity}
 
     def local(self, state: State) -> Tree:
         return state["params"]
@@ -88,7 +105,7 @@ class Partial(Method):
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
-        passes = self._passes(self.finetune, kept, work.model, lr, None)
+        passes = self._passes(self.finetune, kept, work, lr, None)
         return work.train(merged, list(passes), key="finetune")
 
     def wants(self, model: Model, state: State) -> Mask:
@@ -111,10 +128,17 @@ class Partial(Method):
     def _full(self, model: Model, memory: State) -> Mask:
         return {**self.select.mask(model, memory), **dict.fromkeys(model.stats, self.norm_stats == "local")}
 
-    def _passes(self, phases: Phases, mask: Mask, model: Model, lr: Scalar, personal_lr: Scalar | None) -> Iterator[Pass]:
+    @property
+    def _heavy(self) -> bool:
+        return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
+
+    def _passes(self, phases: Phases, mask: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None) -> Iterator[Pass]:
+        if isinstance(self.decay, Tensor) or self.decay < 1:
+            left = self.decay**work.round
+            lr, personal_lr = lr * left, None if personal_lr is None else personal_lr * left
         own = lr if personal_lr is None else personal_lr
         rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": lr if own is lr else _joint(mask, own, lr)}
-        only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(model.params, True)}
+        only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(work.model.params, True)}
         walked = dict.fromkeys(only, 0)
         for part, epochs in phases:
             for _ in range(epochs):

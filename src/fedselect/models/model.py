@@ -1,7 +1,7 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedselect.errors import InputError, nearest
+from fedselect.stacked import Forward, Taps
 from fedselect.tree import Tree
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -68,6 +69,8 @@ class Model:
         self._train = self.module.training
         self.precision = "float32"  # how products are computed: float32, or on a GPU tf32 or bf16
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
+        self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
+        self._dead: Tree = {}
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
 
     @classmethod
@@ -105,6 +108,7 @@ class Model:
 
     def to(self, device: torch.device) -> "Model":
         self.module.to(device)
+        self._dead = {}
         return self
 
     def apply(self, tree: Tree, x: Tensor, train: bool = False) -> Output:
@@ -123,8 +127,11 @@ class Model:
         if self.head is not None:
             handle = self.module.get_submodule(self.head).register_forward_hook(lambda m, i, o: inner.append(o))
         try:
-            with torch.no_grad():
-                out = self.apply({n: v for n, v in self.module.state_dict().items() if n in set(self.names)}, x)
+            values = {n: v for n, v in self.module.state_dict().items() if n in set(self.names)}
+            with torch.no_grad(), Forward(None, stacked=False) as mode:
+                mode.watched = {id(values[n]): n for n in self.params}
+                out = self.apply(values, x)
+            self.taps, self._dead = mode.crops(), {}
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             raise InputError(f"{self.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
         finally:
@@ -141,6 +148,15 @@ class Model:
                 f"the last Linear of {self.name}, {self.head!r}, does not produce its output; name the head: "
                 f"Model.wrap(module, head=...) with one of {', '.join(self._linears())}."
             )
+
+    def dead(self) -> Tree:
+        """Of kernels with taps that only ever meet padding, which entries these are, each in a line: they never move."""
+        if not self._dead:
+            for n, taps in self.taps.items():
+                marks = torch.ones_like(self.module.get_parameter(n), dtype=torch.bool)
+                taps.of(marks)[:] = False
+                self._dead[n] = marks.flatten()
+        return self._dead
 
     def state_dict(self, tree: Tree) -> Tree:
         """One client's values as a state_dict that the plain module loads strictly."""

@@ -295,6 +295,25 @@ class Simulation:
         """The personal share of each client's parameters."""
         return entries(self.method.mask(self.model, state), expand(self.initial, clients)).double() / self.model.size
 
+    def live_share(self) -> float | None:
+        """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input."""
+        mine = self.store.joined.nonzero().flatten()
+        if not self.model.taps or ranks.world() > 1 or len(mine) == 0:
+            return None
+        total = 0.0
+        for ids in self._chunks(mine):
+            mask = self.method.mask(self.model, self._open(ids)[0])
+            params = expand({n: self.initial[n] for n in self.model.params}, len(ids))
+
+            def live(tree: Mask) -> Any:
+                return {
+                    n: self.model.taps[n].of(v) if n in self.model.taps and isinstance(v, Tensor) else v
+                    for n, v in tree.items()
+                }
+
+            total += float(entries(live(mask), live(params)).sum()) / sum(v[0].numel() for v in live(params).values())
+        return total / len(mine)
+
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
