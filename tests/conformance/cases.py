@@ -19,6 +19,8 @@ READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},
     "fedselect-authors": {"scope": "tensor", "weights_only": True, "strict": False, "since": "update", "every": 2, "first": 1},
     "fedselect-least": {"by": "least", "share": "all"},
+    "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9, "server_momentum": 0.5},
+    "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
     "fedselect-samples": {"weight": "samples", "norm_stats": "shared", "view": "merged"},
 }
 CASES = {

@@ -67,8 +67,15 @@ def walk(client, optimizer_state, entries, lr, round_, epoch, how, seed):
                 flat[at] = flat[at] - lr * speed[at]
 
 
-def fedselect_round(server, clients, present, round_, *, rate, limit, lr, personal_lr, epochs, how, seed, weights):
-    """Algorithm 1 for one round, on the clients in `present`; `server` maps names to tensors."""
+def fedselect_round(
+    server, clients, present, round_, *, rate, limit, lr, personal_lr, epochs, how, seed, weights,
+    order="alternate", decay=1.0, server_momentum=0.0, velocity=None,
+):  # fmt: skip
+    """Algorithm 1 for one round, on the clients in `present`; `server` maps names to tensors.
+
+    Beyond the paper: both parts together, rates that fall from round to round, and an aggregate that goes on moving.
+    """
+    lr, personal_lr = lr * decay**round_, personal_lr * decay**round_
     d = len(all_entries(clients[0].module))
     sums = {n: torch.zeros_like(v) for n, v in server.items()}
     counts = {n: torch.zeros_like(v) for n, v in server.items()}
@@ -81,7 +88,9 @@ def fedselect_round(server, clients, present, round_, *, rate, limit, lr, person
         shared = [e for e in all_entries(c.module) if e not in c.personal]
         personal = [e for e in all_entries(c.module) if e in c.personal]
         state = {}
-        for epoch in range(epochs):  # LocalAlt
+        for epoch in range(epochs if order == "joint" else 0):
+            walk(c, state, all_entries(c.module), lr, round_, epoch, how, seed)
+        for epoch in range(0 if order == "joint" else epochs):  # LocalAlt
             if personal:
                 walk(c, state, personal, personal_lr, round_, epoch, how, seed)
             if shared:
@@ -97,7 +106,11 @@ def fedselect_round(server, clients, present, round_, *, rate, limit, lr, person
             c.personal |= set(move[: min(room, math.ceil(rate * len(shared) - 1e-9))])
     for n in server:
         heard = counts[n] > 0
-        server[n] = torch.where(heard, sums[n] / counts[n].clamp_min(1e-300), server[n])
+        new = torch.where(heard, sums[n] / counts[n].clamp_min(1e-300), server[n])
+        if velocity is not None:
+            velocity[n] = server_momentum * velocity.get(n, torch.zeros_like(new)) + new - server[n]
+            new = torch.where(heard, server[n] + velocity[n], server[n])
+        server[n] = new
 
 
 def partial_round(server, clients, present, round_, *, is_personal, phases, lr, how, seed, weights):

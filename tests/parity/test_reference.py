@@ -73,6 +73,29 @@ def test_fedselect(training, norm, fraction):
 
     sim, clients, server = both(fs.FedSelect(**options), TRAININGS[training], norm, fraction, slow)
     assert_same(sim, clients, server)
+    assert_same_masks(sim, clients)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("norm", [False, True], ids=["", "batchnorm"])
+@pytest.mark.parametrize(
+    "more",
+    [{"decay": 0.7}, {"server_momentum": 0.6}, {"order": "joint", "personal_lr": 0.05}, {"decay": 0.7, "server_momentum": 0.6}],
+    ids=str,
+)
+def test_fedselect_beyond_the_paper(more, norm, fraction):
+    options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
+    velocity = {} if "server_momentum" in more else None
+
+    def slow(*args, **kw):
+        fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity)
+
+    sim, clients, server = both(fs.FedSelect(**options), TRAININGS["momentum"], norm, fraction, slow)
+    assert_same(sim, clients, server)
+    assert_same_masks(sim, clients)
+
+
+def assert_same_masks(sim, clients):
     masks = fs.Result(sim, []).masks
     for c in clients:
         got = {(n, i) for n, m in masks.items() for i in m[c.number].flatten().nonzero().flatten().tolist()}

@@ -8,6 +8,7 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.models import MODELS, mlp, resnet18, small_cnn
+from fedselect.simulate import Simulation
 
 GREY = SimpleNamespace(shape=(1, 8, 8), classes=10)
 COLOUR = SimpleNamespace(shape=(3, 32, 32), classes=10)
@@ -261,3 +262,35 @@ def test_a_model_may_have_a_parameter_that_is_one_number(method, digits):
 def test_something_that_is_no_module_is_refused():
     with pytest.raises(fs.InputError, match=r"a model is an nn\.Module or a function that makes one, not int"):
         fs.Model.wrap(3)
+
+
+def test_a_model_knows_which_of_its_entries_never_move():
+    """At 32x32 the last stage of ResNet18 sees single pixels: the outer taps of its kernels only ever meet padding."""
+    model = resnet18(SimpleNamespace(shape=(3, 32, 32), classes=3))
+    assert model.dead() == {}
+    model.check(torch.randn(4, 3, 32, 32), 3)
+    dead = model.dead()
+    values = {n: v.requires_grad_(n in model.params) for n, v in model.init(0).items()}
+    model.apply(values, torch.randn(4, 3, 32, 32), train=True).logits.square().sum().backward()
+    for n in model.params:
+        never = dead.get(n, torch.zeros(values[n].numel(), dtype=torch.bool))
+        assert (values[n].grad.flatten() == 0)[never].all()
+        assert n in dead or (values[n].grad != 0).any()
+    assert sum(int(d.sum()) for d in dead.values()) == 6_946_816  # of 11.2 million
+
+
+def test_the_personal_share_of_what_lives():
+    part = (torch.rand(4, 3, 4, 4), torch.tensor([0, 1, 2, 0]))
+    data = fs.Federation([fs.ClientData(part, part)] * 2, 3)
+    net = fs.Model.wrap(lambda: torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, 4, 1), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Flatten(),
+        torch.nn.Linear(4, 3)))  # fmt: skip
+    sim = Simulation(fs.FedSelect(rate=1.0, limit=0.25, counts="live"), net, data)
+    record = sim.step()
+    whole, dead = net.size, sum(int(d.sum()) for d in net.dead().values())
+    assert dead > 4 * 4 * 8  # all taps of the second convolution but the middle one, and some of the first
+    live = whole - dead
+    assert record["share"] == pytest.approx((live // 4) / whole, abs=1e-6)
+    assert sim.live_share() == pytest.approx((live // 4) / live)
+    marks = fs.Result(sim, []).masks
+    assert not any((m.flatten(1) & net.dead()[n]).any() for n, m in marks.items() if n in net.dead())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import fedselect as fs
 from fedselect.program import Programs
 from fedselect.select import body, everything, grow_mask, head, layers, norms, nothing, top
+from fedselect.simulate import Simulation
 from fedselect.split import Split
 from fedselect.step import Training
 from fedselect.work import Work
@@ -31,12 +32,12 @@ def situations(draw):
     return mask, score
 
 
-def slow(mask, score, rate, limit, scope="global", share="shared", strict=True, skip=()):
+def slow(mask, score, rate, limit, scope="global", share="shared", strict=True, skip=(), dead=None):
     """One client after another, entry by entry, with whole-number arithmetic: twentieths are exact as fractions."""
     rate, limit = Fraction(round(rate * 20), 20), Fraction(round(limit * 20), 20)
     out = {n: m.clone() for n, m in mask.items()}
     for c in range(len(mask["w"])):
-        entries = [(n, i) for n in mask for i in range(mask[n][c].numel())]
+        entries = [(n, i) for n in mask for i in range(mask[n][c].numel()) if not (dead and n in dead and dead[n][i])]
         mine = {(n, i) for n, i in entries if mask[n][c].flatten()[i]}
         for group in [["w"], ["v"]] if scope == "tensor" else [["w", "v"]]:
             open_ = [(n, i) for n, i in entries if n in group and n not in skip]
@@ -78,6 +79,16 @@ def test_masks_only_grow(how, situation, rate, limit):
     mask, score = situation
     grown = grow_mask(mask, score, rate, limit, **how)
     assert all((mask[n] <= grown[n]).all() for n in mask)
+
+
+@pytest.mark.parametrize("how", OPTIONS, ids=lambda h: "-".join(str(v) for v in h.values()))
+@given(situations(), shares, shares, st.data())
+def test_dead_entries_are_never_added_and_no_share_counts_them(how, situation, rate, limit, data):
+    mask, score = situation
+    dead = torch.tensor(data.draw(st.lists(st.booleans(), min_size=mask["w"][0].numel(), max_size=mask["w"][0].numel())))
+    mask = {**mask, "w": mask["w"] & ~dead.view_as(mask["w"][0])}
+    grown = grow_mask(mask, score, rate, limit, **how, dead={"w": dead})
+    assert same(grown, slow(mask, score, rate, limit, **how, dead={"w": dead}))
 
 
 def held(mask):
@@ -185,6 +196,34 @@ def test_least_turns_the_choice_round():
 
 def test_weights_only_leaves_vectors_shared():
     assert walk(fs.DeltaSelect(rate=1.0, limit=1.0, weights_only=True), [STEP]) == [[1, 1, 1, 1, 0, 0]]
+
+
+def test_movement_may_count_by_the_mean_movement_of_its_tensor():
+    # weights moved .1 .6 .2 .3 (root mean square .354), biases .5 .4 (.453): relative 1.7, 1.1 and .88 lead
+    assert walk(fs.DeltaSelect(rate=0.5, limit=1.0, relative="tensor"), [STEP]) == [[0, 1, 0, 0, 1, 1]]
+    assert walk(fs.DeltaSelect(rate=0.3, limit=1.0, relative="tensor"), [STEP]) == [[0, 1, 0, 0, 1, 0]]
+
+
+def test_movement_may_count_by_the_size_of_its_tensors_weights():
+    before = tree(10.0, 10.0, 10.0, 10.0, 0.1, 0.1)
+    after = tree(11.0, 12.0, 10.0, 10.0, 0.11, 0.14)  # relative .1 .2 0 0 .1 .4
+    assert walk(fs.DeltaSelect(rate=0.3, limit=1.0, relative="weights"), [(before, after)]) == [[0, 1, 0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("start_with", "personal"),
+    [
+        ("nothing", set()), ("head", {"3.weight", "3.bias"}), ("norms", {"1.weight", "1.bias"}),
+        ("head+norms", {"1.weight", "1.bias", "3.weight", "3.bias"}),
+    ],
+)  # fmt: skip
+def test_a_mask_may_start_with_the_head_or_the_norm_layers(start_with, personal):
+    part = (torch.zeros(4, 1, 3, 3), torch.tensor([0, 1, 2, 0]))
+    data = fs.Federation([fs.ClientData(part, part)] * 2, 3)
+    sim = Simulation(fs.FedSelect(limit=0.0, start_with=start_with), NET, data)
+    masks = sim.step() and fs.Result(sim, []).masks
+    assert {n for n, m in masks.items() if m.all()} == personal
+    assert {n for n, m in masks.items() if m.any()} == personal
 
 
 def test_every_and_first_say_in_which_rounds_the_mask_grows():
