@@ -33,6 +33,7 @@ from fedselect.simulate.stack import Stack, form, stacks
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+SHORT = 60.0  # seconds of work that may be lost where models are not kept
 OWN = {
     "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
     "failed.json", "report.html", "track", ".lock",
@@ -204,9 +205,10 @@ class _Run:
 
     def finish(self) -> None:
         cross = self.simulation.cross().tolist() if self.config.cross else None
+        live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        summary = summarise(self.config, self.history)
+        summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
         write_json(self.out / "summary.json", summary)
@@ -218,24 +220,26 @@ def go_on(
     watch: Watch | None,
     simulation: Simulation | None = None,
     alone: bool | None = None,
+    keep: bool = True,
 ) -> list[_Run]:
     """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
 
     Numbers that stop being finite are an error where a run is alone, by default the only one; else that run has `failed`.
+    Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
     """
     opened = [_Run(place, simulation) for place in places]
     groups: dict[Any, list[_Run]] = {}
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, alone=len(places) == 1 if alone is None else alone)
+        _drive(runs, stop, watch, alone=len(places) == 1 if alone is None else alone, keep=keep)
         for run in runs:
             if not run.failed:
                 run.finish()
     return opened
 
 
-def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool) -> None:
+def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
     rounds = runs[0].config.rounds
     began, spent = time.perf_counter(), 0.0
     stack = Stack([r.simulation for r in runs])
@@ -252,9 +256,10 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             if watch:
                 watch(run.config, outcome)
         runs = [r for r in runs if not r.failed]
-        answers = ranks.everywhere((stop(), spent < OVERHEAD * (time.perf_counter() - began)))
+        free = time.perf_counter() - began - (0.0 if keep else SHORT)
+        answers = ranks.everywhere((stop(), spent < OVERHEAD * free))
         stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
-        if due or last or stopping:
+        if stopping or (keep if last else due):
             at = time.perf_counter()
             for run in runs:
                 run.save()

@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -296,23 +296,23 @@ class Simulation:
         return entries(self.method.mask(self.model, state), expand(self.initial, clients)).double() / self.model.size
 
     def live_share(self) -> float | None:
-        """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input."""
+        """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input.
+
+        None where clients are spread over processes.
+        """
         mine = self.store.joined.nonzero().flatten()
-        if not self.model.taps or ranks.world() > 1 or len(mine) == 0:
+        if ranks.world() > 1:
             return None
         total = 0.0
         for ids in self._chunks(mine):
-            mask = self.method.mask(self.model, self._open(ids)[0])
-            params = expand({n: self.initial[n] for n in self.model.params}, len(ids))
-
-            def live(tree: Mask) -> Any:
-                return {
-                    n: self.model.taps[n].of(v) if n in self.model.taps and isinstance(v, Tensor) else v
-                    for n, v in tree.items()
-                }
-
-            total += float(entries(live(mask), live(params)).sum()) / sum(v[0].numel() for v in live(params).values())
+            marks = self._live(self.method.mask(self.model, self._open(ids)[0]))
+            params = self._live(expand({n: self.initial[n] for n in self.model.params}, len(ids)))
+            total += float(entries(marks, params).sum()) / sum(v[0].numel() for v in params.values())
         return total / len(mine)
+
+    def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        taps = self.model.taps
+        return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
 
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))

@@ -75,7 +75,7 @@ def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> 
         if stop():
             raise Stopped("stopped; the same command goes on.")
         try:
-            for run in go_on(mine, stop, told.round, alone=False):
+            for run in go_on(mine, stop, told.round, alone=False, keep=False):
                 if run.failed:
                     write_json(run.out / "failed.json", {"why": run.failed})
                 _tidy(run.out)
