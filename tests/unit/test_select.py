@@ -13,6 +13,7 @@ from fedselect.program import Programs
 from fedselect.select import body, everything, grow_mask, head, layers, norms, nothing, top
 from fedselect.split import Split
 from fedselect.step import Training
+from fedselect.tree import block, lay
 from fedselect.work import Work
 
 shares = st.integers(0, 20).map(lambda k: k / 20)
@@ -70,6 +71,15 @@ OPTIONS = [
 @given(situations(), shares, shares)
 def test_growth_is_that_of_the_slow_reference(how, situation, rate, limit):
     assert same(grow_mask(*situation, rate, limit, **how), slow(*situation, rate, limit, **how))
+
+
+@pytest.mark.parametrize("how", OPTIONS, ids=lambda h: "-".join(str(v) for v in h.values()))
+@given(situations(), shares, shares)
+def test_growth_in_a_block_is_that_of_tensors(how, situation, rate, limit):
+    blocks = [lay(torch.cat([v.flatten(1) for v in tree.values()], 1), tree) for tree in situation]
+    grown = grow_mask(*blocks, rate, limit, **how)
+    assert same(grown, grow_mask(*situation, rate, limit, **how))
+    assert (block(grown) is not None) == (how["scope"] == "global" and not how["skip"])
 
 
 @pytest.mark.parametrize("how", OPTIONS, ids=lambda h: "-".join(str(v) for v in h.values()))
