@@ -22,7 +22,7 @@ from fedselect.models import Model
 from fedselect.objectives import Objective
 from fedselect.split import Split
 from fedselect.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
-from fedselect.tree import Mask, State, Tree
+from fedselect.tree import Mask, State, Tree, fresh
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
@@ -237,7 +237,8 @@ def copy(into: Tree, tree: Tree) -> None:
 
 def ordered(tree: Tree) -> Tree:
     """A copy with every tensor in its usual order in memory."""
-    out = {n: torch.empty_like(v, memory_format=torch.contiguous_format) for n, v in tree.items()}
+    first = next(iter(tree.values()))
+    out = fresh(tree, len(first), first.device)
     copy(out, tree)
     return out
 

@@ -1,7 +1,7 @@
 """Selectors: which entries of a client's model are personal, at first and as training goes on."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect import kernels, random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree, rows
+from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix, rows
 from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
@@ -151,9 +151,7 @@ class DeltaSelect:
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
         if self._due(work.round):
-            names = list(memory["mask"])
-            moved = torch._foreach_sub([after[n] for n in names], [before[n] for n in names])
-            score = dict(zip(names, self._scores(work, names, moved), strict=True))
+            score = self._scores(work, {n: after[n] for n in memory["mask"]}, {n: before[n] for n in memory["mask"]})
             if self.relative != "no":
                 score = {n: v / _size(v if self.relative == "tensor" else before[n]) for n, v in score.items()}
             memory["mask"] = grow_mask(
@@ -166,12 +164,16 @@ class DeltaSelect:
     def _at_first(self, model: Model, name: str) -> bool:
         return ("head" in self.start_with and head(model, name)) or ("norms" in self.start_with and norms(model, name))
 
-    def _scores(self, work: Work, names: list[str], moved: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _scores(self, work: Work, after: Tree, before: Tree) -> Tree:
         if self.by == "random":
             keys = work.keys("select")
-            return [random.uniform(random.fold(keys, n), v[0].numel()).view_as(v) for n, v in zip(names, moved, strict=True)]
-        far = torch._foreach_abs(list(moved))
-        return far if self.by == "most" else torch._foreach_neg(far)
+            return {n: random.uniform(random.fold(keys, n), v[0].numel()).view_as(v) for n, v in after.items()}
+        ends = blocks(after, before)
+        if ends is not None:
+            far = ends[0].sub(ends[1]).abs_()
+            return lay(far if self.by == "most" else far.neg_(), after)
+        apart = torch._foreach_abs(torch._foreach_sub(list(after.values()), list(before.values())))
+        return dict(zip(after, apart if self.by == "most" else torch._foreach_neg(apart), strict=True))
 
     def _due(self, round: int) -> bool:
         return round >= self.first and (round - self.first) % self.every == 0
@@ -202,27 +204,28 @@ def grow_mask(
     """
     dead = dead or {}
     names = [n for n in mask if n not in skip]
-    flat = {n: rows(mask[n]) for n in mask}
-    gone = {n: int(d.sum()) for n, d in dead.items()}
-    whole = sum(v.shape[1] for v in flat.values()) - sum(gone.values())
-    held = torch.stack([v.sum(1) for v in flat.values()]).sum(0)
+    marks = matrix(mask)
+    gone = {n: d.sum() for n, d in dead.items()}
+    whole, held = marks.shape[1] - sum(gone.values()), count(marks)
     groups = [[n] for n in names] if scope == "tensor" else [names]
     below = held < _whole(limit, whole, up=True)  # held / whole < limit
     out = dict(mask)
     for group in groups:
-        taken = torch.cat([flat[n] for n in group], 1)
-        size, personal = taken.shape[1] - sum(gone.get(n, 0) for n in group), taken.sum(1)
+        everything = len(group) == len(mask)
+        taken = marks if everything else matrix({n: mask[n] for n in group})
+        size = taken.shape[1] - sum(gone[n] for n in group if n in gone)
+        personal = held if everything else count(taken)
         wanted = _whole(rate, size - personal if share == "shared" else size, up=True)
         room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
-        value = torch.cat([rows(score[n]) for n in group], 1)
+        value = matrix({n: score[n] for n in group})
         barred = taken
         if any(n in dead for n in group):
-            barred = taken | torch.cat([dead.get(n, taken.new_zeros(flat[n].shape[1])) for n in group])
+            none = {n: mask[n][0].numel() for n in group}
+            barred = taken | torch.cat([dead.get(n, taken.new_zeros(k)) for n, k in none.items()])
         chosen = taken | top(value.masked_fill(barred, -torch.inf), wanted)
-        for n, part in zip(group, torch.split(chosen, [flat[n].shape[1] for n in group], 1), strict=True):
-            out[n] = part.view_as(mask[n])
+        out.update(lay(chosen, {n: mask[n] for n in group}))
     return out
 
 

@@ -1,7 +1,14 @@
-"""Trees of tensors with a leading client axis, masks over them, and the mean over exactly the senders of an entry."""
+"""Trees of tensors with a leading client axis, masks over them, and the mean over exactly the senders of an entry.
+
+On a GPU a tree lies in one block: its tensors are views of one matrix (C, N), one after another. What is done to every
+entry alike is then one operation instead of one for each tensor. Any other tree gives the same numbers, tensor by tensor.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from math import prod
 from typing import Any
 
 import torch
@@ -31,28 +38,160 @@ def rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), -1)
 
 
+def block(tree: Tree, clients: bool = True) -> Tensor | None:
+    """The matrix (C, N) that a tree's tensors are views of, in order and without gaps; None if they lie otherwise.
+
+    Without a client axis, the line (N,). Looks only at where the tensors lie, so it costs next to nothing.
+    """
+    first = next(iter(tree.values()), None)
+    if first is None or first.is_meta or first.ndim < clients or not first.numel():
+        return None
+    try:
+        begin = at = first.data_ptr()
+    except RuntimeError:  # one client's tensor within `per_client` lies nowhere
+        return None
+    many, step = (len(first), first.stride(0)) if clients else (1, 0)
+    dtype, width = first.dtype, first.element_size()
+    for v in tree.values():
+        shape, strides = v.shape, v.stride()
+        size, usual = _usual(shape, clients)
+        if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual:
+            return None
+        if clients and (shape[0] != many or (strides[0] != step and many > 1)):
+            return None
+        at += size * width
+    size = (at - begin) // width
+    step = size if many == 1 else step
+    memory = first.untyped_storage()
+    if at + (many - 1) * step * width > memory.data_ptr() + memory.nbytes():  # neighbours by chance
+        return None
+    return first.as_strided((many, size) if clients else (size,), (step, 1) if clients else (1,))
+
+
+def blocks(*trees: Tree, clients: bool = True) -> list[Tensor] | None:
+    """The blocks that these trees lie in; None unless every one does."""
+    found: list[Tensor] = []
+    for tree in trees:
+        whole = block(tree, clients)
+        if whole is None:
+            return None
+        found.append(whole)
+    return found
+
+
+def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
+    """A matrix (C, N) as a tree of views, with the names and shapes of `like`; a line (N,) as one without clients.
+
+    `clients`: whether `like` has a client axis.
+    """
+    lead, steps, at = tuple(whole.shape[:-1]), whole.stride()[:-1], whole.storage_offset()
+    out: Tree = {}
+    for name, v in like.items():
+        size, strides = _usual(v.shape, clients)
+        out[name] = whole.as_strided(lead + v.shape[clients:], steps + strides, at)
+        at += size
+    assert at == whole.storage_offset() + whole.shape[-1]
+    return out
+
+
+def matrix(tree: Tree) -> Tensor:
+    """All entries of each client in a line, (C, N): the block they lie in, else a copy."""
+    whole = block(tree)
+    return torch.cat([rows(v) for v in tree.values()], 1) if whole is None else whole
+
+
+def _line(tree: Tree) -> Tensor:
+    """All entries of a tree without clients, (N,): the block they lie in, else a copy."""
+    whole = block(tree, clients=False)
+    return torch.cat([v.flatten() for v in tree.values()]) if whole is None else whole
+
+
+def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
+    """Room for so many clients, not yet filled: one block where that is on a GPU and all are of one type."""
+    kinds = {v.dtype for v in like.values()}
+    if device.type == "cuda" and len(kinds) == 1:
+        size = sum(_usual(v.shape, True)[0] for v in like.values())
+        return lay(torch.empty(clients, size, dtype=kinds.pop(), device=device), like)
+    return {n: torch.empty(clients, *v.shape[1:], dtype=v.dtype, device=device) for n, v in like.items()}
+
+
+def together(tree: Tree, clients: bool = True) -> Tree:
+    """The same values in one block, where they are on a GPU and all of one type."""
+    values = list(tree.values())
+    alike = all(v.is_cuda and v.dtype == values[0].dtype for v in values)
+    if not values or not alike or block(tree, clients) is not None:
+        return tree
+    return lay(matrix(tree) if clients else _line(tree), tree, clients)
+
+
+@cache
+def _usual(shape: torch.Size, clients: bool) -> tuple[int, tuple[int, ...]]:
+    """How many entries a client's part of such a tensor has, and their strides in the usual order."""
+    own = shape[clients:]
+    return prod(own), tuple(prod(own[i + 1 :]) for i in range(len(own)))
+
+
 def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
     """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
+    marks = {name: mask.get(name, False) for name in other}
+    if any(isinstance(m, Tensor) for m in marks.values()):
+        for clients in (True, False):
+            whole = _merged(marks, own, other, clients)
+            if whole is not None:
+                return lay(whole, other, clients)
     out: Tree = {}
     for name, value in other.items():
-        m = mask.get(name, False)
+        m = marks[name]
         out[name] = torch.where(m, own[name], value) if isinstance(m, Tensor) else own[name] if m else value
     return out
 
 
+def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None:
+    """The block of `merge`, in one operation for each stretch of names that are marked in the same way."""
+    partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
+    ours = {n: own[n] for n, m in marks.items() if m is not False}
+    if any(v.shape != other[n].shape for tree in (partly, ours) for n, v in tree.items()):
+        return None
+    found = blocks(partly, ours, other, clients=clients)
+    if found is None or found[1].dtype != found[2].dtype:
+        return None
+    mask, mine, theirs = found
+    out = torch.empty(theirs.shape, dtype=theirs.dtype, device=theirs.device)
+    m = o = t = 0  # how far along each of them
+    for whole, names in groupby(marks, lambda n: "partly" if isinstance(marks[n], Tensor) else marks[n]):
+        size = sum(_usual(other[n].shape, clients)[0] for n in names)
+        here, there = out[..., t : t + size], theirs[..., t : t + size]
+        if whole == "partly":
+            torch.where(mask[..., m : m + size], mine[..., o : o + size], there, out=here)
+            m += size
+        else:
+            here.copy_(mine[..., o : o + size] if whole else there)
+        o += size if whole else 0
+        t += size
+    return out
+
+
 def negate(mask: Mask) -> Mask:
-    return {name: ~m if isinstance(m, Tensor) else not m for name, m in mask.items()}
+    marks = {n: m for n, m in mask.items() if isinstance(m, Tensor)}
+    whole = block(marks)
+    turned = {n: ~m for n, m in marks.items()} if whole is None else lay(~whole, marks)
+    return {n: turned[n] if isinstance(m, Tensor) else not m for n, m in mask.items()}
 
 
 def take(tree: Tree, who: Rows) -> Tree:
     """The given clients' rows: views for a slice, copies for an index tensor."""
     if isinstance(who, slice) and who == slice(None):
         return tree
-    return {name: v[who] for name, v in tree.items()}
+    whole = block(tree) if isinstance(who, Tensor) else None
+    return {name: v[who] for name, v in tree.items()} if whole is None else lay(whole[who], tree)
 
 
 def put(tree: Tree, who: Rows, values: Tree) -> None:
     """Write rows back in place; rows taken as a slice are views and need no writing."""
+    ends = blocks({n: tree[n] for n in values}, values) if isinstance(who, Tensor) else None
+    if ends is not None:
+        ends[0][who] = ends[1]
+        return
     for name, v in values.items():
         tree[name][who] = v
 
@@ -65,10 +204,14 @@ def take_mask(mask: Mask, who: Rows) -> Mask:
 
 def expand(tree: Tree, clients: int) -> Tree:
     """Give every client a view of the same values."""
-    return {name: v.unsqueeze(0).expand(clients, *v.shape) for name, v in tree.items()}
+    return {name: v.expand(clients, *v.shape) for name, v in tree.items()}
 
 
 def clone(tree: Tree) -> Tree:
+    for clients in (True, False):
+        whole = block(tree, clients)
+        if whole is not None:
+            return lay(whole.clone(), tree, clients)
     return {name: v.clone() for name, v in tree.items()}
 
 
@@ -76,15 +219,24 @@ def zeros(tree: Tree) -> Tree:
     return {name: torch.zeros_like(v) for name, v in tree.items()}
 
 
+def count(marks: Tensor) -> Tensor:
+    """How many entries are marked in each row of (C, n): (C,) int64."""
+    if kernels.serve(marks):  # torch would first write every mark as an int64
+        from fedselect.kernels import pack
+
+        return pack.count(marks).sum(1)
+    return marks.sum(1)
+
+
 def entries(mask: Mask, tree: Tree) -> Tensor:
     """How many entries of `tree` the mask marks, per client: (C,) int64."""
     first = next(iter(tree.values()))
     marks = {name: mask.get(name, False) for name in tree}
-    whole = sum(tree[name][0].numel() for name, m in marks.items() if m is True)
-    partly = [rows(m) for m in marks.values() if isinstance(m, Tensor)]
+    whole = sum(_usual(tree[name].shape, True)[0] for name, m in marks.items() if m is True)
+    partly = {name: m for name, m in marks.items() if isinstance(m, Tensor)}
     if not partly:
         return torch.full((len(first),), whole, device=first.device)
-    return torch.cat(partly, 1).sum(1) + whole
+    return count(matrix(partly)) + whole
 
 
 def flat(part: str, state: State) -> Tree:
@@ -122,16 +274,12 @@ class MaskedSum:
 
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
         w = weight.double()
+        if values and kernels.serve(next(iter(values.values()))):
+            self._fold(values, sent, w)
+            return
         for name, v in values.items():
             s = sent.get(name, False)
             if s is False:
-                continue
-            if kernels.serve(v):
-                from fedselect.kernels.fold import fold
-
-                so_far = (self.total[name], self.weight[name]) if name in self.total else None
-                self.total[name], self.weight[name] = fold(v, s, w, so_far)
-                self.dtypes[name] = v.dtype
                 continue
             row = w.view(-1, *([1] * (v.ndim - 1)))
             if isinstance(s, Tensor):
@@ -147,10 +295,38 @@ class MaskedSum:
             else:
                 self.total[name], self.weight[name], self.dtypes[name] = part, heavy, v.dtype
 
+    def _fold(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        """The same by a kernel, in one pass over values and marks; over all names at once where they lie in blocks."""
+        from fedselect.kernels.fold import fold
+
+        marks = {n: m for n in values if isinstance(m := sent.get(n), Tensor)}
+        whole = {n: v for n, v in values.items() if sent.get(n) is True}
+        for lot in filter(None, ({n: values[n] for n in marks}, whole)):
+            for part in [lot] if self._in_blocks(lot, marks) else [{n: v} for n, v in lot.items()]:
+                so_far = None
+                if part.keys() <= self.total.keys():
+                    so_far = _line({n: self.total[n] for n in part}), _line({n: self.weight[n] for n in part})
+                mask = True if lot is whole else matrix({n: marks[n] for n in part})
+                for tree, sums in zip((self.total, self.weight), fold(matrix(part), mask, weight, so_far), strict=True):
+                    tree.update(lay(sums, part))
+                self.dtypes.update({n: v.dtype for n, v in part.items()})
+
+    def _in_blocks(self, values: Tree, marks: Tree) -> bool:
+        """Whether these names go together: all of them lie in blocks, and so do their sums so far, if there are any."""
+        given = [values, {n: marks[n] for n in values if n in marks}]
+        so_far = [{n: t[n] for n in values if n in t} for t in (self.total, self.weight)]
+        if blocks(*filter(None, given)) is None or len(so_far[0]) not in (0, len(values)):
+            return False
+        return blocks(*filter(None, so_far), clients=False) is not None
+
     def mean(self) -> tuple[Tree, Mask]:
         """The mean of every entry that anybody sent, and the mask of those entries."""
         if not self.total:
             return {}, {}
+        whole, kinds = blocks(self.total, self.weight, clients=False), set(self.dtypes.values())
+        if whole is not None and len(kinds) == 1:
+            quotient = (whole[0] / whole[1].clamp_min(1e-300)).to(kinds.pop())
+            return lay(quotient, self.total, clients=False), lay(whole[1] > 0, self.total, clients=False)
         quotients = torch._foreach_div(list(self.total.values()), torch._foreach_clamp_min(list(self.weight.values()), 1e-300))
         mean = {n: q.to(self.dtypes[n]) for n, q in zip(self.total, quotients, strict=True)}
         return mean, {n: w > 0 for n, w in self.weight.items()}

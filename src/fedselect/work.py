@@ -14,7 +14,7 @@ from fedselect.program import Programs, ordered
 from fedselect.rules import bmm
 from fedselect.split import Split
 from fedselect.step import Rate, one_by_one
-from fedselect.tree import Mask, Rows, State, Tree, put, take, take_mask
+from fedselect.tree import Mask, Rows, State, Tree, count, matrix, put, take, take_mask
 
 EVAL_BATCH = 256
 
@@ -193,11 +193,12 @@ class Work:
 
     def _active(self, only: Mask) -> Tensor:
         """Which clients have anything to train under this mask: (C,)."""
-        marks = [only.get(n, False) for n in self.model.params]
-        partly = [m.flatten(1) if m.ndim > 1 else m.unsqueeze(1) for m in marks if isinstance(m, Tensor)]
-        if True in [m for m in marks if isinstance(m, bool)] or not partly:
-            return torch.full_like(self.ids, any(m is True for m in marks), dtype=torch.bool)
-        return torch.cat(partly, 1).any(1)
+        marks = {n: only.get(n, False) for n in self.model.params}
+        partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
+        whole = any(m is True for m in marks.values())
+        if whole or not partly:
+            return torch.full_like(self.ids, whole, dtype=torch.bool)
+        return count(matrix(partly)) > 0
 
     def _stretches(self, active: list[bool]) -> Iterator[tuple[slice | Tensor, int, int, int]]:
         """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side.

@@ -10,7 +10,7 @@ from fedselect.random import client_keys
 from fedselect.select import top as plain_top
 from fedselect.split import Split
 from fedselect.step import Training, _sgd
-from fedselect.tree import MaskedSum
+from fedselect.tree import MaskedSum, lay
 
 pytestmark = [
     pytest.mark.gpu,
@@ -645,6 +645,40 @@ def test_masked_sums_are_those_of_a_cpu():
         ends.append({**{n: v.cpu() for n, v in mean.items()}, **{f"heard {n}": v.cpu() for n, v in heard.items()}})
     assert ends[0].keys() == ends[1].keys()
     assert all(v.equal(ends[1][n]) for n, v in ends[0].items())
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["entries", "whole"])
+@pytest.mark.parametrize("lying", [(True, True), (True, False), (False, True)], ids=["blocks", "block first", "block last"])
+def test_masked_sums_of_blocks_are_those_of_tensors(lying, masked):
+    """One part of the cohort comes in one block, the other perhaps tensor by tensor."""
+    shapes = {"a": (5, 4), "b": (7,), "c": (), "stat": (3,)}
+    ends = []
+    for together in (lying, (False, False)):
+        total = MaskedSum()
+        for part, block in enumerate(together):
+            tree = {n: (randn(2, *s, seed=part) * 64).round().div(64).float().to(DEVICE) for n, s in shapes.items()}
+            sent = {n: randn(2, *s, seed=part + 9).to(DEVICE) > 0 for n, s in shapes.items() if n != "stat"}
+            if block:
+                tree, sent = (lay(torch.cat([v.reshape(2, -1) for v in t.values()], 1), t) for t in (tree, sent))
+            total.add(
+                tree,
+                {**(sent if masked else dict.fromkeys(sent, True)), "stat": False},
+                torch.tensor([1, 2 + part], device=DEVICE),
+            )
+        mean, heard = total.mean()
+        assert list(mean) == list(heard) == ["a", "b", "c"]
+        ends.append({**mean, **{f"heard {n}": v for n, v in heard.items()}})
+    assert all(v.equal(ends[1][n]) and v.shape == ends[1][n].shape for n, v in ends[0].items())
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 10_001])
+def test_count(size):
+    from fedselect.kernels import pack
+
+    marks = randn(3, size + 3) > 0.5
+    for part in (marks, marks[:, 2:-1], marks[::2], marks[:, ::2], marks[:1].expand(4, -1)):
+        there = marks.to(DEVICE).as_strided(part.shape, part.stride(), part.storage_offset())
+        assert pack.count(there).sum(1).cpu().equal(part.sum(1))
 
 
 # ---- copies between orders

@@ -14,6 +14,7 @@ from fedselect.select import body, everything, grow_mask, head, layers, norms, n
 from fedselect.simulate import Simulation
 from fedselect.split import Split
 from fedselect.step import Training
+from fedselect.tree import block, lay
 from fedselect.work import Work
 
 shares = st.integers(0, 20).map(lambda k: k / 20)
@@ -71,6 +72,15 @@ OPTIONS = [
 @given(situations(), shares, shares)
 def test_growth_is_that_of_the_slow_reference(how, situation, rate, limit):
     assert same(grow_mask(*situation, rate, limit, **how), slow(*situation, rate, limit, **how))
+
+
+@pytest.mark.parametrize("how", OPTIONS, ids=lambda h: "-".join(str(v) for v in h.values()))
+@given(situations(), shares, shares)
+def test_growth_in_a_block_is_that_of_tensors(how, situation, rate, limit):
+    blocks = [lay(torch.cat([v.flatten(1) for v in tree.values()], 1), tree) for tree in situation]
+    grown = grow_mask(*blocks, rate, limit, **how)
+    assert same(grown, grow_mask(*situation, rate, limit, **how))
+    assert (block(grown) is not None) == (how["scope"] == "global" and not how["skip"])
 
 
 @pytest.mark.parametrize("how", OPTIONS, ids=lambda h: "-".join(str(v) for v in h.values()))

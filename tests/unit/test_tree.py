@@ -195,3 +195,141 @@ def test_the_mean_keeps_the_values_type():
     total = t.MaskedSum()
     total.add({"a": torch.ones(1, 2, dtype=torch.float16)}, {"a": True}, torch.tensor([1]))
     assert total.mean()[0]["a"].dtype == torch.float16
+
+
+# ---- trees that lie in one block
+
+SHAPES = {"a": (2, 3), "b": (), "c": (4,), "d": (2, 1, 3)}
+
+
+def laid(tree, clients=True):
+    """The same values in one block."""
+    lines = [v.reshape(len(v), -1) if clients else v.flatten() for v in tree.values()]
+    return t.lay(torch.cat(lines, -1), tree, clients)
+
+
+def random_tree(clients, seed, names="abcd", kind=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    lead = () if clients is None else (clients,)
+    values = {n: torch.randn((*lead, *SHAPES[n]), generator=g) for n in names}
+    return {n: v > 0 if kind == torch.bool else v.to(kind) for n, v in values.items()}
+
+
+def same(got, want):
+    assert list(got) == list(want)
+    for n, v in want.items():
+        assert got[n] is v if isinstance(v, bool) else (got[n].equal(v) and got[n].dtype == v.dtype), n
+
+
+@pytest.mark.parametrize("clients", [1, 3, None])
+def test_a_block_is_found_where_it_lies(clients):
+    tree = random_tree(clients, 0)
+    axis = clients is not None
+    assert t.block(tree, axis) is None
+    whole = torch.randn(*([clients] if axis else []), 17)
+    views = t.lay(whole, tree, axis)
+    assert {n: v.shape for n, v in views.items()} == {n: v.shape for n, v in tree.items()}
+    found = t.block(views, axis)
+    assert found.data_ptr() == whole.data_ptr()
+    assert found.equal(whole)
+    found.zero_()
+    assert all((v == 0).all() for v in views.values())
+
+
+def test_parts_of_a_block_are_blocks():
+    whole = torch.randn(5, 17)
+    tree = t.lay(whole, random_tree(5, 0))
+    assert t.block({n: tree[n] for n in "ab"}).equal(whole[:, :7])
+    assert t.block({n: tree[n] for n in "bc"}).equal(whole[:, 6:11])
+    assert t.block(t.take(tree, slice(1, 4))).equal(whole[1:4])
+    assert t.block(t.take(tree, torch.tensor([3, 0]))).equal(whole[[3, 0]])
+    shared = t.expand(t.lay(whole[0], {n: v[0] for n, v in tree.items()}, clients=False), 3)
+    assert t.block(shared).equal(whole[:1].expand(3, -1))
+    assert t.block(shared).stride() == (0, 1)
+
+
+def test_what_is_no_block():
+    whole = torch.randn(5, 17)
+    tree = t.lay(whole, random_tree(5, 0))
+    assert t.block({}) is None
+    assert t.block({n: tree[n] for n in "ba"}) is None  # another order
+    assert t.block({n: tree[n] for n in "ac"}) is None  # a gap
+    assert t.block({**tree, "a": tree["a"].clone()}) is None
+    assert t.block({**tree, "a": tree["a"].transpose(1, 2)}) is None
+    assert t.block({**tree, "d": tree["d"][:4]}) is None  # fewer clients
+    assert t.block({**tree, "d": tree["d"].view(torch.int32)}) is None
+    assert t.block({"a": torch.zeros(0, 3)}) is None
+    assert t.block(tree, clients=False) is None
+    memory = torch.zeros(10)
+    assert t.block({"a": memory[:4].view(2, 2), "b": memory[4:8].view(2, 2)}) is None  # client after client, not side by side
+    assert torch.func.vmap(lambda v: v + (t.block({"a": v}) is None))(whole).equal(whole + 1)
+
+
+def test_neighbours_by_chance_are_no_block():
+    memory = torch.arange(6.0)
+    first = torch.frombuffer(memory.numpy(), dtype=torch.float32, count=3)
+    second = torch.frombuffer(memory.numpy(), dtype=torch.float32, count=3, offset=12)
+    assert second.data_ptr() == first.data_ptr() + 12
+    assert t.block({"a": first, "b": second}, clients=False) is None
+
+
+KINDS = st.sampled_from(["true", "false", "absent", "entries"])
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(SHAPES, KINDS)), st.sampled_from([1, 3, None]), st.integers(0, 99), st.booleans())
+def test_blocks_give_the_same_as_tensors(kinds, clients, seed, shared):
+    axis = clients is not None
+    own, other = random_tree(clients, seed), random_tree(clients, seed + 1)
+    marks = random_tree(clients, seed + 2, [n for n in SHAPES if kinds[n] == "entries"], torch.bool)
+    wholes = {n: k == "true" for n, k in kinds.items() if k in ("true", "false")}
+    order = [n for n in SHAPES if n in marks or n in wholes]
+    mask = {n: {**marks, **wholes}[n] for n in order}
+    together = {**mask, **(laid(marks, axis) if marks else {})}
+    their = laid(other, axis)
+    if axis and shared:  # one model for all clients
+        other = t.expand({n: v[0] for n, v in other.items()}, clients)
+        their = t.expand(t.lay(torch.cat([v[0].flatten() for v in other.values()]), other), clients)
+    merged = t.merge(together, laid(own, axis), their)
+    same(merged, t.merge(mask, own, other))
+    assert t.block(merged, axis) is not None or not marks or {"false", "absent"} & set(kinds.values())
+    same(t.merge(together, own, their), t.merge(mask, own, other))
+    same(t.negate(together), t.negate(mask))
+    if axis:
+        assert t.entries(together, their).equal(t.entries(mask, other))
+    same(t.clone(laid(own, axis)), own)
+
+
+def test_merging_takes_no_more_of_its_own_than_the_mask_asks_for():
+    own, other = random_tree(2, 0, "ac"), random_tree(2, 1)
+    mask = random_tree(2, 2, "ac", torch.bool)
+    got = t.merge(laid(mask), laid(own), laid(other))
+    same(got, t.merge(mask, own, other))
+    assert t.block(got) is not None
+    got["b"].zero_()
+    assert not (other["b"] == 0).any()
+
+
+def test_rows_of_a_block_are_written_together():
+    tree, values = random_tree(4, 0), random_tree(2, 1)
+    block = laid(tree)
+    for into, from_ in ((tree, values), (block, laid(values))):
+        t.put(into, torch.tensor([3, 1]), from_)
+    same(block, tree)
+    assert t.block(block) is not None
+
+
+def test_fresh_room_has_the_shapes_asked_for():
+    got = t.fresh(random_tree(2, 0), 5, torch.device("cpu"))
+    assert {n: v.shape for n, v in got.items()} == {n: (5, *shape) for n, shape in SHAPES.items()}
+
+
+@given(st.integers(0, 99))
+def test_means_of_sums_in_a_block_are_the_same(seed):
+    values, sent = random_tree(3, seed), random_tree(3, seed + 1, kind=torch.bool)
+    folded = t.MaskedSum()
+    folded.add(values, sent, torch.tensor([1.0, 2.0, 0.5]))
+    mean, heard = folded.mean()
+    folded.total, folded.weight = laid(folded.total, clients=False), laid(folded.weight, clients=False)
+    got, got_heard = folded.mean()
+    same(got, mean)
+    same(got_heard, heard)

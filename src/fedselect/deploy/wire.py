@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedselect.errors import DataError
 from fedselect.method import Down, Up
-from fedselect.tree import Mask, State, Tree, entries
+from fedselect.tree import Mask, State, Tree, entries, expand
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def up_size(up: Up) -> Tensor:
 
 def down_size(down: Down, wants: Mask, clients: int) -> Tensor:
     """The server knows from a client's last upload which entries it wants back, so no mask travels down."""
-    rows = {n: v.unsqueeze(0).expand(clients, *v.shape) for n, v in down.shared["params"].items()}
+    rows = expand(down.shared["params"], clients)
     others = sum(v.nbytes for name, tree in down.shared.items() if name != "params" for v in tree.values())
     return size(rows, wants, mask_travels=False) + _rows(down.rows, clients) + others
 

@@ -13,10 +13,10 @@ WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit
-def _count(marks, found, size, BLOCK: tl.constexpr):
+def _count(marks, found, size, step, BLOCK: tl.constexpr):
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
-    m = tl.load(marks + row * size + e, e < size, 0) != 0
+    m = tl.load(marks + row * step + e, e < size, 0) != 0
     tl.store(found + row * tl.num_programs(0) + block, tl.sum(m.to(tl.int32)))
 
 
@@ -55,8 +55,9 @@ def _unbits(marks, count, packed, start, size, BLOCK: tl.constexpr):
 
 def count(marks: Tensor) -> Tensor:
     """How many entries are marked in each block of each row (C, n): (C, blocks)."""
+    marks = marks if marks.stride(1) == 1 else marks.contiguous()
     found = torch.empty(len(marks), triton.cdiv(marks.shape[1], BLOCK), dtype=torch.int32, device=marks.device)
-    _count[found.T.shape](marks.view(torch.uint8), found, marks.shape[1], BLOCK, num_warps=8)
+    _count[found.T.shape](marks.view(torch.uint8), found, marks.shape[1], marks.stride(0), BLOCK, num_warps=8)
     return found
 
 

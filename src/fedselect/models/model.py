@@ -51,7 +51,7 @@ class Model:
         persistent = self.module.state_dict(keep_vars=True)
         self.stats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
         tree = set(self.params) | set(self.stats)
-        self.names = [n for n in persistent if n in tree]
+        self.names = [*self.params, *self.stats]  # so a mask over the parameters lies along the front of a tree
         named = {id(v): n for n, v in self.module.named_parameters()}
         self.tied = {n: named[id(v)] for n, v in persistent.items() if named.get(id(v), n) != n}
         self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree and n not in self.tied}

@@ -17,7 +17,7 @@ from fedselect.files import disk, is_part, read_json, replace, write_json
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation
 from fedselect.simulate.store import Compact, Store
-from fedselect.tree import flat, nested
+from fedselect.tree import flat, nested, together
 
 FORMAT = 1
 
@@ -101,7 +101,8 @@ def load(place: Path, simulation: Simulation, run_id: str) -> None:
     found = load_file(place / "state.safetensors")
     tensors = {name: found[name] for name in said["tensors"]}
     simulation.round = int(said["round"])
-    simulation.server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in nested("server", tensors).items()}
+    server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in nested("server", tensors).items()}
+    simulation.server = {k: together(t, clients=False) for k, t in server.items()}
     rows = nested("rows", tensors)
     if store.kind == Store.kind:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}

@@ -25,7 +25,7 @@ from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
 from fedselect.simulate.store import Compact, Store
 from fedselect.step import Training, one_by_one, precision, step
-from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand
+from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand, together
 from fedselect.work import Work, score
 
 
@@ -111,7 +111,7 @@ class Simulation:
         model.check(x[0], data.classes)
         model.to(self.device)
         self._programs = Programs(model, self.training)
-        self.initial = {n: v.to(self.device) for n, v in self.initial.items()}
+        self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self._split = {part: split.to(self.device) for part, split in splits.items()}
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedselect.errors import InputError
 from fedselect.method import Carried
 from fedselect.simulate import ragged
-from fedselect.tree import State, rows
+from fedselect.tree import State, matrix
 
 ALIGN = 8
 """Sections of a row begin at multiples of the widest type."""
@@ -157,7 +157,7 @@ def _counts(plan: Layout, state: State, marks: _Marks) -> Tensor:
 
 
 def _matrix(state: State, key: str, names: tuple[str, ...]) -> Tensor:
-    return torch.cat([rows(state[key][n]) for n in names], 1)
+    return matrix({n: state[key][n] for n in names}).contiguous()
 
 
 def _first(state: State) -> Tensor:

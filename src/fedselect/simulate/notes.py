@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedselect.data import Federation
-from fedselect.tree import Tree, rows
+from fedselect.tree import Tree, block, rows
 
 Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
@@ -41,7 +41,12 @@ class Finite:
 
     def watch(self, ids: Tensor, *trees: Tree) -> None:
         for tree in {id(t): t for t in trees}.values():
-            self._watched.append((ids, tree, torch.stack(torch._foreach_norm(list(tree.values()), 1)).isfinite().all()))
+            whole = block(tree)
+            if whole is None:
+                sums = torch.stack(torch._foreach_norm(list(tree.values()), 1))
+            else:
+                sums = torch.linalg.vector_norm(whole, 1)
+            self._watched.append((ids, tree, sums.isfinite().all()))
 
     def settle(self, round: int) -> None:
         """Wait for the answers; `problem` is the first thing found wrong, in words."""

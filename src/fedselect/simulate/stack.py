@@ -21,7 +21,7 @@ from fedselect.simulate.jobs import Job, do
 from fedselect.simulate.notes import Record
 from fedselect.split import Split
 from fedselect.step import one_by_one, precision
-from fedselect.tree import expand
+from fedselect.tree import blocks, expand, lay
 from fedselect.work import Work, score
 
 
@@ -161,6 +161,10 @@ def _pool(splits: Sequence[Split]) -> Split:
 def _cat(parts: Sequence[Any]) -> Any:
     """Trees or states of several runs, client after client."""
     if isinstance(parts[0], dict):
+        tree = all(isinstance(v, Tensor) for v in parts[0].values()) and all(list(p) == list(parts[0]) for p in parts)
+        whole = blocks(*parts) if tree else None
+        if whole is not None:
+            return lay(torch.cat(whole), parts[0])
         return {k: _cat([p[k] for p in parts]) for k in parts[0]}
     return torch.cat(list(parts))
 

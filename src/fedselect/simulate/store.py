@@ -12,7 +12,7 @@ from fedselect.errors import InputError
 from fedselect.method import Carried
 from fedselect.simulate import flat
 from fedselect.simulate.pages import Pages
-from fedselect.tree import State, Tree
+from fedselect.tree import State, Tree, fresh, put, take
 
 Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
 """Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""
@@ -33,7 +33,7 @@ class Store:
         if self._everybody(ids):
             return {k: {n: v.to(device) for n, v in t.items()} for k, t in self.rows.items()}
         at = ids.to(self.device)
-        return {k: {n: v[at].to(device) for n, v in t.items()} for k, t in self.rows.items()}
+        return {k: {n: v.to(device) for n, v in take(t, at).items()} for k, t in self.rows.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
         self.joined[ids.cpu()] = True
@@ -42,8 +42,7 @@ class Store:
             return
         at = ids.to(self.device)
         for k, tree in state.items():
-            for n, v in tree.items():
-                self._room(k, n, v)[at] = v.to(self.device)
+            put(self._room(k, tree), at, {n: v.to(self.device) for n, v in tree.items()})
 
     def to(self, device: torch.device) -> None:
         """Let the rows rest elsewhere."""
@@ -60,11 +59,13 @@ class Store:
     def load(self, dumped: State) -> None:
         self.rows = {k: {n: v.to(self.device) for n, v in t.items()} for k, t in dumped.items()}
 
-    def _room(self, key: str, name: str, like: Tensor) -> Tensor:
-        tree: Tree = self.rows.setdefault(key, {})
-        if name not in tree:
-            tree[name] = torch.zeros(self.clients, *like.shape[1:], dtype=like.dtype, device=self.device)
-        return tree[name]
+    def _room(self, key: str, like: Tree) -> Tree:
+        room = self.rows.setdefault(key, {})
+        lacking = fresh({n: v for n, v in like.items() if n not in room}, self.clients, self.device)
+        for v in lacking.values():
+            v.zero_()
+        room.update(lacking)
+        return room
 
     def _everybody(self, ids: Tensor) -> bool:
         return len(ids) == self.clients and bool((ids.cpu() == torch.arange(self.clients)).all())
