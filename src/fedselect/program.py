@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -302,7 +303,7 @@ class _Captured:
         self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
         self.body = body  # and with it the data it reads
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=_warm_stream(inputs["batch"]["n"].device)):
             self.out = body({**inputs, **self.own})
 
     def __call__(self, inputs: State, times: int) -> Any:
@@ -314,6 +315,20 @@ class _Captured:
         for n, v in self.own["sums"].items():
             inputs["sums"][n].copy_(v)
         return self.out
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _warm_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are captured. cuBLAS sets itself up in a thread's first product on a stream, which a capture forbids."""
+    stream = _side_stream(device)
+    with torch.cuda.stream(stream), torch.enable_grad():
+        one = torch.ones(1, 1, 1, device=device, requires_grad=True)
+        torch.bmm(one, one).sum().backward()  # type: ignore[no-untyped-call]  # gradients have a thread of their own
+    return stream
 
 
 class _Traced:
