@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -22,12 +23,14 @@ from fedselect.models import Model
 from fedselect.objectives import Objective
 from fedselect.split import Split
 from fedselect.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
-from fedselect.tree import Mask, State, Tree, fresh
+from fedselect.tree import Mask, State, Tree, block, fresh
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
 KEPT = 16
 """Recordings kept at a time."""
+ALIGN = 512
+"""Where tensors may begin in memory that several share, in bytes, as if each had been allocated alone."""
 Body = Callable[[State], Any]
 """A program: works on tensors, by group and name, in place."""
 
@@ -38,8 +41,7 @@ class Programs:
     def __init__(self, model: Model, training: Training) -> None:
         self.model = model
         self.training = training
-        self._room: dict[tuple[str, str], Tensor] = {}
-        self._placed: dict[Any, Tree] = {}
+        self._rooms: dict[Any, _Room] = {}
         self._seen: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
         self._pool: Any = None
@@ -47,8 +49,7 @@ class Programs:
 
     def clear(self) -> None:
         """Let go of all recordings and the memory they hold."""
-        self._room.clear()
-        self._placed.clear()
+        self._rooms.clear()
         self._recorded.clear()
         self._pool = None
 
@@ -57,20 +58,20 @@ class Programs:
         tensors = {n: v for n, v in tree.items() if isinstance(v, Tensor)}
         if not tensors or not self._captures(next(iter(tensors.values()))):
             return tree
-        key = (group, *((n, v.shape) for n, v in tensors.items()))
-        placed = self._placed.get(key)
-        if placed is None:
-            placed = self._placed[key] = {n: self._spot(group, n, v) for n, v in tensors.items()}
-        copy(placed, tensors)
-        return {**tree, **placed}
+        return {**tree, **self._room(group, tensors).write(tensors)}
+
+    def fetch(self, group: str, placed: Tree) -> Tree:
+        """A copy of what was placed, with every tensor in its usual order."""
+        return self._room(group, placed).read(len(next(iter(placed.values()))))
 
     def rest(self, group: str, like: Tree) -> Tree:
         """Zeros for these parameters where recordings find them."""
-        if not self._captures(next(iter(like.values()))):
+        first = next(iter(like.values()))
+        if not self._captures(first):
             return {n: torch.zeros_like(v) for n, v in like.items()}
-        zeros = {n: self._spot(group, n, v) for n, v in like.items()}
-        torch._foreach_zero_(list(zeros.values()))
-        return zeros
+        room = self._room(group, like)
+        room.memory.zero_()
+        return room.of(len(first))
 
     def train(
         self, tree: Tree, velocity: Tree, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
@@ -199,17 +200,68 @@ class Programs:
     def _captures(self, v: Tensor) -> bool:
         return v.is_cuda and not one_by_one(self.model, v.device)
 
-    def _spot(self, group: str, name: str, like: Tensor) -> Tensor:
-        """Room for a tensor such as this one, the same each time; more clients than before need new room."""
-        room = self._room.get((group, name))
-        if room is None or len(room) < len(like) or room.shape[1:] != like.shape[1:] or room.dtype != like.dtype:
-            kernel = name in self.model.convolutions and like.ndim == 5
-            shape = [like.shape[i] for i in (0, 1, 3, 4, 2)] if kernel else list(like.shape)
-            room = torch.empty(shape, dtype=like.dtype, device=like.device)
-            self._room[group, name] = room = room.permute(0, 1, 4, 2, 3) if kernel else room
-            self._placed.clear()  # what pointed to the old room is of no use
-            self._recorded.clear()
-        return room[: len(like)]
+    def _room(self, group: str, like: Tree) -> "_Room":
+        """Room for tensors such as these, the same each time; more clients than before need new room."""
+        key = (group, *((n, v.shape[1:], v.dtype) for n, v in like.items()))
+        room = self._rooms.get(key)
+        if room is None or room.clients < len(next(iter(like.values()))):
+            if room is not None:
+                self._recorded.clear()  # what was recorded works in the old room
+            room = self._rooms[key] = _Room(like, self.model.convolutions)
+        return room
+
+
+class _Room:
+    """Memory that stays put for one group: tensor after tensor, each for all clients, kernels with their channels last."""
+
+    def __init__(self, like: Tree, convolutions: frozenset[str]) -> None:
+        first = next(iter(like.values()))
+        self.clients, self.device = len(first), first.device
+        self.last = {n for n, v in like.items() if n in convolutions and v.ndim == 5}
+        self.starts, end = {}, 0
+        for n, v in like.items():
+            self.starts[n] = end
+            end += -(-v.nbytes // ALIGN) * ALIGN
+        self.memory = torch.empty(end, dtype=torch.uint8, device=self.device)
+        self.tensors = {n: self._view(n, v) for n, v in like.items()}
+        self._of: dict[int, Tree] = {}
+        self._tables: Any = None
+
+    def of(self, clients: int) -> Tree:
+        """The tensors of so many clients."""
+        if clients not in self._of:
+            self._of[clients] = {n: v[:clients] for n, v in self.tensors.items()}
+        return self._of[clients]
+
+    def write(self, tree: Tree) -> Tree:
+        here = self.of(len(next(iter(tree.values()))))
+        if not self._moved(block(tree), back=False):
+            copy(here, tree)
+        return here
+
+    def read(self, clients: int) -> Tree:
+        here = self.of(clients)
+        out = fresh(here, clients, self.device)
+        if not self._moved(block(out), back=True):
+            copy(out, here)
+        return out
+
+    def _moved(self, whole: Tensor | None, back: bool) -> bool:
+        """Move all tensors between here and the block of a tree, a launch for each size of kernel, if that is possible."""
+        if whole is None or not kernels.serve(whole):
+            return False
+        from fedselect.kernels.relay import move, tables
+
+        if self._tables is None:
+            self._tables = tables(self.tensors, {n: at // whole.element_size() for n, at in self.starts.items()}, self.last)
+        move(whole, self.memory.view(whole.dtype), self._tables, back)
+        return True
+
+    def _view(self, name: str, like: Tensor) -> Tensor:
+        flat = self.memory[self.starts[name] :][: like.nbytes].view(like.dtype)
+        if name not in self.last:
+            return flat.view(like.shape)
+        return flat.view([like.shape[i] for i in (0, 1, 3, 4, 2)]).permute(0, 1, 4, 2, 3)
 
 
 def keep_memory() -> None:
@@ -251,7 +303,7 @@ class _Captured:
         self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
         self.body = body  # and with it the data it reads
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=_warm_stream(inputs["batch"]["n"].device)):
             self.out = body({**inputs, **self.own})
 
     def __call__(self, inputs: State, times: int) -> Any:
@@ -263,6 +315,20 @@ class _Captured:
         for n, v in self.own["sums"].items():
             inputs["sums"][n].copy_(v)
         return self.out
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _warm_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are captured. cuBLAS sets itself up in a thread's first product on a stream, which a capture forbids."""
+    stream = _side_stream(device)
+    with torch.cuda.stream(stream), torch.enable_grad():
+        one = torch.ones(1, 1, 1, device=device, requires_grad=True)
+        torch.bmm(one, one).sum().backward()  # type: ignore[no-untyped-call]  # gradients have a thread of their own
+    return stream
 
 
 class _Traced:

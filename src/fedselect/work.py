@@ -140,7 +140,7 @@ class Work:
                 out = ordered(tree)
             speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
             self._train(out, speed, passes, objective, ctx, key)
-            return ordered(out) if self.ids.is_cuda else out
+            return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
         out = ordered(tree)
         speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from fedselect import rules, transforms
-from fedselect.program import copy
+from fedselect.program import _Room, copy
 from fedselect.random import client_keys
 from fedselect.select import top as plain_top
 from fedselect.split import Split
 from fedselect.step import Training, _sgd
-from fedselect.tree import MaskedSum, lay
+from fedselect.tree import MaskedSum, block, lay
 
 pytestmark = [
     pytest.mark.gpu,
@@ -655,10 +655,10 @@ def test_masked_sums_of_blocks_are_those_of_tensors(lying, masked):
     ends = []
     for together in (lying, (False, False)):
         total = MaskedSum()
-        for part, block in enumerate(together):
+        for part, as_block in enumerate(together):
             tree = {n: (randn(2, *s, seed=part) * 64).round().div(64).float().to(DEVICE) for n, s in shapes.items()}
             sent = {n: randn(2, *s, seed=part + 9).to(DEVICE) > 0 for n, s in shapes.items() if n != "stat"}
-            if block:
+            if as_block:
                 tree, sent = (lay(torch.cat([v.reshape(2, -1) for v in t.values()], 1), t) for t in (tree, sent))
             total.add(
                 tree,
@@ -731,3 +731,44 @@ def test_what_relay_cannot_read_goes_by_torch():
     into = {"turned": last.clone(), "plain": last.clone(), "bias": torch.full((2, 3), torch.nan, device=DEVICE)}
     copy(into, tree)
     assert all(into[n].equal(v) for n, v in tree.items())
+
+
+KERNELS = {
+    "stem": (6, 3, 7, 7),
+    "bias": (6,),
+    "deep": (5, 300, 3, 3),
+    "point": (40, 70, 1, 1),
+    "line": (2, 9, 1, 3),
+    "head": (10, 513),
+    "one": (),
+}
+
+
+@pytest.mark.parametrize("lying", ["block", "part of a block", "one for all", "tensors"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+def test_a_room_holds_what_is_placed_in_it(dtype, lying):
+    """All tensors in one launch for each number of taps; the twin is the copy tensor by tensor."""
+    clients = 3
+    tree = {n: randn(clients, *s).float() for n, s in KERNELS.items()}
+    tree = {n: (v if dtype == torch.float32 else v > 0).to(DEVICE) for n, v in tree.items()}
+    whole = torch.cat([v.reshape(clients, -1) for v in tree.values()], 1)
+    if lying == "part of a block":
+        whole = torch.cat([whole[:, :5], whole, whole[:, :2]], 1)[:, 5:-2]
+    if lying == "one for all":
+        whole = whole[:1].expand(clients, -1)
+    if lying != "tensors":
+        tree = lay(whole, tree)
+    assert (block(tree) is None) == (lying == "tensors")
+    room = _Room({n: torch.empty(clients + 1, *s, dtype=dtype, device=DEVICE) for n, s in KERNELS.items()}, frozenset(KERNELS))
+    room.memory.fill_(255 if dtype == torch.float32 else 1)  # NaN, or True
+    placed = room.write(tree)
+    assert list(placed) == list(tree)
+    for n, v in tree.items():
+        assert placed[n].equal(v), n
+        assert placed[n].data_ptr() == room.tensors[n].data_ptr()
+        assert v.ndim != 5 or placed[n].permute(0, 1, 3, 4, 2).is_contiguous()
+        left = room.tensors[n][clients:]
+        assert (left.isnan() if dtype == torch.float32 else left).all()  # nobody's
+    back = room.read(clients)
+    assert all(back[n].equal(v) and back[n][0].is_contiguous() for n, v in tree.items())
+    assert not {v.data_ptr() for v in back.values()} & {v.data_ptr() for v in placed.values()}

@@ -11,7 +11,7 @@ from torch import nn
 import fedselect as fs
 from fedselect import program
 from fedselect.objectives import cross_entropy, prox
-from fedselect.program import Programs, _identity, copy, ordered
+from fedselect.program import Programs, _identity, _Room, copy, ordered
 from fedselect.random import client_keys, permutations
 from fedselect.split import Split
 from fedselect.step import Training
@@ -400,6 +400,23 @@ def test_copy_writes_values_whatever_their_order():
     places = {n: v.data_ptr() for n, v in into.items()}
     copy(into, tree)
     assert all(into[n].equal(v) and into[n].data_ptr() == places[n] for n, v in tree.items())
+
+
+def test_a_room_stays_where_it_is():
+    shapes = {"kernel": (4, 3, 2, 5), "bias": (4,), "one": ()}
+    tree = {n: torch.randn(3, *s) for n, s in shapes.items()}
+    room = _Room({n: torch.empty(5, *s) for n, s in shapes.items()}, frozenset({"kernel", "bias"}))
+    for values in (tree, {n: -v for n, v in tree.items()}):
+        placed = room.write(values)
+        assert placed["kernel"].permute(0, 1, 3, 4, 2).is_contiguous()
+        for n, v in values.items():
+            assert placed[n].equal(v)
+            assert placed[n].data_ptr() == room.tensors[n].data_ptr()
+        got = room.read(3)
+        assert all(got[n].equal(v) and got[n].is_contiguous() for n, v in values.items())
+        room.memory.zero_()
+        assert all((v == 0).all() for v in placed.values())
+        assert all(got[n].equal(v) for n, v in values.items())
 
 
 # ---- work: passes over recordings

@@ -130,7 +130,7 @@ def _to_kernel(
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """x (C, B, I, H, W), w (C, O, I, kh, kw) -> (C, B, O, Ho, Wo) with channels last in memory."""
-    if _few(x, w.shape[4]):
+    if _few(x, w.shape[4], dilation[1]):
         x, w = _runs(x, w.shape[4], stride[1], padding[1]), _as_runs(w)
         stride, padding = (stride[0], 1), (padding[0], 0)
     x, w = _whole(x), _whole(w)
@@ -168,7 +168,7 @@ def to_input(g: Tensor, w: Tensor, shape: torch.Size, stride: Pair, padding: Pai
 def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """The gradient of the kernel (C, O, I, kh, kw), float32, input channels last in memory; g (C, B, Ho, Wo, O) in order."""
     given = x.shape[2]
-    if _few(x, kernel[1]):
+    if _few(x, kernel[1], dilation[1]):
         x = _runs(x, kernel[1], stride[1], padding[1])
         runs = to_kernel(x, g, (kernel[0], 1), (stride[0], 1), (padding[0], 0), dilation, precision)
         last = runs.permute(0, 1, 3, 4, 2)[..., : kernel[1] * given]
@@ -211,8 +211,9 @@ def _whole(v: Tensor) -> Tensor:
     return (last if last.stride(-1) == 1 else last.contiguous()).permute(0, 1, 4, 2, 3)
 
 
-def _few(x: Tensor, wide: int) -> bool:
-    return x.shape[2] < 16 and wide > 1
+def _few(x: Tensor, wide: int, dilation: int) -> bool:
+    """Whether the taps of a kernel's row are better taken as channels; those of a dilated one do not lie side by side."""
+    return x.shape[2] < 16 and wide > 1 and dilation == 1
 
 
 def _runs(x: Tensor, wide: int, stride: int, padding: int) -> Tensor:

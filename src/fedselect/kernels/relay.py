@@ -1,5 +1,8 @@
 """Convolution kernels copied between their usual order (C, O, I, kh, kw) and channels last, a tile of all taps at a time."""
 
+from collections.abc import Collection, Mapping
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,6 +33,57 @@ def relay(dst: Tensor, src: Tensor) -> None:
     _relay[(triton.cdiv(channels, block), clients * outs)](
         src, dst, channels, src.stride(0), si, st, dst.stride(0), di, dt, outs, kh * kw, triton.next_power_of_2(kh * kw), block
     )
+
+
+@triton.jit
+def _move(block, room, table, step, TAPS: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr):
+    """A tile of a client: where it begins in the client's row of the block and in the room, how far the clients of its
+    tensor lie apart there, how many channels a tap has, and how many of them the tile takes."""
+    client = tl.program_id(1).to(tl.int64)
+    table += tl.program_id(0) * 5
+    i, t = tl.arange(0, TILE)[None, :], tl.arange(0, T)[:, None]
+    usual = block + client * step + tl.load(table) + i * TAPS + t
+    last = room + tl.load(table + 1) + client * tl.load(table + 2) + t * tl.load(table + 3) + i
+    there = (t < TAPS) & (i < tl.load(table + 4))
+    if BACK:
+        tl.store(usual, tl.load(last, there), there)
+    else:
+        tl.store(last, tl.load(usual, there), there)
+
+
+def tables(tensors: Mapping[str, Tensor], places: Mapping[str, int], last: Collection[str]) -> dict[int, Tensor]:
+    """The tiles of all tensors, by how many taps they have; see `_move`.
+
+    In a block the tensors lie side by side in each client's row, in a room one after the other from these places on.
+    """
+    found: dict[int, list[Tensor]] = {}
+    at = 0
+    for name, v in tensors.items():
+        size = v[0].numel()
+        _, outs, channels, kh, kw = v.shape if name in last else (0, 1, size, 1, 1)
+        taps = kh * kw
+        tile = _tile(taps)
+        o, i = torch.meshgrid(torch.arange(outs), torch.arange(0, channels, tile), indexing="ij")
+        begin = o.flatten() * channels * taps, i.flatten()
+        columns = at + begin[0] + begin[1] * taps, places[name] + begin[0] + begin[1], size, channels, channels - begin[1]
+        found.setdefault(taps, []).append(torch.stack([torch.as_tensor(c).expand(len(begin[0])) for c in columns], 1))
+        at += size
+    device = next(iter(tensors.values())).device
+    return {taps: torch.cat(tiles).to(device) for taps, tiles in found.items()}
+
+
+def move(block: Tensor, room: Tensor, tables: Mapping[int, Tensor], back: bool) -> None:
+    """All tensors of the block (C, N) to their places in the room, or back."""
+    if block.dtype == torch.bool:
+        block, room = block.view(torch.uint8), room.view(torch.uint8)
+    for taps, table in tables.items():
+        _move[(len(table), len(block))](
+            block, room, table, block.stride(0), taps, triton.next_power_of_2(taps), _tile(taps), back
+        )
+
+
+def _tile(taps: int) -> int:
+    return max(16, 2048 // triton.next_power_of_2(taps))
 
 
 def _taps(v: Tensor) -> tuple[int, int] | None:
