@@ -9,12 +9,14 @@ from scipy.stats import wilcoxon
 
 import fedselect as fs
 from fedselect.errors import BusyError, DataError, InputError
+from fedselect.experiments import environment
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce import shared, tune
 from fedselect.experiments.reproduce.outcome import Entry, Seed, blocks, compare, ranks
 from fedselect.experiments.reproduce.plan import How, cells, name_of, scaled, trials
 from fedselect.experiments.reproduce.protocol import choose, read_column, targets
 from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex, lean
+from fedselect.experiments.runner import summarise
 from fedselect.files import locked
 
 SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")
@@ -247,6 +249,23 @@ def test_a_lock_can_be_waited_for_or_refused(tmp_path):
         pass
     with locked(tmp_path, wait=True):
         assert shared.in_use(tmp_path)
+
+
+def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
+    clients = {"accuracy": [0.5]}
+    more = {"accuracy_local": 0, "accuracy_merged": 0, "share": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
+    values = {20: 0.1, 150: 0.2, 155: 0.4, 160: None, 200: 0.6}  # 151 to 200 count
+    history = [{"round": r, "accuracy": a, "clients": clients, **more} for r, a in values.items()]
+    assert summarise(tiny(), history)["accuracy_tail"] == 0.5
+
+
+def test_a_copy_without_git_says_its_commit(tmp_path, monkeypatch):
+    assert environment.environment("cpu")["precision"] == "float32"
+    monkeypatch.delenv("FEDSELECT_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
+    assert environment.commit() is None
+    monkeypatch.setenv("FEDSELECT_COMMIT", "abc")
+    assert environment.commit() == "abc"
 
 
 # ---- the outcome

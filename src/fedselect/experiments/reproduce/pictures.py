@@ -74,7 +74,9 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
         layers = list(data["federations"][run["federation"]]["layers"])
         last = max(i for i, name in enumerate(layers) if name.endswith(".weight"))
         iou = [[None if v != v else round(v, 4) for v in row] for row in overlap(run, 1 + last).tolist()]
-        out.append({"row": e.row, "seed": run["seed"], "layer": layers[last], "clients": client_names(data, run), "iou": iou})
+        classes = [c["classes"] for c in data["federations"][run["federation"]]["clients"]][: len(iou)]
+        own = {"row": e.row, "seed": run["seed"], "layer": layers[last]}
+        out.append({**own, "clients": client_names(data, run)[: len(iou)], "classes": classes, "iou": iou})
     return out
 
 

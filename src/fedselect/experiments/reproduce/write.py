@@ -37,7 +37,7 @@ def render(target: Target, block: Block, how: How) -> Table:
     table = Table(
         title=f"{target.name}, {block.title}{mark}",
         caption=about(target, how),
-        title_justify="left", caption_justify="left", box=SIMPLE_HEAD,
+        title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
     )  # fmt: skip
     table.add_column("method", no_wrap=True)
     tested, published = target.against is not None, target.table in PUBLISHED
