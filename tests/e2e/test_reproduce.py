@@ -70,7 +70,7 @@ def made(tmp_path_factory):
 def test_it_prints_our_numbers_and_writes_the_same(made):
     out, said = made
     assert "28/28 runs" in said  # nine and three trials, and two methods, each with two seeds
-    assert "scaled to 0.2, 2 rounds, not comparable" in said
+    assert "scaled to 0.2, 2 rounds, not comparable" in re.sub(r"\s+", " ", said)
     assert "Wilcoxon signed-rank" in said
     rows = list(csv.DictReader((out / "table1-scaled-0.2-rounds-2.csv").read_text().splitlines()))
     assert [r["row"] for r in rows] == ["Local Only", "FedSelect"]
