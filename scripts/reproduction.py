@@ -59,6 +59,9 @@ def read(folder: Path) -> Results:
         kept = found.published if own["how"]["rates"] == "paper" else found.targets
         known = kept.setdefault(own["target"], own)
         if known is not own:
+            there = {(c["data"], c["setting"]) for c in known["columns"]}
+            if own["note"] != known["note"] or any((c["data"], c["setting"]) in there for c in own["columns"]):
+                sys.exit(f"{path.name}: another file has {own['target']} too, of another size or with a column in common.")
             known["columns"] += own["columns"]
             known["environments"] += [e for e in own["environments"] if e not in known["environments"]]
             known["tuned"] |= own["tuned"]

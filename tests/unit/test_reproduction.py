@@ -213,3 +213,6 @@ def test_files_of_one_target_with_other_columns_are_put_together(site):
     found = reproduction.read(site / "results").targets["table1"]
     assert {c["data"] for c in found["columns"]} == {"cifar10", "cifar10c"}
     assert len(found["environments"]) == 1
+    (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10",))))
+    with pytest.raises(SystemExit, match="another file has table1 too"):
+        reproduction.read(site / "results")
