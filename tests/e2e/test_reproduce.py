@@ -69,8 +69,8 @@ def made(tmp_path_factory):
 
 def test_it_prints_our_numbers_and_writes_the_same(made):
     out, said = made
-    assert "16/16 runs" in said  # nine and three trials, two methods with two seeds
-    assert "scaled to 0.2, 2 rounds, not comparable" in said
+    assert "28/28 runs" in said  # nine and three trials, and two methods, each with two seeds
+    assert "scaled to 0.2, 2 rounds, not comparable" in re.sub(r"\s+", " ", said)
     assert "Wilcoxon signed-rank" in said
     rows = list(csv.DictReader((out / "table1-scaled-0.2-rounds-2.csv").read_text().splitlines()))
     assert [r["row"] for r in rows] == ["Local Only", "FedSelect"]
@@ -79,6 +79,10 @@ def test_it_prints_our_numbers_and_writes_the_same(made):
         summaries = [json.loads((out / "cells" / run / "summary.json").read_text()) for run in told["runs"]]
         assert [s["seed"] for s in summaries] == [0, 1]
         assert {s["score"] for s in summaries} == {"test"}
+        assert told["tail"] == [pytest.approx(100 * s["accuracy_tail"], abs=1e-3) for s in summaries]
+        assert told["curve"][0][-1] == pytest.approx(100 * summaries[0]["accuracy"], abs=1e-2)
+        assert detail["environments"] == [summaries[0]["environment"]]
+        assert detail["date"] >= summaries[0]["date"]
         assert float(row["mean"]) == pytest.approx(50 * sum(s["accuracy"] for s in summaries), abs=1e-3)
         assert f"{float(row['mean']):.2f}" in said
     assert r"\bottomrule" in (out / "table1-scaled-0.2-rounds-2.tex").read_text()
@@ -92,8 +96,11 @@ def test_rates_are_those_that_did_best_on_validation_data_and_are_saved(made):
         assert "not comparable" in name
         runs = [out / "cells" / run for t in entry["trials"] for run in t["runs"]]
         summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
-        assert {(s["score"], s["seed"]) for s in summaries} == {("val", 100)}
-        assert [t["accuracy"] for t in entry["trials"]] == [s["accuracy"] for s in summaries]
+        assert {(s["score"], s["seed"]) for s in summaries} == {("val", 100), ("val", 101)}
+        tails = [s["accuracy_tail"] for s in summaries]
+        assert [t["accuracy"] for t in entry["trials"]] == [
+            pytest.approx((a + b) / 2, abs=1e-6) for a, b in zip(tails[::2], tails[1::2], strict=True)
+        ]
         best = max(entry["trials"], key=lambda t: t["accuracy"])["options"]
         for run in row["runs"]:
             config = json.loads((out / "cells" / run / "config.json").read_text())
@@ -113,7 +120,7 @@ def test_more_seeds_run_only_what_is_new(made, cli):
     out, _ = made
     before = times(out)
     listed = cli(*TINY, "--seeds", "0,1,2", "--out", out, "--dry-run").out
-    assert re.search(r"in all +18 runs, 16 there, 4 rounds to run", listed)
+    assert re.search(r"in all +30 runs, 28 there, 4 rounds to run", listed)
     assert times(out) == before  # it only said so
     said = cli(*TINY, "--seeds", "0,1,2", "--out", out)
     assert "2/2 runs" in said.out
@@ -129,9 +136,24 @@ def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):
     assert times(tmp_path) == before
     name = "fig-iou-digits-paper-rates-scaled-0.2-rounds-2"
     assert {p.suffix for p in tmp_path.glob(f"{name}.*")} == {".pdf", ".png"}
+    told = json.loads((tmp_path / "fig-iou-paper-rates-scaled-0.2-rounds-2.json").read_text())["overlap"]
+    assert [o["row"][-7:-1] for o in told] == ["α=0.05", "α=0.30", "α=0.50", "α=0.80"]
+    for o in told:
+        assert len(o["iou"]) == len(o["iou"][0]) == len(o["clients"])
+        assert o["layer"].endswith(".weight")
     for target, name in (("fig-convergence", "fig-convergence-digits"), ("fig-data-size", "fig-data-size-digits")):
         assert cli("reproduce", target, *args, "--methods", "fedselect,fedavg").code == 0
         assert len(list(tmp_path.glob(f"{name}-*.p*"))) == 2
+
+
+def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, tmp_path):
+    said = cli("reproduce", "readings", *SMALL, "--rounds", 1, "--out", tmp_path)
+    assert said.code == 0
+    assert "rates of each row's own" in re.sub(r"\s+", " ", said.out)
+    told = json.loads((tmp_path / "readings-scaled-0.2-rounds-1.json").read_text())
+    assert {tuple(r["seeds"]) for r in told["columns"][0]["rows"]} == {(100, 101)}
+    assert {json.loads(p.read_text())["score"] for p in tmp_path.glob("cells/*/summary.json")} == {"val"}
+    assert not (tmp_path / "tuned.json").exists()
 
 
 # ---- shared and interrupted
@@ -190,7 +212,7 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path
 @pytest.mark.parametrize(("args", "said"), [
     (("tabel1",), "did you mean 'table1'"),
     (("table1", "--columns", "cifar11"), "there is no column 'cifar11'"),
-    (("alpha", "--columns", "miniimagenet"), "the paper has no column miniimagenet there; it has cifar10, cifar10c"),
+    (("alpha", "--columns", "miniimagenet"), "there is no column miniimagenet there; there is cifar10, cifar10c"),
     (("table1", "--methods", "lotteryfl", "--columns", "digits"), "there is no row of method 'lotteryfl'"),
     (("table1", "--scale", "2"), "must lie in (0, 1]"),
     (("table1", "--seeds", "a"), "seeds are whole numbers"),

@@ -9,12 +9,14 @@ from scipy.stats import wilcoxon
 
 import fedselect as fs
 from fedselect.errors import BusyError, DataError, InputError
+from fedselect.experiments import environment
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce import shared, tune
-from fedselect.experiments.reproduce.outcome import Entry, blocks, compare, ranks
+from fedselect.experiments.reproduce.outcome import Entry, Seed, blocks, compare, ranks
 from fedselect.experiments.reproduce.plan import How, cells, name_of, scaled, trials
 from fedselect.experiments.reproduce.protocol import choose, read_column, targets
-from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex
+from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex, lean
+from fedselect.experiments.runner import summarise
 from fedselect.files import locked
 
 SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")
@@ -40,6 +42,37 @@ def test_targets_share_runs():
     names = {t: {name_of(c.config) for c in cells(on_digits(t), SMALL, {})} for t in ("table1", "table2", "alpha", "fig-iou")}
     assert names["fig-iou"] == names["table2"] < names["alpha"]
     assert len(names["table1"] & names["table2"]) == 2  # the limit of 0.30, with both seeds
+
+
+def test_a_target_of_ours_has_its_own_seeds_rates_and_data():
+    (target,) = targets("readings")
+    own = list(cells(target, How(), {("cifar10", "fedselect"): {"lr": 0.5}}))
+    assert {c.seed for c in own} == set(target.seeds)
+    assert {c.seed for c in cells(target, How(seeds=(7,)), {})} == {7}
+    assert tune.needed([target], How()) == []
+    for c in own:
+        assert {k: c.config.method[k] for k in c.row.options} == c.row.options
+        assert c.config.score == "val"
+        assert c.config.data["train"] - c.config.data["val"] == 100  # what reported runs train on
+
+
+def test_rows_and_settings_reach_every_part_of_a_run():
+    (target,) = targets("stem")
+    assert {c.config.model["stem"] for c in cells(target, SMALL, {})} == {"small"}
+    row = dataclasses.replace(target.rows[0], training={"momentum": 0.9}, data={"augment": "crop-flip"}, model_options={})
+    (one, *_) = cells(dataclasses.replace(target, rows=(row,)), SMALL, {})
+    assert (one.config.training["momentum"], one.config.data["augment"]) == (0.9, "crop-flip")
+
+
+def test_a_run_is_the_same_wherever_its_files_lie(tmp_path):
+    names = []
+    for folder, content in (("a", b"12"), ("b", b"12"), ("c", b"123")):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "weights.safetensors"
+        file.write_bytes(content)
+        model = {"name": "resnet18", "weights": str(file)}
+        names.append(name_of(Config.from_dict({"data": {"name": "digits"}, "model": model}, "test")))
+    assert names[0] == names[1] != names[2]
 
 
 def test_layers_of_a_resnet_are_left_out_on_another_model():
@@ -89,15 +122,27 @@ def test_scale_shrinks_rounds_and_everything_says_so():
 def test_a_trial_is_scored_on_images_held_out_of_training_with_seeds_of_its_own():
     how = dataclasses.replace(SMALL, rates="tuned")
     made = trials("digits", "fedselect", how)
-    assert len(made) == 9
-    assert len(trials("digits", "local", how)) == 3
+    assert len(made) == 9 * 2
+    assert len(trials("digits", "local", how)) == 3 * 2
     for options, seed, config in made:
         assert {k: config.method[k] for k in options} == options
         assert (config.score, config.seed) == ("val", seed)
         assert seed not in how.seeds
+        assert config.eval_every == 1  # a fifth of the column's 5
         assert 0 < config.data["val"] < config.data["train"]
         data = config.make_data()
         assert all(torch.equal(c.test[0], c.val[0]) for c in data.clients)
+
+
+@pytest.mark.parametrize(("how", "rounds", "train", "val"), [
+    (How(), 50, 200, 100),  # a hundred left, as in reported runs
+    (How(scale=0.1), 5, 20, 10),
+    (How(rounds=3), 3, 200, 100),
+    (How(rounds=300), 50, 200, 100),
+])  # fmt: skip
+def test_a_trial_is_short_and_trains_on_as_much_as_a_reported_run(how, rounds, train, val):
+    config = trials("cifar10", "local", how)[0][2]
+    assert (config.rounds, config.data["train"], config.data["val"]) == (rounds, train, val)
 
 
 def test_a_federation_scored_on_validation_data_holds_no_test_sample():
@@ -110,20 +155,26 @@ def test_a_federation_scored_on_validation_data_holds_no_test_sample():
         fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=0, seed=0).on_validation()
 
 
-def write(place, accuracy, score="val", clients=()):
+def write(place, accuracy, score="val", clients=(), **more):
     place.mkdir(parents=True)
-    (place / "summary.json").write_text(json.dumps({"accuracy": accuracy, "score": score, "clients": list(clients)}))
+    said = {
+        "accuracy": accuracy, "accuracy_tail": accuracy - 0.01, "score": score, "clients": list(clients), "rounds": 2,
+        "share": 0.25, "bytes_up": 200, "bytes_down": 100, "seconds": 1.5, "date": "2026-01-02", "environment": {"torch": "3"},
+    }  # fmt: skip
+    (place / "summary.json").write_text(json.dumps({**said, **more}))
+    lines = [{"round": 1, "accuracy": None}, {"round": 2, "accuracy": accuracy}]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_the_best_on_validation_data_is_chosen_and_of_equal_ones_the_first(tmp_path):
     how = dataclasses.replace(SMALL, rates="tuned")
     made = trials("digits", "local", how)
-    for (_, _, config), accuracy in zip(made, (0.5, 0.7, 0.7), strict=True):
+    for (_, _, config), accuracy in zip(made, (0.5, 0.6, 0.7, 0.8, 0.6, 0.9), strict=True):  # two seeds each
         assert tune.judged([("digits", "local")], how, tmp_path) == {}  # until the last is there
         write(tmp_path / name_of(config), accuracy)
     found = tune.judged([("digits", "local")], how, tmp_path)["digits", "local"]
-    assert found["chosen"] == made[1][0]
-    assert [t["accuracy"] for t in found["trials"]] == [0.5, 0.7, 0.7]
+    assert found["chosen"] == made[2][0]
+    assert [t["accuracy"] for t in found["trials"]] == [0.54, 0.74, 0.74]  # tails are 0.01 below the last round
 
 
 def test_rates_are_never_chosen_on_test_data(tmp_path):
@@ -136,15 +187,15 @@ def test_rates_are_never_chosen_on_test_data(tmp_path):
 
 def test_a_trial_that_diverged_is_never_chosen(tmp_path):
     how = dataclasses.replace(SMALL, rates="tuned")
-    for (_, _, config), accuracy in zip(trials("digits", "local", how), (None, 0.0, None), strict=True):
+    for (_, _, config), accuracy in zip(trials("digits", "local", how), (None, 0.5, 0.02, 0.02, 0.5, None), strict=True):
         if accuracy is None:
             (tmp_path / name_of(config)).mkdir()
             (tmp_path / name_of(config) / "failed.json").write_text('{"why": "x"}')
         else:
             write(tmp_path / name_of(config), accuracy)
     found = tune.judged([("digits", "local")], how, tmp_path)["digits", "local"]
-    assert found["chosen"] == trials("digits", "local", how)[1][0]
-    assert [t["accuracy"] for t in found["trials"]] == [None, 0.0, None]
+    assert found["chosen"] == trials("digits", "local", how)[2][0]
+    assert [t["accuracy"] for t in found["trials"]] == [None, 0.01, None]
 
 
 # ---- running
@@ -200,12 +251,28 @@ def test_a_lock_can_be_waited_for_or_refused(tmp_path):
         assert shared.in_use(tmp_path)
 
 
+def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
+    clients = {"accuracy": [0.5]}
+    more = {"accuracy_local": 0, "accuracy_merged": 0, "share": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
+    values = {20: 0.1, 150: 0.2, 155: 0.4, 160: None, 200: 0.6}  # 151 to 200 count
+    history = [{"round": r, "accuracy": a, "clients": clients, **more} for r, a in values.items()]
+    assert summarise(tiny(), history)["accuracy_tail"] == 0.5
+
+
+def test_a_copy_without_git_says_its_commit(tmp_path, monkeypatch):
+    assert environment.environment("cpu")["precision"] == "float32"
+    monkeypatch.delenv("FEDSELECT_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
+    assert environment.commit() is None
+    monkeypatch.setenv("FEDSELECT_COMMIT", "abc")
+    assert environment.commit() == "abc"
+
+
 # ---- the outcome
 
 
 def entry(row, *seeds):
-    clients = tuple(tuple(s) for s in seeds)
-    return Entry(row, tuple(range(len(seeds))), tuple(sum(s) / len(s) for s in clients), clients, ())
+    return Entry(row, tuple(Seed(i, sum(s) / len(s), 0.0, tuple(s)) for i, s in enumerate(seeds)))
 
 
 def test_equal_means_share_a_rank():
@@ -229,9 +296,9 @@ def test_equal_rows_differ_by_chance_alone():
 
 def test_only_seeds_of_both_and_clients_with_a_number_are_paired():
     ours = entry("a", [50.0, 62.0])
-    other = Entry("b", (0, 1), (1.0, 1.0), ((None, 60.0), (1.0, 1.0)), ())
+    other = Entry("b", (Seed(0, 1.0, 1.0, (None, 60.0)), Seed(1, 1.0, 1.0, (1.0, 1.0))))
     assert compare(ours, other).pairs == 1
-    assert compare(ours, Entry("b", (), (), (), ())) is None
+    assert compare(ours, Entry("b", ())) is None
 
 
 @pytest.fixture
@@ -248,7 +315,8 @@ def cifar(tmp_path):
 def test_a_cell_has_mean_spread_the_papers_value_difference_and_ranks(cifar):
     _, _, (block,) = cifar
     fedavg, ours = block.entries
-    assert (ours.mean, ours.std) == (pytest.approx(81.0), pytest.approx(2**0.5))
+    assert (ours.mean, ours.std, ours.error) == (pytest.approx(81.0), pytest.approx(2**0.5), pytest.approx(1.0))
+    assert ours.tail == pytest.approx(80.0)
     assert (ours.paper, ours.difference) == (82.25, pytest.approx(-1.25))
     assert (ours.rank, ours.paper_rank, fedavg.rank, fedavg.paper_rank) == (1, 1, 2, 2)
     assert ours.compared is None
@@ -258,11 +326,64 @@ def test_a_cell_has_mean_spread_the_papers_value_difference_and_ranks(cifar):
 def test_files_hold_the_same_numbers(cifar):
     target, how, found = cifar
     lines = as_csv(target, found, how).splitlines()
-    assert lines[2].startswith("table1,cifar10,,FedSelect,2,81,1.41421,82.25,-1.25,1,1,")
-    assert r"FedSelect & \boldmath$81.00 \pm 1.41$ (82.25) \\" in as_latex(target, found, how)
+    assert lines[2].startswith("table1,cifar10,,FedSelect,2,81,1.41421,1,80,82.25,-1.25,1,1,")
+    assert r"FedSelect & \boldmath$81.00 \pm 1.00$ (82.25) \\" in as_latex(target, found, how)
     said = as_json(target, found, how, {})
     assert said["comparable"]
-    assert said["columns"][0]["rows"][1]["difference"] == pytest.approx(-1.25)
+    assert (said["date"], said["environments"]) == ("2026-01-02", [{"torch": "3"}])
+    row = said["columns"][0]["rows"][1]
+    assert row["difference"] == pytest.approx(-1.25)
+    assert (row["method"], row["options"]["limit"], row["seeds"]) == ("fedselect", 0.3, [0, 1])
+    assert (row["tail"], row["rounds"], row["curve"]) == ([79.0, 81.0], [2], [[80.0], [82.0]])
+    assert (row["share"], row["share_live"], row["bytes_up"], row["bytes_down"]) == (
+        [0.25] * 2,
+        [None] * 2,
+        [100] * 2,
+        [50] * 2,
+    )
+
+
+def test_a_share_of_live_parameters_is_taken_where_it_is_recorded(tmp_path):
+    how = How(seeds=(0,), rates="paper")
+    (target,) = choose(targets("table1"), ["cifar10"], ["fedselect"])
+    (cell,) = cells(target, how, {})
+    write(tmp_path / name_of(cell.config), 0.8, "test", [0.8], share_live=0.75)
+    assert blocks(target, how, {}, tmp_path)[0].entries[0].seeds[0].share_live == 0.75
+
+
+def test_files_name_files_not_places(tmp_path, monkeypatch):
+    (tmp_path / "resnet18.safetensors").write_bytes(b"x")
+    (tmp_path / "PACS").mkdir()
+    monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path))
+    target = dataclasses.replace(targets("table1")[0], on=("pacs",))
+    how = How(seeds=(0,))
+    found = blocks(target, how, {}, tmp_path)
+    text = lean(as_json(target, found, how, {}))
+    assert str(tmp_path) not in text
+    assert found[0].weights == "resnet18.safetensors"
+    assert json.loads(text)["columns"][0]["common"]["data"]["path"] == "PACS"
+
+
+def test_a_whole_table_is_a_small_file(cifar):
+    target, how, (block,) = cifar
+    seed = dataclasses.replace(
+        block.entries[0].seeds[0], clients=(71.23,) * 10, rounds=tuple(range(5, 205, 5)), curve=(71.23456,) * 40
+    )
+    entries = tuple(dataclasses.replace(e, seeds=(seed,) * 5, runs=("0123456789abcdef",) * 5) for e in block.entries[:1] * 10)
+    text = lean(as_json(target, [dataclasses.replace(block, entries=entries)] * 4, how, {}))
+    assert json.loads(text)["columns"][3]["rows"][9]["curve"][4][-1] == 71.23
+    assert len(text) < 200_000
+
+
+def test_a_target_of_ours_has_no_published_numbers(tmp_path):
+    how = How(scale=0.5)
+    (target,) = choose(targets("readings"), ["digits"], None)
+    found = blocks(target, how, {}, tmp_path)
+    assert all(e.paper is None for e in found[0].entries)
+    said = as_json(target, found, how, {})
+    assert (said["paper"], said["score"], said["how"]["rates"]) == (None, "val", "own")
+    assert "held out of own training data" in as_latex(target, found, how)
+    assert as_csv(target, found, how).count("own,") == len(target.rows)
 
 
 def test_files_of_other_sizes_say_so_and_show_no_difference(cifar):
@@ -284,8 +405,14 @@ def test_files_of_other_sizes_say_so_and_show_no_difference(cifar):
     ({"rounds": 0}, "at least 1"),
     ({"rates": "best"}, "paper or tuned"),
     ({"seeds": ()}, "at least one seed"),
-    ({"seeds": (0, 100)}, "kept for tuning"),
 ])  # fmt: skip
 def test_a_wrong_choice_is_one_sentence(given, said):
     with pytest.raises(InputError, match=said):
         How(**given)
+
+
+def test_seeds_kept_for_tuning_are_not_reported_on_test_data():
+    how = How(seeds=(0, 101))
+    with pytest.raises(InputError, match="seed 101 is kept for tuning"):
+        how.on(targets("table1")[0])
+    assert how.on(targets("readings")[0]).seeds == (0, 101)

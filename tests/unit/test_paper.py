@@ -1,5 +1,6 @@
 """The paper as data: its published numbers agree with each other, and the protocol with the numbers."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from fedselect.experiments import presets
 from fedselect.experiments.paper import PUBLISHED, SETS
 from fedselect.experiments.reproduce import protocol
-from fedselect.experiments.reproduce.protocol import COLUMNS, TARGETS, Setting, read_column, read_tuning, targets
+from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS, Setting, read_column, read_tuning, targets
 from fedselect.methods import METHODS
 from fedselect.options import options
 
 FOLDER = Path(protocol.__file__).parent / "protocol"
+SIGNS = {"α": "limit", "p": "rate", "N": "train", "γ": "lr", "γ_v": "personal_lr"}
 TABLES = [t for t in TARGETS if not t.startswith("fig-")]
 
 
@@ -72,7 +74,7 @@ def test_a_cell_is_found_by_row_data_and_setting():
 
 
 def test_every_file_is_listed_and_every_listed_one_is_there():
-    assert {p.stem for p in (FOLDER / "targets").iterdir()} == set(TARGETS)
+    assert {p.stem for p in (FOLDER / "targets").iterdir()} == {*TARGETS, *OWN}
     assert {p.stem for p in (FOLDER / "columns").iterdir()} == set(COLUMNS)
 
 
@@ -88,17 +90,14 @@ def test_rows_and_columns_are_the_papers(name):
         assert tuple(s.name for s in target.settings) == published.columns
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [*TARGETS, *OWN])
 def test_a_rows_name_says_its_options(name):
     (target,) = targets(name)
     for said in (*target.rows, *target.settings):
         given = said.method if isinstance(said, Setting) else said.options
-        if "α=" in (said.name or ""):
-            assert given["limit"] == float(said.name.split("α=")[1].strip(")"))
-        if "p=" in (said.name or ""):
-            assert given["rate"] == float(said.name.split("p=")[1])
-        if "N=" in (said.name or ""):
-            assert said.data["train"] == int(said.name.split("N=")[1])
+        for sign, value in re.findall(r"(\w+)=([\d.]+)", said.name or ""):
+            table = said.data if sign == "N" else given
+            assert table[SIGNS[sign]] == float(value), said.name
     assert target.against in (None, *(r.name for r in target.rows))
 
 
@@ -125,5 +124,5 @@ def test_tuning_gives_every_method_the_papers_grid_and_those_with_two_options_th
         (own,) = grid
         assert own in options(METHODS[method])
         assert sorted(grid[own]) == ([0.25, 0.5, 0.75] if method == "ditto" else [0.001, 0.01, 0.1])
-    tuned = {r.tuned_as for t in TARGETS for r in targets(t)[0].rows}
+    tuned = {r.tuned_as for t in (*TARGETS, *OWN) for r in targets(t)[0].rows}
     assert tuned - set(tuning.methods) == {"local", "fedavg"}  # they have one rate and nothing else

@@ -1,5 +1,6 @@
 """Where a number came from: software, hardware, commit."""
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -8,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fedselect.simulate.engine import pick_device
+from fedselect.simulate.engine import pick_device, pick_precision
 
 
-def environment(device: str = "auto") -> dict[str, Any]:
+def environment(device: str = "auto", precision: str = "auto") -> dict[str, Any]:
     where = pick_device(device)
     return {
         "fedselect": package_version(),
@@ -20,6 +21,7 @@ def environment(device: str = "auto") -> dict[str, Any]:
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "precision": pick_precision("auto", where) if precision == "auto" else precision,
     }
 
 
@@ -31,10 +33,10 @@ def package_version() -> str:
 
 
 def commit() -> str | None:
-    """The checkout this package runs from, if it is one; + marks changes that are not committed."""
+    """The checkout this package runs from, + marks changes that are not committed; of a copy, what FEDSELECT_COMMIT says."""
     here = Path(__file__).resolve().parents[3]
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("FEDSELECT_COMMIT")
     try:
         said = [
             subprocess.run(

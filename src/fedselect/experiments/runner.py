@@ -5,6 +5,7 @@ masks look like), summary.json (when finished) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
+import datetime
 import hashlib
 import json
 import os
@@ -272,7 +273,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     """The small outcome of a run: what a table needs, and what a reader must know to trust it."""
     evaluated = [r for r in history if r["accuracy"] is not None]
     last = evaluated[-1]
-    tail = [r["accuracy"] for r in evaluated if r["round"] > last["round"] - 10]
+    tail = [r["accuracy"] for r in evaluated if 4 * r["round"] > 3 * last["round"]]
     own = [a for a in last["clients"]["accuracy"] if a is not None]
     return {
         "method": config.method["name"],
@@ -284,14 +285,15 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "accuracy": last["accuracy"],
         "accuracy_local": last["accuracy_local"],
         "accuracy_merged": last["accuracy_merged"],
-        "accuracy_last10": round(statistics.fmean(tail), 6),
+        "accuracy_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
         "std_clients": round(statistics.pstdev(own), 6),
         "clients": last["clients"]["accuracy"],
         "share": last["share"],
         "bytes_up": sum(r["bytes_up"] for r in history),
         "bytes_down": sum(r["bytes_down"] for r in history),
         "seconds": round(sum(r["seconds"] for r in history), 3),
-        "environment": environment(config.device),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "environment": environment(config.device, config.precision),
     }
 
 

@@ -146,4 +146,4 @@ def as_latex(found: Sequence[Row]) -> str:
 
 def tex(text: str) -> str:
     """Text as LaTeX takes it."""
-    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "α": r"$\alpha$"}.get(c, c) for c in text)
+    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "α": r"$\alpha$", "γ": r"$\gamma$"}.get(c, c) for c in text)

@@ -24,7 +24,8 @@ def reproduce(
     target: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou or all."
+            help="table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou, or all of "
+            "these; of ours: readings, stem."
         ),
     ],
     columns: Annotated[
@@ -33,7 +34,7 @@ def reproduce(
             help="Data sets with commas between; also pacs (in officehome's place) and digits. (default: the paper's)"
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0,1,2",
+    seeds: Annotated[str | None, typer.Option(help="Seeds with commas between. (default: the target's; 0,1,2)")] = None,
     methods: Annotated[str | None, typer.Option(help="Only these methods' rows, with commas between.")] = None,
     rates_: Annotated[
         str, typer.Option("--rates", help="tuned (on held-out training data, over the paper's grid), or paper (as published).")
@@ -53,8 +54,10 @@ def reproduce(
     """Run the paper's tables and figures, as far as they are missing, and print our numbers beside the paper's."""
     if ranks.world() > 1:
         raise InputError("reproduce runs in one process; to share the work, start it several times on one --out.")
-    chosen: Any = rates_  # checked by How
-    how = How(tuple(numbers(seeds)), scale, rounds, chosen, device, precision)
+    if rates_ not in ("paper", "tuned"):
+        raise InputError(f"rates is paper or tuned, not {rates_!r}.")
+    chosen: Any = rates_
+    how = How(tuple(numbers(seeds)) if seeds is not None else None, scale, rounds, chosen, device, precision)
     asked = words(columns) if columns is not None else None
     found = choose(targets(target), asked, words(methods) if methods is not None else None)
     work = Work(with_data(found, how, asked is not None), how, out)

@@ -10,11 +10,11 @@ from fedselect.errors import DataError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce import shared, tune, write
 from fedselect.experiments.reproduce.outcome import Block, blocks
-from fedselect.experiments.reproduce.pictures import draw
+from fedselect.experiments.reproduce.pictures import draw, overlaps
 from fedselect.experiments.reproduce.plan import How, Rates, cells, configure, name_of
 from fedselect.experiments.reproduce.progress import Overall
 from fedselect.experiments.reproduce.protocol import Row, Setting, Target, read_column
-from fedselect.files import write_bytes, write_json
+from fedselect.files import write_bytes
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ def rates(found: dict[tune.Key, dict[str, Any]]) -> Rates:
 def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
     """The targets on data that is there. What was asked for by name must be; of the rest we say that it is left out."""
     missing: dict[str, str] = {}
+    for target in targets:
+        how.on(target)  # seeds that cannot be used show before anything is read
     for name in dict.fromkeys(c for t in targets for c in t.on):
         try:
-            configure(read_column(name), Row("", "local"), Setting(), how.seeds[0], how, {}).make_data()
+            configure(read_column(name), Row("", "local"), Setting(), 0, how, {}).make_data()
         except DataError as e:
             if asked:
                 raise
@@ -85,16 +87,24 @@ def run(work: Work, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, d
 
 def gather(work: Work, target: Target, found: dict[tune.Key, dict[str, Any]]) -> tuple[list[Block], list[Path]]:
     """A target's numbers, and the files they are written to."""
-    columns = blocks(target, work.how, rates(found), work.cells)
-    base = work.out / f"{target.name}{work.how.suffix}"
-    own = {f"{method} on {column}": e for (column, method), e in found.items() if column in target.on}
-    texts = {".csv": write.as_csv(target, columns, work.how), ".tex": write.as_latex(target, columns, work.how)}
-    made = [base.with_name(base.name + ending) for ending in (*texts, ".json")]
-    for path, text in zip(made, texts.values(), strict=False):
+    how = work.how.on(target)
+    columns = blocks(target, how, rates(found), work.cells)
+    used = tune.needed([target], how)
+    own = {f"{method} on {column}": e["chosen"] for (column, method), e in found.items() if (column, method) in used}
+    data = write.as_json(target, columns, how, own)
+    if target.figure == "overlap":
+        data["overlap"] = overlaps(target, columns, work.cells)
+    texts = {
+        ".csv": write.as_csv(target, columns, how),
+        ".tex": write.as_latex(target, columns, how),
+        ".json": write.lean(data) + "\n",
+    }
+    base = work.out / f"{target.name}{how.suffix}"
+    made = [base.with_name(base.name + ending) for ending in texts]
+    for path, text in zip(made, texts.values(), strict=True):
         write_bytes(path, text.encode())
-    write_json(made[-1], write.as_json(target, columns, work.how, own))
     if target.figure:
-        made += draw(target, columns, work.how, work.cells, work.out)
+        made += draw(target, columns, how, work.cells, work.out)
     return columns, made
 
 

@@ -2,14 +2,14 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedselect.experiments.paper import PUBLISHED
-from fedselect.experiments.reproduce.plan import Cell, How, Rates, cells, name_of
+from fedselect.experiments.reproduce.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.experiments.reproduce.protocol import Target, read_column
-from fedselect.experiments.runner import finished
+from fedselect.experiments.runner import finished, read_records
 from fedselect.files import read_json
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
@@ -25,14 +25,32 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Seed:
+    """One run, as far as a table needs it. Accuracies in percent."""
+
+    seed: int
+    accuracy: float  # of the last round, mean over clients
+    tail: float  # mean over the last quarter of the rounds: one round alone is noisy
+    clients: tuple[float | None, ...]
+    share: float = 0.0  # of the parameters, that is personal
+    share_live: float | None = None  # of those parameters that an output depends on
+    bytes_up: float = 0.0  # a round, all clients together
+    bytes_down: float = 0.0
+    seconds: float = 0.0
+    rounds: tuple[int, ...] = ()  # the evaluated ones
+    curve: tuple[float, ...] = ()  # the accuracy in them
+    date: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Entry:
-    """A cell of a table: all seeds of one row in one column. Accuracies in percent."""
+    """A cell of a table: all seeds of one row in one column."""
 
     row: str
-    seeds: tuple[int, ...]
-    accuracy: tuple[float, ...]  # of the seeds
-    clients: tuple[tuple[float | None, ...], ...]
-    runs: tuple[str, ...]
+    seeds: tuple[Seed, ...]  # those that came to their end
+    config: dict[str, Any] = field(default_factory=dict)  # of the first seed; files by name
+    runs: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()  # why, for each seed that did not come to its end
     paper: float | None = None
     paper_rank: int | None = None
@@ -41,11 +59,20 @@ class Entry:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.accuracy) if self.accuracy else None
+        return statistics.fmean(s.accuracy for s in self.seeds) if self.seeds else None
+
+    @property
+    def tail(self) -> float | None:
+        return statistics.fmean(s.tail for s in self.seeds) if self.seeds else None
 
     @property
     def std(self) -> float | None:
-        return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else None
+        return statistics.stdev(s.accuracy for s in self.seeds) if len(self.seeds) > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.std is None else self.std / len(self.seeds) ** 0.5
 
     @property
     def difference(self) -> float | None:
@@ -58,12 +85,17 @@ class Block:
 
     column: str
     setting: str | None
-    weights: str | None  # the file that models start from
     entries: tuple[Entry, ...]
 
     @property
     def title(self) -> str:
         return " ".join(filter(None, (read_column(self.column).title, self.setting)))
+
+    @property
+    def weights(self) -> str | None:
+        """The name of the file that models start from."""
+        name: str | None = self.entries[0].config["model"].get("weights")
+        return name
 
 
 def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
@@ -74,7 +106,6 @@ def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
     return [
         Block(
             *key,
-            next(iter(rows.values()))[0].config.model.get("weights"),
             tuple(_ranked(target, [_entry(target, own, folder) for own in rows.values()])),
         )
         for key, rows in found.items()
@@ -90,11 +121,12 @@ def compare(ours: Entry, other: Entry) -> Compared | None:
     """Wilcoxon's signed-rank test of the differences between two rows, a pair for each client and seed both have."""
     from scipy.stats import wilcoxon
 
-    own = dict(zip(ours.seeds, ours.clients, strict=True))
+    own = {s.seed: s.clients for s in ours.seeds}
     pairs = [
         (a, b)
-        for seed, theirs in zip(other.seeds, other.clients, strict=True)
-        for a, b in zip(own.get(seed, ()), theirs, strict=seed in own)
+        for s in other.seeds
+        if s.seed in own
+        for a, b in zip(own[s.seed], s.clients, strict=True)
         if a is not None and b is not None
     ]
     if not pairs:
@@ -105,19 +137,36 @@ def compare(ours: Entry, other: Entry) -> Compared | None:
 
 def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
     places = {cell.seed: folder / name_of(cell.config) for cell in own}
-    there: dict[int, dict[str, Any]] = {
-        seed: read_json(p / "summary.json", "it should hold the outcome of a run.") for seed, p in places.items() if finished(p)
-    }
     failed = [p / "failed.json" for p in places.values() if (p / "failed.json").exists()]
-    one = own[0]
+    one, published = own[0], PUBLISHED.get(target.table)
+    config = one.config.to_json()
     return Entry(
         one.row.name,
-        tuple(there),
-        tuple(100 * s["accuracy"] for s in there.values()),
-        tuple(tuple(None if a is None else 100 * a for a in s["clients"]) for s in there.values()),
+        tuple(_seed(seed, p) for seed, p in places.items() if finished(p)),
+        {**config, "data": named(config["data"]), "model": named(config["model"])},
         tuple(p.name for p in places.values()),
         tuple(read_json(f, "it should say why a run failed.")["why"] for f in failed),
-        PUBLISHED[target.table].value(one.row.name, one.column, one.setting.name),
+        published.value(one.row.name, one.column, one.setting.name) if published else None,
+    )
+
+
+def _seed(seed: int, place: Path) -> Seed:
+    said = read_json(place / "summary.json", "it should hold the outcome of a run.")
+    shown = [r for r in read_records(place / "metrics.jsonl") if r["accuracy"] is not None]
+    return Seed(
+        seed,
+        100 * said["accuracy"],
+        100 * said["accuracy_tail"],
+        tuple(None if a is None else 100 * a for a in said["clients"]),
+        said["share"],
+        said.get("share_live", shown[-1].get("share_live") if shown else None),
+        said["bytes_up"] / said["rounds"],
+        said["bytes_down"] / said["rounds"],
+        said["seconds"],
+        tuple(r["round"] for r in shown),
+        tuple(100 * r["accuracy"] for r in shown),
+        said["date"],
+        said["environment"],
     )
 
 

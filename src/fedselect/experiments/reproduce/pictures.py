@@ -60,20 +60,32 @@ def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
     return figure
 
 
-def _overlap(target: Target, found: Sequence[Block], cells: Path) -> Any:
-    """The final linear layer, the first seed, the limit growing from left to right."""
+def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[str, Any]]:
+    """What clients' masks share in the final linear layer, row by row: the first seed of the first column."""
     entries = [e for e in found[0].entries if e.seeds]
     if not entries:
         raise RunError(f"{target.name}: no run came to its end.")
-    figure, panels = canvas(2.3 * len(entries) + 0.8, 2.6, len(entries))
-    for axes, e in zip(np.atleast_1d(panels), entries, strict=True):
+    out = []
+    for e in entries:
         data = gather([cells / e.runs[0]])
         (run,) = data["runs"]
         if not run["iou"]:
             raise RunError(f"{cells / e.runs[0]} kept no overlap of its masks; it ran with too many clients for that.")
         layers = list(data["federations"][run["federation"]]["layers"])
         last = max(i for i, name in enumerate(layers) if name.endswith(".weight"))
-        shown = draw_matrix(axes, overlap(run, 1 + last), client_names(data, run), "", "")
-        axes.set_title(re.sub(r".*\((.*)\)", r"\1", e.row), fontsize=8)
-    figure.colorbar(shown, ax=panels, label="overlap %", shrink=0.7)
+        iou = [[None if v != v else round(v, 4) for v in row] for row in overlap(run, 1 + last).tolist()]
+        classes = [c["classes"] for c in data["federations"][run["federation"]]["clients"]][: len(iou)]
+        own = {"row": e.row, "seed": run["seed"], "layer": layers[last]}
+        out.append({**own, "clients": client_names(data, run)[: len(iou)], "classes": classes, "iou": iou})
+    return out
+
+
+def _overlap(target: Target, found: Sequence[Block], cells: Path) -> Any:
+    """The limit growing from left to right."""
+    shown = overlaps(target, found, cells)
+    figure, panels = canvas(2.3 * len(shown) + 0.8, 2.6, len(shown))
+    for axes, one in zip(np.atleast_1d(panels), shown, strict=True):
+        image = draw_matrix(axes, np.array(one["iou"], dtype=float), one["clients"], "", "")
+        axes.set_title(re.sub(r".*\((.*)\)", r"\1", one["row"]), fontsize=8)
+    figure.colorbar(image, ax=panels, label="overlap %", shrink=0.7)
     return figure

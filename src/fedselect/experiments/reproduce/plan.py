@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,31 +17,38 @@ from fedselect.options import options
 
 Rates = Mapping[tuple[str, str], dict[str, Any]]
 """Tuned options by data set and method."""
+FILES = ("path", "data_dir", "weights")  # options that are places on a disk
 
 
 @dataclass(frozen=True)
 class How:
     """What the user chose."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] | None = None  # those of each target
     scale: float = 1.0
     rounds: int | None = None
-    rates: Literal["paper", "tuned"] = "tuned"
+    rates: Literal["paper", "tuned", "own"] = "tuned"  # own: of a target whose rows say theirs
     device: str = "auto"
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        if not self.seeds:
+        if self.seeds == ():
             raise InputError("give at least one seed.")
         if not 0.0 < self.scale <= 1.0:
             raise InputError(f"scale is a fraction of the paper's size and must lie in (0, 1], not {self.scale}.")
         if self.rounds is not None and self.rounds < 1:
             raise InputError(f"rounds must be at least 1, not {self.rounds}.")
-        if self.rates not in ("paper", "tuned"):
+        if self.rates not in ("paper", "tuned", "own"):
             raise InputError(f"rates is paper or tuned, not {self.rates!r}.")
-        kept = [s for s in self.seeds if s in read_tuning().seeds]
-        if kept and self.rates == "tuned":
+
+    def on(self, target: Target) -> "How":
+        """The same with what a target says itself: its seeds where none were asked for, whose rates it takes."""
+        seeds = self.seeds or target.seeds
+        rates = "own" if target.rates == "own" else self.rates
+        kept = [s for s in seeds if s in read_tuning().seeds]
+        if kept and rates != "paper" and target.score == "test":
             raise InputError(f"seed {kept[0]} is kept for tuning; report others.")
+        return replace(self, seeds=seeds, rates=rates)
 
     @property
     def mark(self) -> str:
@@ -71,36 +78,58 @@ class Cell:
 
 
 def name_of(config: Config) -> str:
-    """The directory of a cell: the same for the same run, whoever asks for it."""
-    return identity(config)[:16]
+    """The directory of a cell: the same for the same run, whoever asks for it and wherever its files lie."""
+    return identity(replace(config, data=named(config.data, True), model=named(config.model, True)))[:16]
+
+
+def named(table: Mapping[str, Any], size: bool = False) -> dict[str, Any]:
+    """Options with files by their names, and their sizes too where they shall tell one file from another."""
+
+    def name(path: Path) -> str:
+        return f"{path.name}, {path.stat().st_size} bytes" if size and path.is_file() else path.name
+
+    return {k: name(Path(v)) if k in FILES and v is not None else v for k, v in table.items()}
 
 
 def cells(target: Target, how: How, tuned: Rates) -> Iterator[Cell]:
     """The runs of a target; rows that make no sense for a data set's model are left out."""
-    for name, setting, row, seed in itertools.product(target.on, target.settings, target.rows, how.seeds):
+    how = how.on(target)
+    for name, setting, row, seed in itertools.product(target.on, target.settings, target.rows, how.seeds or ()):
         column = read_column(name)
         if row.model in (None, column.model["name"]):
-            yield Cell(
-                row, name, setting, seed, configure(column, row, setting, seed, how, tuned.get((name, row.tuned_as), {}))
-            )
+            chosen = tuned.get((name, row.tuned_as), {}) if how.rates == "tuned" else {}
+            yield Cell(row, name, setting, seed, configure(column, row, setting, seed, how, chosen, target.score))
 
 
-def configure(column: Column, row: Row, setting: Setting, seed: int, how: How, tuned: Mapping[str, Any]) -> Config:
+def configure(
+    column: Column, row: Row, setting: Setting, seed: int, how: How, tuned: Mapping[str, Any], score: str = "test"
+) -> Config:
     method = {**column.of(row.method, row.rates_of), **_known(row.method, tuned), **row.options, **setting.method}
-    return _config(column, row.method, method, {**column.data, **setting.data}, seed, how)
+    held = column.tuning if score == "val" else {}
+    return _config(
+        column,
+        how,
+        method={"name": row.method, **method},
+        data={**column.data, **held, **setting.data, **row.data},
+        model={**column.model, **setting.model, **row.model_options},
+        training={**column.training, **row.training},
+        seed=seed,
+        score=score,
+    )
 
 
 def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int, Config]]:
     """What is tried to tune a method: options, seed, and a run that is scored on validation images alone."""
     tuning, where = read_tuning(), read_column(column)
+    short = replace(where, rounds=min(tuning.rounds, where.rounds))
+    brief = replace(how, rounds=min(how.rounds, tuning.rounds)) if how.rounds is not None else how
     grid = {**tuning.common, **tuning.methods.get(method, {})}
     out = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        data = {**where.data, "val": where.val}
+        row = Row("", method, chosen)
         for seed in tuning.seeds:
-            config = _config(where, method, {**where.of(method), **chosen}, data, seed, how, score="val")
-            out.append((chosen, seed, config))
+            out.append((chosen, seed, configure(short, row, Setting(), seed, brief, {}, "val")))
     return out
 
 
@@ -121,22 +150,16 @@ def scaled(column: Column, data: Mapping[str, Any], scale: float) -> dict[str, A
     return out
 
 
-def _config(
-    column: Column, method: str, chosen: dict[str, Any], data: Mapping[str, Any], seed: int, how: How, score: str = "test"
-) -> Config:
-    rounds = how.rounds or max(1, round(how.scale * column.rounds))
+def _config(column: Column, how: How, *, data: dict[str, Any], model: dict[str, Any], **fields: Any) -> Config:
     return Config.from_dict(
         {
-            "method": {"name": method, **chosen},
             "data": _found(scaled(column, data, how.scale)),
-            "model": _found(column.model),
-            "training": column.training,
-            "rounds": rounds,
-            "eval_every": rounds if score == "val" else max(1, round(how.scale * column.eval_every)),
-            "seed": seed,
+            "model": _found(model),
+            "rounds": how.rounds or max(1, round(how.scale * column.rounds)),
+            "eval_every": max(1, round(how.scale * column.eval_every)),
             "device": how.device,
             "precision": how.precision,
-            "score": score,
+            **fields,
         },
         column.name,
     )

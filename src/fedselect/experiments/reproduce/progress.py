@@ -94,5 +94,5 @@ def overall(console: Console, quiet: bool) -> Iterator[Overall]:
 
 
 def _label(config: Config) -> str:
-    kind = "tuning " if config.score == "val" else ""
+    kind = "validation " if config.score == "val" else ""
     return f"{kind}{config.method['name']} on {config.data['name']} seed {config.seed} {name_of(config)[:6]}"

@@ -1,11 +1,11 @@
-"""The paper's protocol as it stands in protocol/*.toml: data sets (columns), tables and figures (targets), what is tuned."""
+"""The protocol as it stands in protocol/*.toml: data sets (columns), tables and figures (targets), what is tuned."""
 
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fedselect.errors import InputError, unknown
 from fedselect.methods import METHODS
@@ -15,6 +15,7 @@ COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits"
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
+OWN = ("readings", "stem")  # questions of ours: the paper has no numbers for them
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Column:
     rounds: int
     epochs: int
     eval_every: int
-    val: int  # images of a client that are held out of its training data while rates are tuned
     data: dict[str, Any]
     model: dict[str, Any]
     rates: dict[str, float]
     methods: dict[str, dict[str, Any]]
+    tuning: dict[str, int]  # sizes where test images stay unseen: `val` of a client's `train` are held out
     training: dict[str, Any] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
     stands_for: tuple[str, ...] = ()  # the paper's data sets in whose place this one may be asked for
@@ -51,6 +52,9 @@ class Row:
     options: dict[str, Any] = field(default_factory=dict)
     rates_of: str | None = None  # the method whose rates it takes, if not its own
     model: str | None = None  # the one model it makes sense for
+    training: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tuned_as(self) -> str:
@@ -64,11 +68,12 @@ class Setting:
     name: str | None = None
     method: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of the paper: rows times data sets times settings."""
+    """A table or figure, of the paper or of ours: rows times data sets times settings."""
 
     name: str
     title: str
@@ -78,6 +83,9 @@ class Target:
     against: str | None = None  # the row that the others are tested against
     figure: str | None = None
     table: str = ""  # whose published numbers belong here
+    score: Literal["test", "val"] = "test"  # val: on images held out of training data, test stays unseen
+    seeds: tuple[int, ...] = ()  # where nobody asks for others
+    rates: Literal["tuned", "own"] = "tuned"  # own: what rows and columns say
 
     def takes(self, column: str) -> bool:
         return column in self.on or any(name in self.on for name in read_column(column).stands_for)
@@ -87,15 +95,16 @@ class Target:
 class Tuning:
     """What is tried, for a method's rate and its own option."""
 
+    rounds: int  # at most; a column may have fewer
     seeds: tuple[int, ...]
     common: dict[str, list[float]]
     methods: dict[str, dict[str, list[float]]]
 
 
 def targets(name: str) -> list[Target]:
-    """The target of this name; `all` is every one."""
-    if name not in (*TARGETS, "all"):
-        raise unknown("target", name, [*TARGETS, "all"])
+    """The target of this name; `all` is every one of the paper's."""
+    if name not in (*TARGETS, *OWN, "all"):
+        raise unknown("target", name, [*TARGETS, *OWN, "all"])
     return [_target(n) for n in (TARGETS if name == "all" else [name])]
 
 
@@ -105,7 +114,7 @@ def choose(found: Sequence[Target], columns: Sequence[str] | None, methods: Sequ
     for column in columns or ():
         if not any(t.takes(column) for t in found):
             there = ", ".join(dict.fromkeys(c for t in found for c in t.on))
-            raise InputError(f"{names}: the paper has no column {column} there; it has {there}.")
+            raise InputError(f"{names}: there is no column {column} there; there is {there}.")
     rows = dict.fromkeys(r.method for t in found for r in t.rows)
     for method in methods or ():
         if method not in rows:
@@ -128,7 +137,7 @@ def read_column(name: str) -> Column:
 
 def read_tuning() -> Tuning:
     raw = _read("tuning.toml")
-    return Tuning(tuple(raw["seeds"]), raw["common"], raw["methods"])
+    return Tuning(raw["rounds"], tuple(raw["seeds"]), raw["common"], raw["methods"])
 
 
 def _target(name: str) -> Target:
@@ -144,6 +153,9 @@ def _target(name: str) -> Target:
         tuple(Setting(**s) for s in raw["settings"]) if "settings" in raw else (Setting(),),
         raw.get("against"),
         table=name,
+        score=raw.get("score", "test"),
+        seeds=tuple(raw.get("seeds", (0, 1, 2))),
+        rates=raw.get("rates", "tuned"),
     )
 
 

@@ -18,9 +18,8 @@ Key = tuple[str, str]
 
 def needed(targets: Iterable[Target], how: How) -> list[Key]:
     """What must be tuned for these targets."""
-    if how.rates == "paper":
-        return []
-    return list(dict.fromkeys((column, row.tuned_as) for t in targets for column in t.on for row in t.rows))
+    tuned = [t for t in targets if how.on(t).rates == "tuned"]
+    return list(dict.fromkeys((column, row.tuned_as) for t in tuned for column in t.on for row in t.rows))
 
 
 def runs(keys: Iterable[Key], how: How) -> list[Config]:
@@ -46,11 +45,13 @@ def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, An
             raise RunError(f"no rate that was tried for {method} on {column} stays finite; there is nothing to choose.")
         for t in tried.values():
             t["accuracy"] = None if t["accuracy"] < 0 else round(t["accuracy"], 6)
-        held = trials(column, method, how)[0][2].data["val"]
+        one = trials(column, method, how)[0][2]
+        held, rounds = one.data["val"], one.rounds
         out[column, method] = {
             "chosen": best["options"],
             "trials": list(tried.values()),
-            "scored_on": f"{held} images a client, held out of its training data",
+            "scored_on": f"{held} images a client, held out of its training data: mean over the last quarter of the rounds",
+            "rounds": rounds,
             "seeds": list(read_tuning().seeds),
             "note": how.mark or None,
         }
@@ -69,7 +70,7 @@ def save(found: dict[Key, dict[str, Any]], how: How, out: Path) -> None:
 
 
 def _accuracy(place: Path) -> float | None:
-    """On validation images; -1 for a run whose numbers stopped being finite, None for one that is not there."""
+    """Of the last quarter, on validation images; -1 where numbers stopped being finite, None for a run that is not there."""
     if (place / "failed.json").exists():
         return -1.0
     if not finished(place):
@@ -77,4 +78,4 @@ def _accuracy(place: Path) -> float | None:
     summary = read_json(place / "summary.json", "it should hold the outcome of a run.")
     if summary["score"] != "val":
         raise RunError(f"{place} was scored on test images; rates are not chosen on those.")
-    return float(summary["accuracy"])
+    return float(summary["accuracy_tail"])

@@ -1,0 +1,290 @@
+"""Write docs/reproduction.md, its figures and the README's table from results/*.json; --check says what is stale instead."""
+
+import argparse
+import hashlib
+import json
+import re
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import reproduction_figures as pictures
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedselect.experiments.reproduce.protocol import OWN, TARGETS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"
+BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.S)
+ORDER = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What results/ holds: targets by name, those with the paper's rates apart, and what tuning tried."""
+
+    targets: dict[str, Table]
+    published: dict[str, Table]
+    tuned: Table
+
+    @property
+    def all(self) -> list[Table]:
+        found = [*self.targets.values(), *self.published.values()]
+        return sorted(found, key=lambda t: [*TARGETS, *OWN].index(t["target"]))
+
+    def get(self, name: str) -> Table | None:
+        return self.targets.get(name)
+
+    def find(self, targets: list[str], data: str, row: str) -> Table | None:
+        """A row of the first of these targets that has it on a data set, without further settings."""
+        for name in targets:
+            for column in self.targets.get(name, {}).get("columns", ()):
+                for r in column["rows"]:
+                    if (column["data"], column["setting"], r["row"]) == (data, None, row) and r["mean"] is not None:
+                        return dict(r)
+        return None
+
+
+def read(folder: Path) -> Results:
+    """Files of one target that differ in their columns are put together."""
+    tuned = folder / "tuned.json"
+    found = Results({}, {}, json.loads(tuned.read_text(encoding="utf-8")) if tuned.exists() else {})
+    for path in sorted(folder.glob("*.json")):
+        if path == tuned:
+            continue
+        own = json.loads(path.read_text(encoding="utf-8"))
+        kept = found.published if own["how"]["rates"] == "paper" else found.targets
+        known = kept.setdefault(own["target"], own)
+        if known is not own:
+            there = {(c["data"], c["setting"]) for c in known["columns"]}
+            if own["note"] != known["note"] or any((c["data"], c["setting"]) in there for c in own["columns"]):
+                sys.exit(f"{path.name}: another file has {own['target']} too, of another size or with a column in common.")
+            known["columns"] += own["columns"]
+            known["environments"] += [e for e in own["environments"] if e not in known["environments"]]
+            known["tuned"] |= own["tuned"]
+            known["date"] = max(known["date"], own["date"])
+    return found
+
+
+# ---- what the template asks for
+
+
+def two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def points(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def give(row: Table, bold: bool = False) -> str:
+    """Mean and standard error, or why there is none."""
+    if row["mean"] is None:
+        return "diverged" if row["failed"] else "-"
+    said = two(row["mean"]) + ("" if row["error"] is None else f" ± {two(row['error'])}")
+    return f"**{said}**" if bold else said
+
+
+def p_value(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def percent(values: list[float | None]) -> str:
+    there = [v for v in values if v is not None]
+    return f"{100 * statistics.fmean(there):.1f}%" if there else "-"
+
+
+def megabytes(row: Table, way: str, clients: int) -> str:
+    """A round and client, mean over rounds and seeds."""
+    return f"{statistics.fmean(row[way]) / clients / 1e6:.2f}" if row[way] else "-"
+
+
+def gain(ours: Table | None, row: Table) -> Table | None:
+    """Our row less another, seed by seed: the mean, its standard error, and whether it is beyond two of them."""
+    if ours is None or ours["row"] == row["row"]:
+        return None
+    own = dict(zip(ours["seeds"], ours["accuracy"], strict=True))
+    off = [own[s] - a for s, a in zip(row["seeds"], row["accuracy"], strict=True) if s in own]
+    if not off:
+        return None
+    mean = statistics.fmean(off)
+    error = statistics.stdev(off) / len(off) ** 0.5 if len(off) > 1 else None
+    return {"mean": mean, "error": error, "sure": error is not None and abs(mean) > 2 * error}
+
+
+def surely(found: Table | None) -> str:
+    """A gain, bold where it is beyond two standard errors."""
+    if found is None:
+        return "-"
+    said = points(found["mean"]) + ("" if found["error"] is None else f" ± {two(found['error'])}")
+    return f"**{said}**" if found["sure"] else said
+
+
+def won(column: Table, ours: Table) -> dict[str, list[str]]:
+    """Rows that ours is ahead of and behind, beyond two standard errors."""
+    found = {r["row"]: g for r in column["rows"] if (g := gain(ours, r)) is not None and g["sure"]}
+    return {
+        "ahead": [name for name, g in found.items() if g["mean"] > 0],
+        "behind": [name for name, g in found.items() if g["mean"] < 0],
+    }
+
+
+def rows_of(columns: list[Table]) -> list[str]:
+    return list(dict.fromkeys(r["row"] for c in columns for r in c["rows"]))
+
+
+def named_row(column: Table, name: str) -> Table | None:
+    return next((r for r in column["rows"] if r["row"] == name), None)
+
+
+def row_of(column: Table, name: str | None) -> Table | None:
+    """A row that has a number."""
+    return next((r for r in column["rows"] if r["row"] == name and r["mean"] is not None), None)
+
+
+def best(column: Table) -> Table | None:
+    return min((r for r in column["rows"] if r["rank"]), key=lambda r: r["rank"], default=None)
+
+
+def place(rank: int) -> str:
+    return ORDER[rank - 1] if rank <= len(ORDER) else f"{rank}th"
+
+
+def agreement(column: Table) -> float | None:
+    """Spearman's correlation of our order of the rows with the paper's."""
+    from scipy.stats import spearmanr
+
+    pairs = [(r["mean"], r["paper"]) for r in column["rows"] if r["mean"] is not None and r["paper"] is not None]
+    return float(spearmanr(pairs).statistic) if len(pairs) > 2 else None
+
+
+def pairs(one: Table) -> Table:
+    """Mean overlap of clients that share a class, and of those that share none."""
+    n, found = len(one["iou"]), {True: [], False: []}
+    for i in range(n):
+        for j in range(i):
+            if one["iou"][i][j] is not None:
+                found[bool({*one["classes"][i]} & {*one["classes"][j]})].append(one["iou"][i][j])
+    return {"alike": found[True], "apart": found[False]}
+
+
+def machine(environment: Table) -> str:
+    return f"{environment['device']}, PyTorch {environment['torch']}, {environment['precision']}"
+
+
+def listed(items: list[str]) -> str:
+    """a, b and c."""
+    once = list(dict.fromkeys(items))
+    return once[0] if len(once) == 1 else f"{', '.join(once[:-1])} and {once[-1]}" if once else "nothing"
+
+
+def machines(tables: list[Table]) -> str:
+    return listed([machine(e) for t in tables for e in t["environments"]])
+
+
+def commits(tables: list[Table]) -> str:
+    return listed([f"`{e['commit']}`" if e["commit"] else "unknown" for t in tables for e in t["environments"]])
+
+
+def chosen(tuned: Table) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """What tuning chose: data sets, and by method what is said of each."""
+    columns: list[str] = []
+    out: dict[str, dict[str, str]] = {}
+    for name, entry in tuned.items():
+        method, _, column = name.partition(" on ")
+        if column not in columns:
+            columns.append(column)
+        out.setdefault(method, {})[column] = ", ".join(f"{k} {v:g}" for k, v in entry["chosen"].items())
+    return columns, out
+
+
+def render(results: Results, name: str, figures: list[str]) -> str:
+    jinja = Environment(
+        loader=FileSystemLoader(ROOT / "scripts"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    jinja.globals.update(
+        two=two, points=points, give=give, p_value=p_value, percent=percent, megabytes=megabytes, gain=gain, row_of=row_of,
+        best=best, place=place, agreement=agreement, pairs=pairs, listed=listed, machines=machines, commits=commits,
+        chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row,
+    )  # fmt: skip
+    text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+# ---- what is written
+
+
+def texts(results: Results, root: Path, figures: list[str]) -> dict[Path, str]:
+    """The page and the README as they should be."""
+    readme = (root / README).read_text(encoding="utf-8")
+    if not BLOCK.search(readme):
+        sys.exit(f"{README} has no <!-- results --> block.")
+    block = render(results, "headline.md.j2", figures)
+    return {
+        root / PAGE: render(results, "reproduction.md.j2", figures),
+        root / README: BLOCK.sub(lambda m: m[1] + block + m[2], readme),
+    }
+
+
+def identity(name: str, data: Any) -> str:
+    """What a figure carries, so that it is known to be of this data whatever drew it."""
+    return hashlib.sha256(json.dumps([name, data], sort_keys=True).encode()).hexdigest()
+
+
+def stale(results: Results, root: Path) -> list[Path]:
+    """What is not as the results say."""
+    drawn = pictures.drawings(results.targets)
+    found = [
+        p for p, text in texts(results, root, list(drawn)).items() if not p.exists() or p.read_text(encoding="utf-8") != text
+    ]
+    for path, (data, _) in _places(drawn, root).items():
+        if not path.exists() or identity(path.stem, data) not in path.read_text(encoding="utf-8"):
+            found.append(path)
+    return [*found, *_left_over(drawn, root)]
+
+
+def write(results: Results, root: Path) -> list[Path]:
+    """Bring everything up to date; returns what was not."""
+    drawn = pictures.drawings(results.targets)
+    behind = stale(results, root)
+    for path, text in texts(results, root, list(drawn)).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for path, (data, draw) in _places(drawn, root).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pictures.svg(draw, data, identity(path.stem, data)))
+    for path in _left_over(drawn, root):
+        path.unlink()
+    return behind
+
+
+def _places(drawn: pictures.Drawings, root: Path) -> dict[Path, tuple[Any, Any]]:
+    return {root / IMAGES / f"reproduction-{name}.svg": own for name, own in drawn.items()}
+
+
+def _left_over(drawn: pictures.Drawings, root: Path) -> list[Path]:
+    """Figures of results that are gone."""
+    return sorted(p for p in (root / IMAGES).glob("reproduction-*.svg") if p.stem.partition("-")[2] not in drawn)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name what is stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to write to")
+    parser.add_argument("--results", type=Path, help="where the files are (default: results/ there)")
+    given = parser.parse_args()
+    results = read(given.results or given.root / "results")
+    found = stale(results, given.root) if given.check else write(results, given.root)
+    for path in found:
+        print(f"{'stale' if given.check else 'wrote'}: {path.relative_to(given.root)}")
+    if given.check and found:
+        print("bring it up to date with: python scripts/reproduction.py")
+    return 1 if given.check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""docs/reproduction.md, its figures and the README's table are what scripts/reproduction.py makes of results/."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import reproduction
+
+from fedselect.experiments.reproduce.outcome import Block, Entry, Seed, _ranked
+from fedselect.experiments.reproduce.plan import How, cells
+from fedselect.experiments.reproduce.protocol import targets
+from fedselect.experiments.reproduce.write import as_json, lean
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (0, 1, 2)
+WHERE = {"device": "a GPU", "torch": "3.0", "precision": "tf32", "commit": "abc"}
+MORE = {"share": 0.3, "share_live": 0.6, "bytes_up": 4e7, "bytes_down": 3e7, "date": "2026-01-02", "environment": WHERE}
+CLASSES = [["cat", "dog"], ["dog", "frog"], ["frog", "ship"], ["ship", "truck"]]
+
+
+def made_up(name, on=None, base=60.0, **how):
+    """A target's file with numbers drawn at random: as `fedselect reproduce` writes it, and nothing was run."""
+    draw = random.Random(name)
+    (target,) = targets(name)
+    target = replace(target, on=tuple(c for c in target.on if c in (on or ("cifar10", "cifar10c", "miniimagenet"))))
+    chosen = How(seeds=SEEDS, **how)
+    found = {}
+    for cell in cells(target, chosen, {}):
+        found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, cell)
+    columns = []
+    for key, rows in found.items():
+        entries = []
+        for row, cell in rows.items():
+            config, middle = cell.config.to_json(), base + draw.uniform(-10, 15)
+            rounds = tuple(range(5, config["rounds"] + 1, 5))
+            seeds = []
+            for seed in SEEDS:
+                curve = tuple(middle * (1 - 0.6 / r) + draw.gauss(0, 1) for r in rounds)
+                clients = tuple(curve[-1] + draw.gauss(0, 5) for _ in range(4))
+                seeds.append(Seed(seed, curve[-1], sum(curve[-10:]) / 10, clients, rounds=rounds, curve=curve, **MORE))
+            entries.append(Entry(row, tuple(seeds), config, ("run",) * 3, paper=middle - draw.gauss(0, 3)))
+        columns.append(Block(*key, tuple(_ranked(target, entries))))
+    data = as_json(target, columns, chosen, {})
+    if name == "fig-iou":
+        iou = [[None if i == j else round(draw.random(), 4) for j in range(4)] for i in range(4)]
+        rows = [e.row for e in columns[0].entries]
+        clients = [f"{i}: {' '.join(c)}" for i, c in enumerate(CLASSES)]
+        data["overlap"] = [
+            {"row": r, "seed": 0, "layer": "fc.weight", "clients": clients, "classes": CLASSES, "iou": iou} for r in rows
+        ]
+    return data
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A checkout with nothing in results/."""
+    for folder in ("docs/img", "results"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "README.md").write_text("above\n<!-- results -->\nold\n<!-- /results -->\nbelow\n")
+    return tmp_path
+
+
+def put(site, *files):
+    for data in files:
+        (site / "results" / f"{data['target']}-{data['how']['rates']}.json").write_text(lean(data))
+
+
+def make(site):
+    reproduction.write(reproduction.read(site / "results"), site)
+    assert reproduction.stale(reproduction.read(site / "results"), site) == []
+    return (site / "docs" / "reproduction.md").read_text()
+
+
+def check(root):
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "reproduction.py", "--check", "--root", root], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout
+
+
+# ---- the repository's own
+
+
+def test_the_page_figures_and_readme_are_what_the_results_say():
+    code, said = check(ROOT)
+    assert code == 0, said
+
+
+def test_an_edit_by_hand_is_found(tmp_path):
+    for name in ("docs/img", "results"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("docs/reproduction.md", "README.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    assert check(tmp_path) == (0, "")
+    page = tmp_path / "docs" / "reproduction.md"
+    page.write_text(page.read_text().replace("## Table 1", "## Table I"))
+    (tmp_path / "docs" / "img" / "reproduction-old.svg").write_text("<svg/>")
+    code, said = check(tmp_path)
+    assert code == 1
+    assert re.findall(r"stale: (.*)", said) == ["docs/reproduction.md", "docs/img/reproduction-old.svg"]
+
+
+def test_a_new_number_makes_page_readme_and_figures_stale(site):
+    put(site, made_up("table1"))
+    make(site)
+    put(site, made_up("table1", base=61.0))
+    found = {p.name for p in reproduction.stale(reproduction.read(site / "results"), site)}
+    assert found == {"reproduction.md", "README.md", "reproduction-accuracy.svg", "reproduction-convergence.svg"}
+
+
+# ---- what is made
+
+
+def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
+    page = make(site)
+    for name in ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "stem"):
+        assert f"Not run yet: `fedselect reproduce {name}`" in page
+    assert "| accuracy" not in (site / "README.md").read_text()
+    assert not list((site / "docs" / "img").iterdir())
+
+
+NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "stem")
+
+
+def test_all_targets_are_shown_with_their_figures(site):
+    put(site, *(made_up(name) for name in NAMES), made_up("table1", rates="paper"))
+    (site / "results" / "tuned.json").write_text(
+        json.dumps({"local on cifar10": {"chosen": {"lr": 0.01}, "scored_on": "x", "rounds": 50, "seeds": [100]}})
+    )
+    page = make(site)
+    assert "Not run yet" not in page
+    assert "With the rates the paper prints" in page
+    assert "| local | lr 0.01 |" in page
+    for image in re.findall(r"!\[.+\]\((.+)\)", page):
+        assert (site / "docs" / image).exists()
+    assert {p.stem for p in (site / "docs" / "img").iterdir()} == {
+        f"reproduction-{n}" for n in ("accuracy", "convergence", "alpha", "data-size", "overlap")
+    }
+    for line in page.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+
+
+def test_tables_have_as_many_cells_in_every_line(site):
+    put(site, *(made_up(name) for name in NAMES))
+    for text in (make(site), (site / "README.md").read_text()):
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+            assert len({line.count("|") for line in table.splitlines()}) == 1, table
+
+
+def test_a_number_of_the_page_is_that_of_the_file(site):
+    data = made_up("table1", on=("cifar10",))
+    put(site, data)
+    page = make(site)
+    for row in data["columns"][0]["rows"]:
+        bold = "**" if row["rank"] == 1 else ""
+        said = f"{bold}{row['mean']:.2f} ± {row['error']:.2f}{bold}"
+        assert f"| {row['row']} | {said} | {row['tail_mean']:.2f} | {row['std']:.2f} | {row['paper']:.2f} |" in page
+        assert f"{said} ({row['paper']:.2f}) |" in (site / "README.md").read_text()
+    first = min(data["columns"][0]["rows"], key=lambda r: r["rank"])
+    assert f"{first['row']} is first with {first['mean']:.2f}" in page
+
+
+def test_only_the_block_of_the_readme_is_written(site):
+    put(site, made_up("table1"))
+    make(site)
+    text = (site / "README.md").read_text()
+    assert text.startswith("above\n<!-- results -->\n| accuracy")
+    assert text.endswith("<!-- /results -->\nbelow\n")
+    assert "3 seeds" in text
+    assert "a GPU, PyTorch 3.0, tf32, 2026-01-02" in text
+
+
+def test_runs_of_another_size_say_so(site):
+    put(site, made_up("table1", scale=0.5))
+    assert "**Scaled to 0.5, not comparable.**" in make(site)
+    assert "not comparable" in (site / "README.md").read_text()
+
+
+def test_figures_come_out_to_the_same_bytes(site):
+    put(site, *(made_up(name) for name in NAMES))
+    make(site)
+    first = {p: p.read_bytes() for p in (site / "docs" / "img").iterdir()}
+    make(site)
+    assert {p: p.read_bytes() for p in (site / "docs" / "img").iterdir()} == first
+
+
+# ---- arithmetic
+
+
+def test_a_gain_is_paired_by_seed():
+    ours = {"row": "a", "seeds": [0, 1, 2], "accuracy": [11.0, 12.0, 13.0]}
+    other = {"row": "b", "seeds": [2, 1], "accuracy": [10.0, 11.0]}
+    found = reproduction.gain(ours, other)  # differences 3 and 1: standard deviation √2, error 1
+    assert (found["mean"], found["error"], found["sure"]) == (2.0, pytest.approx(1.0), False)
+    assert reproduction.gain(ours, {**other, "accuracy": [10.0, 9.1]})["sure"]  # 3 and 2.9
+    assert reproduction.gain(ours, ours) is None
+
+
+def test_pairs_of_clients_are_told_apart_by_their_classes():
+    iou = [[None, 0.5, 0.1], [0.5, None, 0.2], [0.1, 0.2, None]]
+    assert reproduction.pairs({"iou": iou, "classes": [["a"], ["a", "b"], ["c"]]}) == {"alike": [0.5], "apart": [0.1, 0.2]}
+
+
+def test_files_of_one_target_with_other_columns_are_put_together(site):
+    put(site, made_up("table1", on=("cifar10",)))
+    (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10c",))))
+    found = reproduction.read(site / "results").targets["table1"]
+    assert {c["data"] for c in found["columns"]} == {"cifar10", "cifar10c"}
+    assert len(found["environments"]) == 1
+    (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10",))))
+    with pytest.raises(SystemExit, match="another file has table1 too"):
+        reproduction.read(site / "results")
