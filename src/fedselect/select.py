@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect import kernels, random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix, rows
+from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix, rows, together
 from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
@@ -131,7 +131,9 @@ class DeltaSelect:
                 raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        memory = {"mask": {n: torch.full_like(m, self._at_first(work.model, n)) for n, m in _empty(work, params).items()}}
+        memory = {"mask": _empty(work, params)}
+        for n, m in memory["mask"].items():
+            m.fill_(self._at_first(work.model, n))
         if self.since == "update":
             memory["anchor"] = {n: params[n].clone() for n in work.model.params}
             memory["restart"] = {"": torch.ones(len(work.ids), dtype=torch.bool, device=work.ids.device)}
@@ -259,7 +261,7 @@ def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
 
 
 def _empty(work: Work, params: Tree) -> Tree:
-    return {n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params}
+    return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 
 def _size(v: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 def _relay(
     src, dst, channels, sc, si, st, dc, di, dt, outs, TAPS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)  # of the axis that may be longer than 65,535
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     t = tl.arange(0, T)
     there = (t < TAPS)[:, None] & (i < channels)[None, :]
     from_ = src + row // outs * sc + row % outs * (channels * TAPS)
@@ -30,7 +30,7 @@ def relay(dst: Tensor, src: Tensor) -> None:
     clients, outs, channels, kh, kw = dst.shape
     (si, st), (di, dt) = _taps(src) or (0, 0), _taps(dst) or (0, 0)
     block = min(128, max(16, triton.next_power_of_2(channels)))
-    _relay[(triton.cdiv(channels, block), clients * outs)](
+    _relay[(clients * outs, triton.cdiv(channels, block))](
         src, dst, channels, src.stride(0), si, st, dst.stride(0), di, dt, outs, kh * kw, triton.next_power_of_2(kh * kw), block
     )
 

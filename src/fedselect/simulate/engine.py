@@ -177,7 +177,8 @@ class Simulation:
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
         ranks.add_up(folded, self.device)
-        self.server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
+        server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
+        self.server = {k: together(t, clients=False) for k, t in server.items()}
         self.round += 1
         if evaluate:
             yield from self._evaluate(here, notes, finite)
