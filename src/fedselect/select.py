@@ -222,21 +222,21 @@ def grow_mask(
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
         value = matrix({n: score[n] for n in group})
-        barred = taken
         if any(n in dead for n in group):
-            none = {n: mask[n][0].numel() for n in group}
-            barred = taken | torch.cat([dead.get(n, taken.new_zeros(k)) for n, k in none.items()])
-        chosen = taken | top(value.masked_fill(barred, -torch.inf), wanted)
-        out.update(lay(chosen, {n: mask[n] for n in group}))
+            sizes = {n: mask[n][0].numel() for n in group}
+            value = value.masked_fill(torch.cat([dead.get(n, taken.new_zeros(k)) for n, k in sizes.items()]), -torch.inf)
+        out.update(lay(top(value, wanted, taken), {n: mask[n] for n in group}))
     return out
 
 
-def top(value: Tensor, count: Tensor) -> Tensor:
-    """The `count[i]` largest entries of each row as a mask; of equal ones the earlier wins."""
+def top(value: Tensor, count: Tensor, taken: Tensor | None = None) -> Tensor:
+    """The `count[i]` largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins."""
     if kernels.serve(value) and value.dtype == torch.float32:
         from fedselect.kernels import select
 
-        return select.top(value, count)
+        return select.top(value, count, taken)
+    if taken is not None:
+        return taken | top(value.masked_fill(taken, -torch.inf), count)
     last = value.shape[1] - 1
     if value.device.type == "cpu":  # selection row by row costs far less there than a sort
         cut = torch.stack(

@@ -574,6 +574,20 @@ def test_the_threshold_is_the_kth_largest(length, values):
         assert select.largest(value.to(DEVICE), k.to(DEVICE)).cpu().equal(want)
 
 
+@pytest.mark.parametrize("values", ["random", "ties", "tiny", "signed zeros", "zeros among others"])
+@pytest.mark.parametrize("length", [2, 4097, 40000])
+def test_the_largest_of_those_not_taken(length, values):
+    from fedselect.kernels import select
+
+    value = VALUES[values](length)
+    taken = randn(4, length, seed=5) > torch.tensor([-9.0, 0.0, 1.0, 9.0]).unsqueeze(1)  # all, half, few, none
+    left = length - taken.sum(1)
+    for count in (torch.zeros_like(left), left // 3, left):
+        want = plain_top(value, count, taken)
+        assert want.sum(1).tolist() == (taken.sum(1) + count).tolist()
+        assert select.top(value.to(DEVICE), count.to(DEVICE), taken.to(DEVICE)).cpu().equal(want), count.tolist()
+
+
 def test_the_largest_of_a_part_of_a_tensor():
     from fedselect.kernels import select
 
@@ -581,6 +595,10 @@ def test_the_largest_of_a_part_of_a_tensor():
     part = value.to(DEVICE)[:, ::3]
     count = torch.tensor([0, 1, 150, 300])
     assert select.top(part, count.to(DEVICE)).cpu().equal(plain_top(value[:, ::3], count))
+    front, taken = value.to(DEVICE)[:, :300], randn(4, 900, seed=1) > 1
+    marks = taken.to(DEVICE)[:, 300:600]
+    want = plain_top(value[:, :300], count.clamp_max(200), taken[:, 300:600])
+    assert select.top(front, count.clamp_max(200).to(DEVICE), marks).cpu().equal(want)
 
 
 # ---- sums over senders

@@ -1,82 +1,120 @@
-"""The largest entries of each row: their threshold by radix, four passes each a histogram of eight more bits; then ties."""
+"""The largest entries of each row: their threshold by radix, each pass the counts of some more bits; then ties.
+
+Entries already taken count as minus infinity. `tl.histogram` costs about as much as it has bins, so a pass takes six bits;
+after three of them so few entries are left that the last pass adds up the other fourteen bits in memory.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+BLOCK, DEEP = 4096, 8
+"""Entries at a time, and how many times in a program."""
+DIGITS = ((26, 6), (20, 6), (14, 6), (0, 14))
+"""From the top: how far to shift a number, and how many bits to look at."""
+
 
 @triton.jit
-def _histogram(values, prefix, counts, size, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _value(values, taken, row, e, size, step, held, TAKEN: tl.constexpr):
+    """Entries of a row; behind its end NaN, which is neither above nor equal to anything."""
+    v = tl.load(values + row * step + e, e < size, float("nan"))
+    if TAKEN:
+        v = tl.where(tl.load(taken + row * held + e, e < size, 0) != 0, float("-inf"), v)
+    return v
+
+
+@triton.jit
+def _count(
+    values, taken, prefix, counts, size, step, held,
+    SHIFT: tl.constexpr, BITS: tl.constexpr, TAKEN: tl.constexpr, BLOCK: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
     """Of the entries that begin with the row's prefix, how many have each next digit; digits rise with the value."""
     row = tl.program_id(1).to(tl.int64)
-    found = tl.zeros((256,), tl.int32)
-    for at in range(8):
-        e = (tl.program_id(0) * 8 + at) * BLOCK + tl.arange(0, BLOCK)
-        bits = tl.load(values + row * size + e, e < size, 0)
+    counts += row * (1 << BITS)
+    found = tl.zeros((1 << BITS if SHIFT else 1,), tl.int32)
+    lowest, highest = 0, 0
+    for at in range(DEEP):
+        e = (tl.program_id(0) * DEEP + at) * BLOCK + tl.arange(0, BLOCK)
+        bits = _value(values, taken, row, e, size, step, held, TAKEN).to(tl.int32, bitcast=True)
         bits = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)  # in order as whole numbers
         here = e < size
-        if SHIFT < 24:
-            here = here & ((bits >> (SHIFT + 8)) == tl.load(prefix + row).to(tl.uint32))
-        found += tl.histogram(((bits >> SHIFT) & 255).to(tl.int32), 256, mask=here)
-    digit = tl.arange(0, 256)
-    tl.atomic_add(counts + row * 256 + digit, found, found > 0)
+        if SHIFT + BITS < 32:
+            here = here & ((bits >> (SHIFT + BITS)) == tl.load(prefix + row).to(tl.uint32))
+        digit = ((bits >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
+        if SHIFT:
+            found += tl.histogram(digit, 1 << BITS, mask=here)
+        else:  # zeros and what is taken come in masses, and end in these two
+            lowest += tl.sum((here & (digit == 0)).to(tl.int32))
+            highest += tl.sum((here & (digit == (1 << BITS) - 1)).to(tl.int32))
+            tl.atomic_add(counts + digit, 1, here & (digit > 0) & (digit < (1 << BITS) - 1))
+    if SHIFT:
+        tl.atomic_add(counts + tl.arange(0, 1 << BITS), found, found > 0)
+    else:
+        tl.atomic_add(counts, lowest, lowest > 0)
+        tl.atomic_add(counts + (1 << BITS) - 1, highest, highest > 0)
 
 
-def largest(values: Tensor, k: Tensor) -> Tensor:
-    """The k[i]-th largest, from 1 on, of each row of float32 values (C, N) in order: (C,)."""
+def largest(values: Tensor, k: Tensor, taken: Tensor | None = None) -> Tensor:
+    """The k[i]-th largest, from 1 on, of each row of float32 values (C, N), of those not taken: (C,)."""
     rows, size = values.shape
-    bits = values.view(torch.int32)
+    marks = values if taken is None else taken.view(torch.uint8)
     left = k.clone()
     prefix = torch.zeros(rows, dtype=torch.int64, device=values.device)
-    block = 4096
-    for shift in (24, 16, 8, 0):
-        counts = torch.zeros(rows, 256, dtype=torch.int32, device=values.device)
-        _histogram[(triton.cdiv(size, 8 * block), rows)](bits, prefix, counts, size, shift, block, num_warps=8)
+    for shift, bits in DIGITS:
+        counts = torch.zeros(rows, 1 << bits, dtype=torch.int32, device=values.device)
+        _count[(triton.cdiv(size, DEEP * BLOCK), rows)](
+            values, marks, prefix, counts, size, values.stride(0), marks.stride(0),
+            shift, bits, taken is not None, BLOCK, DEEP, num_warps=8,
+        )  # fmt: skip
         above = counts.flip(1).cumsum(1)  # as large or larger, from the largest digit down
         place = (above < left.unsqueeze(1)).sum(1)
         before = torch.cat([torch.zeros_like(above[:, :1]), above], 1).gather(1, place.unsqueeze(1)).squeeze(1)
         left = left - before
-        prefix = prefix * 256 + (255 - place)
+        prefix = (prefix << bits) + ((1 << bits) - 1 - place)
     whole = torch.where(prefix >= 2**31, prefix - 2**32, prefix).to(torch.int32)
     return torch.where(whole < 0, whole ^ -(2**31), ~whole).view(torch.float32)
 
 
 @triton.jit
-def _ties(values, cut, count, size, blocks, BLOCK: tl.constexpr):
+def _ties(values, taken, cut, count, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
     """How many entries of each block are above the row's cut, and how many equal it: count (C, 2, blocks)."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(values + row * size + e, e < size, float("nan"))
+    v = _value(values, taken, row, e, size, step, held, TAKEN)
     level = tl.load(cut + row)
     tl.store(count + (row * 2) * blocks + block, tl.sum((v > level).to(tl.int32)))
     tl.store(count + (row * 2 + 1) * blocks + block, tl.sum((v == level).to(tl.int32)))
 
 
 @triton.jit
-def _mark(values, cut, before, short, out, size, blocks, BLOCK: tl.constexpr):
+def _mark(values, taken, cut, before, short, out, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
     """Entries above the cut, and of those equal to it the first `short`; before: equal ones in earlier blocks."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(values + row * size + e, e < size, float("nan"))
+    v = _value(values, taken, row, e, size, step, held, TAKEN)
     level = tl.load(cut + row)
     same = (v == level).to(tl.int32)
     place = tl.load(before + row * blocks + block) + tl.cumsum(same, 0)
     chosen = (v > level) | ((same != 0) & (place <= tl.load(short + row)))
+    if TAKEN:
+        chosen = chosen | (tl.load(taken + row * held + e, e < size, 0) != 0)
     tl.store(out + row * size + e, chosen.to(tl.uint8), e < size)
 
 
-def top(values: Tensor, count: Tensor) -> Tensor:
-    """The count[i] largest entries of each row as a mask; of equal ones the earlier wins."""
-    values = values.contiguous()
+def top(values: Tensor, count: Tensor, taken: Tensor | None = None) -> Tensor:
+    """The count[i] largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins."""
+    values = values if values.stride(1) == 1 else values.contiguous()
+    taken = taken if taken is None or taken.stride(1) == 1 else taken.contiguous()
+    marks = values if taken is None else taken.view(torch.uint8)
     rows, size = values.shape
-    cut, block = largest(values, count.clamp(1, size)), 4096
-    blocks = triton.cdiv(size, block)
+    cut = largest(values, count.clamp(1, size), taken).masked_fill(count < 1, torch.inf)
+    blocks = triton.cdiv(size, BLOCK)
     found = torch.empty(rows, 2, blocks, dtype=torch.int32, device=values.device)
     out = torch.empty(rows, size, dtype=torch.bool, device=values.device)
-    grid = (blocks, rows)
-    _ties[grid](values, cut, found, size, blocks, block, num_warps=8)
+    how = (size, blocks, values.stride(0), marks.stride(0), taken is not None, BLOCK)
+    _ties[(blocks, rows)](values, marks, cut, found, *how, num_warps=8)
     before = found[:, 1].cumsum(1) - found[:, 1]
-    short = torch.where(count > 0, count - found[:, 0].sum(1), -size)
-    _mark[grid](values, cut, before, short, out.view(torch.uint8), size, blocks, block, num_warps=8)
-    return out & (count > 0).unsqueeze(1)
+    short = count - found[:, 0].sum(1)
+    _mark[(blocks, rows)](values, marks, cut, before, short, out.view(torch.uint8), *how, num_warps=8)
+    return out
