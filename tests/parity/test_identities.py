@@ -37,6 +37,12 @@ def test_rate_0_is_fedavg():
     assert_same_models(selected, simulate(fs.FedAvg(epochs=2, lr=0.05), 3))
 
 
+def test_limit_0_with_fine_tuning_is_fedavg_with_fine_tuning():
+    common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": "shared"}
+    selected = simulate(fs.FedSelect(limit=0.0, view="merged", **common), 3, norm="batch")
+    assert_same_models(selected, simulate(fs.FedAvgFT(**common), 3, norm="batch"))
+
+
 def test_limit_1_ends_as_local_training():
     """Masks fill up in finitely many rounds; from then on nothing but the mask is sent and each client trains alone."""
     sim = simulate(fs.FedSelect(rate=0.5, limit=1.0, epochs=2, lr=0.05, personal_lr=0.1), 0, norm="batch")

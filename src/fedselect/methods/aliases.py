@@ -37,6 +37,8 @@ def FedSelect(
     order: Literal["alternate", "joint"] = "alternate",
     decay: Scalar = 1.0,
     server_momentum: Scalar = 0.0,
+    finetune: int = 0,
+    finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
@@ -45,7 +47,11 @@ def FedSelect(
     check_choice(("alternate", "joint"), order=order)
     select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
-    return Partial(select, phases, lr, personal_lr, weight, norm_stats, decay=decay, server_momentum=server_momentum, view=view)
+    tune: Phases = (("all", finetune),) if finetune else ()
+    return Partial(
+        select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
+        server_momentum=server_momentum, view=view,
+    )  # fmt: skip
 
 
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
