@@ -258,7 +258,7 @@ class _Room:
         return True
 
     def _view(self, name: str, like: Tensor) -> Tensor:
-        flat = self.memory[self.starts[name] :][: like.nbytes].view(like.dtype)
+        flat = self.memory.data[self.starts[name] :][: like.nbytes].view(like.dtype)
         if name not in self.last:
             return flat.view(like.shape)
         return flat.view([like.shape[i] for i in (0, 1, 3, 4, 2)]).permute(0, 1, 4, 2, 3)
