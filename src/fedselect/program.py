@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -259,12 +258,10 @@ class _Room:
         return True
 
     def _view(self, name: str, like: Tensor) -> Tensor:
-        """No view of the memory in autograd's sense: that would see a write to one tensor as a write to them all."""
-        shape = [like.shape[i] for i in (0, 1, 3, 4, 2)] if name in self.last else list(like.shape)
-        strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-        v = torch.empty(0, dtype=like.dtype, device=self.device)
-        v.set_(self.memory.untyped_storage(), self.starts[name] // v.element_size(), shape, strides)
-        return v.permute(0, 1, 4, 2, 3) if name in self.last else v
+        flat = self.memory.data[self.starts[name] :][: like.nbytes].view(like.dtype)
+        if name not in self.last:
+            return flat.view(like.shape)
+        return flat.view([like.shape[i] for i in (0, 1, 3, 4, 2)]).permute(0, 1, 4, 2, 3)
 
 
 def keep_memory() -> None:
@@ -292,7 +289,8 @@ def copy(into: Tree, tree: Tree) -> None:
 
 def ordered(tree: Tree) -> Tree:
     """A copy with every tensor in its usual order in memory."""
-    out = {n: torch.empty_like(v, memory_format=torch.contiguous_format) for n, v in tree.items()}
+    first = next(iter(tree.values()))
+    out = fresh(tree, len(first), first.device)
     copy(out, tree)
     return out
 

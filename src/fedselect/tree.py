@@ -21,6 +21,8 @@ Tree = dict[str, Tensor]
 State = dict[str, Tree]
 Mask = Mapping[str, bool | Tensor]
 """True = personal. A bool speaks for a whole tensor, a tensor for every entry of every client."""
+GATHERED = {"cuda"}
+"""Devices on which new trees lie in one block; a CPU has no trouble with many operations, and likes its tensors aligned."""
 Rows = slice | Tensor | int
 Scalar = float | Tensor
 """A number, or one number for each client as a tensor (C,)."""
@@ -55,7 +57,7 @@ def block(tree: Tree, clients: bool = True) -> Tensor | None:
     for v in tree.values():
         shape, strides = v.shape, v.stride()
         size, usual = _usual(shape, clients)
-        if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual:
+        if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual or v.requires_grad:
             return None
         if clients and (shape[0] != many or (strides[0] != step and many > 1)):
             return None
@@ -88,7 +90,8 @@ def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
     out: Tree = {}
     for name, v in like.items():
         size, strides = _usual(v.shape, clients)
-        out[name] = whole.as_strided(lead + v.shape[clients:], steps + strides, at)
+        # not views to autograd, which would take a change of one for a change of all
+        out[name] = whole.data.as_strided(lead + v.shape[clients:], steps + strides, at)
         at += size
     assert at == whole.storage_offset() + whole.shape[-1]
     return out
@@ -109,7 +112,7 @@ def _line(tree: Tree) -> Tensor:
 def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
     """Room for so many clients, not yet filled: one block where that is on a GPU and all are of one type."""
     kinds = {v.dtype for v in like.values()}
-    if device.type == "cuda" and len(kinds) == 1:
+    if device.type in GATHERED and len(kinds) == 1:
         size = sum(_usual(v.shape, True)[0] for v in like.values())
         return lay(torch.empty(clients, size, dtype=kinds.pop(), device=device), like)
     return {n: torch.empty(clients, *v.shape[1:], dtype=v.dtype, device=device) for n, v in like.items()}
@@ -117,9 +120,8 @@ def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
 
 def together(tree: Tree, clients: bool = True) -> Tree:
     """The same values in one block, where they are on a GPU and all of one type."""
-    values = list(tree.values())
-    alike = all(v.is_cuda and v.dtype == values[0].dtype for v in values)
-    if not values or not alike or block(tree, clients) is not None:
+    kinds = {(v.device.type in GATHERED, v.dtype) for v in tree.values()}
+    if len(kinds) != 1 or not kinds.pop()[0] or block(tree, clients) is not None:
         return tree
     return lay(matrix(tree) if clients else _line(tree), tree, clients)
 

@@ -6,6 +6,7 @@ from cases import CASES, MODELS, ROUNDS, SIZES, assert_equal, deployed, everythi
 from local import server_state
 
 import fedselect as fs
+from fedselect import tree as trees
 from fedselect.simulate import Simulation, checkpoint
 
 pytestmark = [pytest.mark.parametrize("case", CASES), pytest.mark.parametrize("model", MODELS)]
@@ -31,6 +32,20 @@ def test_chunked_is_whole(case, model, chunk, whole):
     history = rounds(sim)
     assert_equal(everything(sim), everything(whole(case, model)[0]))
     assert history == whole(case, model)[1]
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_a_run_in_blocks_is_that_in_tensors(case, model, fraction, whole, monkeypatch):
+    """As trees lie on a GPU."""
+    sims = []
+    for devices in ({"cuda"}, {"cuda", "cpu"}):
+        monkeypatch.setattr(trees, "GATHERED", devices)
+        sim = whole(case, model)[0] if fraction == 1.0 and devices == {"cuda"} else simulation(case, model, fraction=fraction)
+        if sim.round == 0:
+            rounds(sim)
+        sims.append(sim)
+    assert_equal(everything(sims[1]), everything(sims[0]))
+    assert trees.block(sims[1].store.rows["params"]) is not None
 
 
 def test_by_messages_is_stacked(case, model, whole, tmp_path):

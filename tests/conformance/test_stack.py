@@ -6,7 +6,8 @@ from cases import MODELS, TRAINING, federation
 
 import fedselect as fs
 from fedselect.simulate import Simulation
-from fedselect.simulate.stack import Stack, stacks
+from fedselect.simulate.stack import Stack, _cat, _cut, stacks
+from fedselect.tree import block, lay
 
 SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
@@ -115,3 +116,18 @@ def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
     monkeypatch.setattr(sim, "_do", full)
     with pytest.raises(fs.RunError, match="one client alone does not fit"):
         sim.step()
+
+
+def test_what_was_cut_from_one_block_is_put_together_without_a_copy():
+    like = {"a": torch.empty(6, 2, 3), "b": torch.empty(6)}
+    whole = torch.randn(6, 7)
+    tree = lay(whole, like)
+    parts = [_cut(tree, rows) for rows in (slice(0, 2), slice(2, 5), slice(5, 6))]
+    assert _cat(parts[:2])["a"].data_ptr() == whole.data_ptr()
+    assert block(_cat(parts[:2])).equal(whole[:5])
+    for some in ([parts[1], parts[0]], [parts[0], parts[2]], parts, [tree, tree]):
+        got = _cat(some)
+        assert all(v.equal(torch.cat([p[n] for p in some])) for n, v in got.items())
+    apart = [{n: v.clone() for n, v in p.items()} for p in parts]
+    assert block(_cat([parts[0], apart[1]])) is None
+    assert all(v.equal(tree[n]) for n, v in _cat([parts[0], apart[1], parts[2]]).items())

@@ -265,6 +265,15 @@ def test_what_is_no_block():
     assert torch.func.vmap(lambda v: v + (t.block({"a": v}) is None))(whole).equal(whole + 1)
 
 
+def test_autograd_knows_the_tensors_of_a_block_apart():
+    tree = t.lay(torch.randn(2, 17), random_tree(2, 0))
+    leaf = tree["a"].detach().requires_grad_()
+    loss = leaf.square().sum()
+    tree["c"].zero_()
+    assert torch.autograd.grad(loss, leaf)[0].equal(2 * tree["a"])
+    assert t.block({**tree, "a": leaf}) is None
+
+
 def test_neighbours_by_chance_are_no_block():
     memory = torch.arange(6.0)
     first = torch.frombuffer(memory.numpy(), dtype=torch.float32, count=3)

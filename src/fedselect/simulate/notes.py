@@ -40,7 +40,7 @@ class Finite:
         self._watched: list[tuple[Tensor, Tree, Tensor]] = []
 
     def watch(self, ids: Tensor, *trees: Tree) -> None:
-        for tree in {id(t): t for t in trees}.values():
+        for tree in {tuple(v.data_ptr() for v in t.values()): t for t in trees}.values():
             whole = block(tree)
             if whole is None:
                 sums = torch.stack(torch._foreach_norm(list(tree.values()), 1))

@@ -164,21 +164,20 @@ def _cat(parts: Sequence[Any]) -> Any:
         tree = all(isinstance(v, Tensor) for v in parts[0].values()) and all(list(p) == list(parts[0]) for p in parts)
         whole = blocks(*parts) if tree else None
         if whole is not None:
-            return lay(_joined(whole), parts[0])
+            return lay(_below(whole), parts[0])
         return {k: _cat([p[k] for p in parts]) for k in parts[0]}
-    return _joined(parts)
+    return torch.cat(list(parts))
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several runs in one tensor: without a copy where they lie in it already, as an earlier answer was cut."""
-    first, at = parts[0], parts[0].data_ptr()
-    memory = first.untyped_storage().data_ptr()
-    for v in parts:
-        apart = v.dtype != first.dtype or v.shape[1:] != first.shape[1:] or v.stride() != first.stride()
-        if apart or v.data_ptr() != at or v.untyped_storage().data_ptr() != memory:
-            return torch.cat(list(parts))
-        at += len(v) * v.stride(0) * v.element_size()
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+def _below(parts: list[Tensor]) -> Tensor:
+    """Rows below rows: of parts that were cut from one matrix that matrix, else a copy."""
+    first, at, memory = parts[0], parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
+    for p in parts:
+        alike = p.shape[1:] == first.shape[1:] and p.stride() == first.stride() and p.dtype == first.dtype
+        if not alike or p.data_ptr() != at or p.stride(0) < p.shape[1] or p.untyped_storage().data_ptr() != memory:
+            return torch.cat(parts)
+        at += len(p) * p.stride(0) * p.element_size()
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
 
 
 def _cut(value: Any, rows: slice) -> Any:
