@@ -26,7 +26,7 @@ def _value(values, taken, row, e, size, step, held, TAKEN: tl.constexpr):
 
 @triton.jit
 def _count(
-    values, taken, prefix, counts, size, step, held,
+    values, taken, wanted, prefix, counts, size, step, held,
     SHIFT: tl.constexpr, BITS: tl.constexpr, TAKEN: tl.constexpr, BLOCK: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Of the entries that begin with the row's prefix, how many have each next digit; digits rise with the value."""
@@ -34,29 +34,31 @@ def _count(
     counts += row * (1 << BITS)
     found = tl.zeros((1 << BITS if SHIFT else 1,), tl.int32)
     lowest, highest = 0, 0
-    for at in range(DEEP):
-        e = (tl.program_id(0) * DEEP + at) * BLOCK + tl.arange(0, BLOCK)
-        bits = _value(values, taken, row, e, size, step, held, TAKEN).to(tl.int32, bitcast=True)
-        bits = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)  # in order as whole numbers
-        here = e < size
-        if SHIFT + BITS < 32:
-            here = here & ((bits >> (SHIFT + BITS)) == tl.load(prefix + row).to(tl.uint32))
-        digit = ((bits >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
+    if tl.load(wanted + row) > 0:
+        for at in range(DEEP):
+            e = (tl.program_id(0) * DEEP + at) * BLOCK + tl.arange(0, BLOCK)
+            bits = _value(values, taken, row, e, size, step, held, TAKEN).to(tl.int32, bitcast=True)
+            bits = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)  # in order as whole numbers
+            here = e < size
+            if SHIFT + BITS < 32:
+                here = here & ((bits >> (SHIFT + BITS)) == tl.load(prefix + row).to(tl.uint32))
+            digit = ((bits >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
+            if SHIFT:
+                found += tl.histogram(digit, 1 << BITS, mask=here)
+            else:  # zeros and what is taken come in masses, and end in these two
+                lowest += tl.sum((here & (digit == 0)).to(tl.int32))
+                highest += tl.sum((here & (digit == (1 << BITS) - 1)).to(tl.int32))
+                tl.atomic_add(counts + digit, 1, here & (digit > 0) & (digit < (1 << BITS) - 1))
         if SHIFT:
-            found += tl.histogram(digit, 1 << BITS, mask=here)
-        else:  # zeros and what is taken come in masses, and end in these two
-            lowest += tl.sum((here & (digit == 0)).to(tl.int32))
-            highest += tl.sum((here & (digit == (1 << BITS) - 1)).to(tl.int32))
-            tl.atomic_add(counts + digit, 1, here & (digit > 0) & (digit < (1 << BITS) - 1))
-    if SHIFT:
-        tl.atomic_add(counts + tl.arange(0, 1 << BITS), found, found > 0)
-    else:
-        tl.atomic_add(counts, lowest, lowest > 0)
-        tl.atomic_add(counts + (1 << BITS) - 1, highest, highest > 0)
+            tl.atomic_add(counts + tl.arange(0, 1 << BITS), found, found > 0)
+        else:
+            tl.atomic_add(counts, lowest, lowest > 0)
+            tl.atomic_add(counts + (1 << BITS) - 1, highest, highest > 0)
 
 
 def largest(values: Tensor, k: Tensor, taken: Tensor | None = None) -> Tensor:
-    """The k[i]-th largest, from 1 on, of each row of float32 values (C, N), of those not taken: (C,)."""
+    """The k[i]-th largest, from 1 on, of each row of float32 values (C, N), of those not taken: (C,). A row of which
+    nothing is wanted, k[i] = 0, is not read, and gives anything."""
     rows, size = values.shape
     marks = values if taken is None else taken.view(torch.uint8)
     left = k.clone()
@@ -64,7 +66,7 @@ def largest(values: Tensor, k: Tensor, taken: Tensor | None = None) -> Tensor:
     for shift, bits in DIGITS:
         counts = torch.zeros(rows, 1 << bits, dtype=torch.int32, device=values.device)
         _count[(triton.cdiv(size, DEEP * BLOCK), rows)](
-            values, marks, prefix, counts, size, values.stride(0), marks.stride(0),
+            values, marks, k, prefix, counts, size, values.stride(0), marks.stride(0),
             shift, bits, taken is not None, BLOCK, DEEP, num_warps=8,
         )  # fmt: skip
         above = counts.flip(1).cumsum(1)  # as large or larger, from the largest digit down
@@ -78,11 +80,12 @@ def largest(values: Tensor, k: Tensor, taken: Tensor | None = None) -> Tensor:
 
 @triton.jit
 def _ties(values, taken, cut, count, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """How many entries of each block are above the row's cut, and how many equal it: count (C, 2, blocks)."""
+    """How many entries of each block are above the row's cut, and how many equal it: count (C, 2, blocks). Under a cut that is
+    infinite nothing is read."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
-    v = _value(values, taken, row, e, size, step, held, TAKEN)
     level = tl.load(cut + row)
+    v = _value(values, taken, row, e, tl.where(level < float("inf"), size, 0), step, held, TAKEN)
     tl.store(count + (row * 2) * blocks + block, tl.sum((v > level).to(tl.int32)))
     tl.store(count + (row * 2 + 1) * blocks + block, tl.sum((v == level).to(tl.int32)))
 
@@ -92,8 +95,8 @@ def _mark(values, taken, cut, before, short, out, size, blocks, step, held, TAKE
     """Entries above the cut, and of those equal to it the first `short`; before: equal ones in earlier blocks."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
-    v = _value(values, taken, row, e, size, step, held, TAKEN)
     level = tl.load(cut + row)
+    v = _value(values, taken, row, e, tl.where(level < float("inf"), size, 0), step, held, TAKEN)
     same = (v == level).to(tl.int32)
     place = tl.load(before + row * blocks + block) + tl.cumsum(same, 0)
     chosen = (v > level) | ((same != 0) & (place <= tl.load(short + row)))
@@ -108,7 +111,8 @@ def top(values: Tensor, count: Tensor, taken: Tensor | None = None) -> Tensor:
     taken = taken if taken is None or taken.stride(1) == 1 else taken.contiguous()
     marks = values if taken is None else taken.view(torch.uint8)
     rows, size = values.shape
-    cut = largest(values, count.clamp(1, size), taken).masked_fill(count < 1, torch.inf)
+    count = count.clamp(0, size)
+    cut = largest(values, count, taken).masked_fill(count < 1, torch.inf)
     blocks = triton.cdiv(size, BLOCK)
     found = torch.empty(rows, 2, blocks, dtype=torch.int32, device=values.device)
     out = torch.empty(rows, size, dtype=torch.bool, device=values.device)
