@@ -62,7 +62,8 @@ class Programs:
 
     def fetch(self, group: str, placed: Tree) -> Tree:
         """A copy of what was placed, with every tensor in its usual order."""
-        return self._room(group, placed).read(len(next(iter(placed.values()))))
+        values = self._room(group, placed).read(len(next(iter(placed.values()))))
+        return {n: values[n] for n in placed}
 
     def rest(self, group: str, like: Tree) -> Tree:
         """Zeros for these parameters where recordings find them."""
@@ -202,7 +203,7 @@ class Programs:
 
     def _room(self, group: str, like: Tree) -> "_Room":
         """Room for tensors such as these, the same each time; more clients than before need new room."""
-        key = (group, *((n, v.shape[1:], v.dtype) for n, v in like.items()))
+        key = (group, frozenset((n, v.shape[1:], v.dtype) for n, v in like.items()))
         room = self._rooms.get(key)
         if room is None or room.clients < len(next(iter(like.values()))):
             if room is not None:
@@ -235,7 +236,7 @@ class _Room:
 
     def write(self, tree: Tree) -> Tree:
         here = self.of(len(next(iter(tree.values()))))
-        if not self._moved(block(tree), back=False):
+        if not self._moved(block(tree) if list(tree) == list(here) else None, back=False):
             copy(here, tree)
         return here
 
@@ -258,6 +259,7 @@ class _Room:
         return True
 
     def _view(self, name: str, like: Tensor) -> Tensor:
+        # `data`: not views to autograd, which would take a change of one for a change of all
         flat = self.memory.data[self.starts[name] :][: like.nbytes].view(like.dtype)
         if name not in self.last:
             return flat.view(like.shape)

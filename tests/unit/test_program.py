@@ -414,9 +414,14 @@ def test_a_room_stays_where_it_is():
             assert placed[n].data_ptr() == room.tensors[n].data_ptr()
         got = room.read(3)
         assert all(got[n].equal(v) and got[n].is_contiguous() for n, v in values.items())
+        version = placed["kernel"]._version
+        placed["bias"].add_(1.0)
+        assert placed["kernel"]._version == version  # one is not the other to autograd
         room.memory.zero_()
         assert all((v == 0).all() for v in placed.values())
         assert all(got[n].equal(v) for n, v in values.items())
+    turned = {n: tree[n] for n in reversed(tree)}
+    assert all(v.equal(tree[n]) for n, v in room.write(turned).items())
 
 
 # ---- work: passes over recordings
