@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect import kernels, random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix
+from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix, together
 from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
@@ -235,7 +235,7 @@ def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
 
 
 def _empty(work: Work, params: Tree) -> Tree:
-    return {n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params}
+    return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 
 def _vectors(tree: Tree) -> frozenset[str]:

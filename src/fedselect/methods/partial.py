@@ -113,7 +113,8 @@ class Partial(Method):
 
     def _passes(self, phases: Phases, mask: Mask, model: Model, lr: Scalar, personal_lr: Scalar | None) -> Iterator[Pass]:
         own = lr if personal_lr is None else personal_lr
-        rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": lr if own is lr else _joint(mask, own, lr)}
+        mixed = own is not lr and any(part == "all" for part, _ in phases)
+        rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}
         only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(model.params, True)}
         walked = dict.fromkeys(only, 0)
         for part, epochs in phases:
