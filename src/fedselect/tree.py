@@ -119,9 +119,11 @@ def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
 
 
 def together(tree: Tree, clients: bool = True) -> Tree:
-    """The same values in one block, where they are on a GPU and all of one type."""
+    """The same values as a new tree would lie: on a GPU in one block, else every tensor by itself."""
     kinds = {(v.device.type in GATHERED, v.dtype) for v in tree.values()}
-    if len(kinds) != 1 or not kinds.pop()[0] or block(tree, clients) is not None:
+    if len(kinds) != 1 or not kinds.pop()[0]:
+        return {n: v.contiguous() for n, v in tree.items()}
+    if block(tree, clients) is not None:
         return tree
     return lay(matrix(tree) if clients else _line(tree), tree, clients)
 

@@ -60,8 +60,8 @@ def tables(tensors: Mapping[str, Tensor], places: Mapping[str, int], last: Colle
     at = 0
     for name, v in tensors.items():
         size = v[0].numel()
-        _, outs, channels, kh, kw = v.shape if name in last else (0, 1, size, 1, 1)
-        taps = kh * kw
+        taps = v.shape[3] * v.shape[4] if name in last else 1
+        outs, channels = v.shape[1:3] if taps > 1 else (1, size)  # with one tap both orders are the same
         tile = _tile(taps)
         o, i = torch.meshgrid(torch.arange(outs), torch.arange(0, channels, tile), indexing="ij")
         begin = o.flatten() * channels * taps, i.flatten()

@@ -79,24 +79,23 @@ def largest(values: Tensor, k: Tensor, taken: Tensor | None = None) -> Tensor:
 
 
 @triton.jit
-def _ties(values, taken, cut, count, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """How many entries of each block are above the row's cut, and how many equal it: count (C, 2, blocks). Under a cut that is
-    infinite nothing is read."""
+def _ties(values, taken, wanted, cut, count, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
+    """How many entries of each block are above the row's cut, and how many equal it: count (C, 2, blocks)."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
+    v = _value(values, taken, row, e, tl.where(tl.load(wanted + row) > 0, size, 0), step, held, TAKEN)
     level = tl.load(cut + row)
-    v = _value(values, taken, row, e, tl.where(level < float("inf"), size, 0), step, held, TAKEN)
     tl.store(count + (row * 2) * blocks + block, tl.sum((v > level).to(tl.int32)))
     tl.store(count + (row * 2 + 1) * blocks + block, tl.sum((v == level).to(tl.int32)))
 
 
 @triton.jit
-def _mark(values, taken, cut, before, short, out, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
+def _mark(values, taken, wanted, cut, before, short, out, size, blocks, step, held, TAKEN: tl.constexpr, BLOCK: tl.constexpr):
     """Entries above the cut, and of those equal to it the first `short`; before: equal ones in earlier blocks."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
+    v = _value(values, taken, row, e, tl.where(tl.load(wanted + row) > 0, size, 0), step, held, TAKEN)
     level = tl.load(cut + row)
-    v = _value(values, taken, row, e, tl.where(level < float("inf"), size, 0), step, held, TAKEN)
     same = (v == level).to(tl.int32)
     place = tl.load(before + row * blocks + block) + tl.cumsum(same, 0)
     chosen = (v > level) | ((same != 0) & (place <= tl.load(short + row)))
@@ -112,13 +111,13 @@ def top(values: Tensor, count: Tensor, taken: Tensor | None = None) -> Tensor:
     marks = values if taken is None else taken.view(torch.uint8)
     rows, size = values.shape
     count = count.clamp(0, size)
-    cut = largest(values, count, taken).masked_fill(count < 1, torch.inf)
+    cut = largest(values, count, taken)
     blocks = triton.cdiv(size, BLOCK)
     found = torch.empty(rows, 2, blocks, dtype=torch.int32, device=values.device)
     out = torch.empty(rows, size, dtype=torch.bool, device=values.device)
     how = (size, blocks, values.stride(0), marks.stride(0), taken is not None, BLOCK)
-    _ties[(blocks, rows)](values, marks, cut, found, *how, num_warps=8)
+    _ties[(blocks, rows)](values, marks, count, cut, found, *how, num_warps=8)
     before = found[:, 1].cumsum(1) - found[:, 1]
     short = count - found[:, 0].sum(1)
-    _mark[(blocks, rows)](values, marks, cut, before, short, out.view(torch.uint8), *how, num_warps=8)
+    _mark[(blocks, rows)](values, marks, count, cut, before, short, out.view(torch.uint8), *how, num_warps=8)
     return out

@@ -137,7 +137,8 @@ class Partial(Method):
             left = self.decay**work.round
             lr, personal_lr = lr * left, None if personal_lr is None else personal_lr * left
         own = lr if personal_lr is None else personal_lr
-        rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": lr if own is lr else _joint(mask, own, lr)}
+        mixed = own is not lr and any(part == "all" for part, _ in phases)
+        rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}
         only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(work.model.params, True)}
         walked = dict.fromkeys(only, 0)
         for part, epochs in phases:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedselect.errors import InputError
 from fedselect.method import Carried
 from fedselect.simulate import ragged
-from fedselect.tree import State, matrix
+from fedselect.tree import State, matrix, together
 
 ALIGN = 8
 """Sections of a row begin at multiples of the widest type."""
@@ -108,15 +108,13 @@ def unpack(plan: Layout, packed: Tensor, counts: Tensor) -> State:
             values = ragged.lift(packed, count, start, size, section.dtype)
         if isinstance(section.under, str):
             values = ragged.spread(values, *marks.of(section))
-        parts = [torch.empty(len(counts), n, dtype=section.dtype, device=packed.device) for n in section.sizes]
-        torch.split_with_sizes_copy(values, section.sizes, 1, out=parts)
         tree = state.setdefault(section.key, {})
-        for name, shape, part in zip(section.names, section.shapes, parts, strict=True):
+        for name, shape, part in zip(section.names, section.shapes, torch.split(values, section.sizes, 1), strict=True):
             tree[name] = part.view(len(counts), *shape)
     out: State = {}
     for key, name in plan.names:
         out.setdefault(key, {})[name] = state[key][name]
-    return out
+    return {key: together(tree) for key, tree in out.items()}
 
 
 class _Marks:
