@@ -210,7 +210,7 @@ def _batch_norm(
     scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     shape = (-1, *([1] * (x.ndim - 2)))
-    return x * scale.view(shape) + shift.view(shape)
+    return shift.view(shape).addcmul(x, scale.view(shape))
 
 
 def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

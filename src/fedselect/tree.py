@@ -211,6 +211,13 @@ def expand(tree: Tree, clients: int) -> Tree:
     return {name: v.expand(clients, *v.shape) for name, v in tree.items()}
 
 
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """The tree on a device; itself where it is there already."""
+    if all(v.device == device for v in tree.values()):
+        return tree
+    return {name: v.to(device) for name, v in tree.items()}
+
+
 def clone(tree: Tree) -> Tree:
     for clients in (True, False):
         whole = block(tree, clients)

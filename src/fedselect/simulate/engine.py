@@ -260,7 +260,7 @@ class Simulation:
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
             self._note(notes, "merged", ids, found)
-            notes.add("share", ids, self._share(state, len(ids)))
+            notes.add("share", ids, self._share(state))
             finite.watch(ids, merged)
             if len(present) > self.chunk:
                 finite.settle(self.round)
@@ -292,9 +292,9 @@ class Simulation:
         wanted = self.method.wants(self.model, state)
         return wire.down_size(self.method.down(self.server, ids.to(self.device, non_blocking=True)), wanted, len(ids))
 
-    def _share(self, state: State, clients: int) -> Tensor:
+    def _share(self, state: State) -> Tensor:
         """The personal share of each client's parameters."""
-        return entries(self.method.mask(self.model, state), expand(self.initial, clients)).double() / self.model.size
+        return entries(self.method.mask(self.model, state), self.method.local(state)).double() / self.model.size
 
     def live_share(self) -> float | None:
         """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input.

@@ -180,14 +180,18 @@ def _below(parts: list[Tensor]) -> Tensor:
     return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
 
 
-def _cut(value: Any, rows: slice) -> Any:
-    """These clients' part of an answer."""
+def _cut(value: Any, rows: slice, done: dict[int, Any] | None = None) -> Any:
+    """These clients' part of an answer; what is in it twice is cut once."""
+    done = {} if done is None else done
     if isinstance(value, Tensor):
         return value[rows]
-    if isinstance(value, dict):
-        return {k: _cut(v, rows) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_cut(v, rows) for v in value)
-    if isinstance(value, Up):
-        return Up(*(_cut(v, rows) for v in (value.values, value.sent, value.weight, value.extra)))
-    return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            done[id(value)] = {k: _cut(v, rows, done) for k, v in value.items()}
+        elif isinstance(value, tuple):
+            done[id(value)] = tuple(_cut(v, rows, done) for v in value)
+        elif isinstance(value, Up):
+            done[id(value)] = Up(*(_cut(v, rows, done) for v in (value.values, value.sent, value.weight, value.extra)))
+        else:
+            return value
+    return done[id(value)]

@@ -12,7 +12,7 @@ from fedselect.errors import InputError
 from fedselect.method import Carried
 from fedselect.simulate import flat
 from fedselect.simulate.pages import Pages
-from fedselect.tree import State, Tree, fresh, put, take
+from fedselect.tree import State, Tree, fresh, moved, put, take
 
 Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
 """Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""
@@ -31,23 +31,23 @@ class Store:
 
     def take(self, ids: Tensor, device: torch.device) -> State:
         if self._everybody(ids):
-            return {k: {n: v.to(device) for n, v in t.items()} for k, t in self.rows.items()}
+            return {k: moved(t, device) for k, t in self.rows.items()}
         at = ids.to(self.device)
-        return {k: {n: v.to(device) for n, v in take(t, at).items()} for k, t in self.rows.items()}
+        return {k: moved(take(t, at), device) for k, t in self.rows.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
         self.joined[ids.cpu()] = True
         if self._everybody(ids):
-            self.rows = {k: {n: v.to(self.device) for n, v in t.items()} for k, t in state.items()}
+            self.rows = {k: moved(t, self.device) for k, t in state.items()}
             return
         at = ids.to(self.device)
         for k, tree in state.items():
-            put(self._room(k, tree), at, {n: v.to(self.device) for n, v in tree.items()})
+            put(self._room(k, tree), at, moved(tree, self.device))
 
     def to(self, device: torch.device) -> None:
         """Let the rows rest elsewhere."""
         self.device = device
-        self.rows = {k: {n: v.to(device) for n, v in t.items()} for k, t in self.rows.items()}
+        self.rows = {k: moved(t, device) for k, t in self.rows.items()}
 
     def prefetch(self, ids: Tensor) -> None:
         """These clients are taken next: nothing to do, they are at hand."""
@@ -121,7 +121,7 @@ class Compact:
             now.wait_event(copied)
             packed.record_stream(now)
         state = flat.unpack(self._layout, packed, self._counts[ids])
-        return {k: {n: v.to(device) for n, v in t.items()} for k, t in state.items()}
+        return {k: moved(t, device) for k, t in state.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
         """Pack and start copying to the host; the state may be overwritten at once."""
