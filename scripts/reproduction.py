@@ -1,9 +1,14 @@
-"""Write docs/reproduction.md, its figures and the README's table from results/*.json; --check says what is stale instead."""
+"""Write docs/reproduction.md, its figures and the README's table from results/*.json; --check says what is stale instead.
+
+--collect DIR first takes over what `fedselect reproduce --out DIR` made; --restore DIR puts the outcomes of all runs there, so
+that `fedselect reproduce --out DIR` runs only what is missing, on any machine.
+"""
 
 import argparse
 import hashlib
 import json
 import re
+import shutil
 import statistics
 import sys
 from dataclasses import dataclass
@@ -13,10 +18,12 @@ from typing import Any
 import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedselect.experiments.reproduce.plan import named
 from fedselect.experiments.reproduce.protocol import OWN, TARGETS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"
+RUNS = "runs.jsonl"
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.S)
 ORDER = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 Table = dict[str, Any]
@@ -67,6 +74,40 @@ def read(folder: Path) -> Results:
             known["tuned"] |= own["tuned"]
             known["date"] = max(known["date"], own["date"])
     return found
+
+
+# ---- outcomes of single runs
+
+
+def collect(made: Path, results: Path) -> int:
+    """Take over a folder of `fedselect reproduce`: its tables, and of each finished run what it was and what came out."""
+    for path in [*made.glob("*.json")]:
+        shutil.copy(path, results / path.name)
+    known = runs(results)
+    for place in made.glob("cells/*/summary.json"):
+        config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
+        config |= {"data": named(config["data"]), "model": named(config["model"])}
+        known[place.parent.name] = {"config": config, "summary": json.loads(place.read_text(encoding="utf-8"))}
+    lines = [json.dumps({"cell": name, **known[name]}, sort_keys=True) + "\n" for name in sorted(known)]
+    (results / RUNS).write_text("".join(lines), encoding="utf-8")
+    return len(known)
+
+
+def runs(results: Path) -> dict[str, Table]:
+    path = results / RUNS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {run.pop("cell"): run for run in map(json.loads, lines)}
+
+
+def restore(results: Path, out: Path) -> int:
+    """The other way: every run as a cell that is finished."""
+    found = runs(results)
+    for name, run in found.items():
+        place = out / "cells" / name
+        place.mkdir(parents=True, exist_ok=True)
+        for part in ("config", "summary"):
+            (place / f"{part}.json").write_text(json.dumps(run[part]), encoding="utf-8")
+    return len(found)
 
 
 # ---- what the template asks for
@@ -272,12 +313,22 @@ def _left_over(drawn: pictures.Drawings, root: Path) -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name what is stale")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to write to")
     parser.add_argument("--results", type=Path, help="where the files are (default: results/ there)")
+    parser.add_argument("--collect", type=Path, metavar="DIR", help="take over what `fedselect reproduce --out DIR` made")
+    parser.add_argument(
+        "--restore", type=Path, metavar="DIR", help="put the outcomes of all runs into DIR; nothing else"
+    )
     given = parser.parse_args()
-    results = read(given.results or given.root / "results")
+    folder = given.results or given.root / "results"
+    if given.restore:
+        print(f"{restore(folder, given.restore)} runs in {given.restore}")
+        return 0
+    if given.collect:
+        print(f"{collect(given.collect, folder)} runs in {folder / RUNS}")
+    results = read(folder)
     found = stale(results, given.root) if given.check else write(results, given.root)
     for path in found:
         print(f"{'stale' if given.check else 'wrote'}: {path.relative_to(given.root)}")

@@ -6,11 +6,11 @@ numbers are too. What cannot be recorded runs as it is, and says so once.
 """
 
 import ctypes
+import gc
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -305,7 +305,7 @@ class _Captured:
         self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
         self.body = body  # and with it the data it reads
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=_warm_stream(inputs["batch"]["n"].device)):
+        with nothing_let_go(), torch.cuda.graph(self.graph, pool=pool):
             self.out = body({**inputs, **self.own})
 
     def __call__(self, inputs: State, times: int) -> Any:
@@ -319,18 +319,17 @@ class _Captured:
         return self.out
 
 
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _warm_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where graphs are captured. cuBLAS sets itself up in a thread's first product on a stream, which a capture forbids."""
-    stream = _side_stream(device)
-    with torch.cuda.stream(stream), torch.enable_grad():
-        one = torch.ones(1, 1, 1, device=device, requires_grad=True)
-        torch.bmm(one, one).sum().backward()  # type: ignore[no-untyped-call]  # gradients have a thread of their own
-    return stream
+@contextmanager
+def nothing_let_go() -> Iterator[None]:
+    """No garbage collection for the time being: a graph of a finished run, let go in the middle of a capture, breaks it."""
+    gc.collect()
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 class _Traced:

@@ -33,9 +33,9 @@ def package_version() -> str:
 
 
 def commit() -> str | None:
-    """The checkout this package runs from, + marks changes that are not committed; of a copy, what FEDSELECT_COMMIT says."""
+    """What FEDSELECT_COMMIT says, for a copy; else the checkout this package runs from, + marks changes not committed."""
     here = Path(__file__).resolve().parents[3]
-    if not (here / ".git").exists():
+    if "FEDSELECT_COMMIT" in os.environ or not (here / ".git").exists():
         return os.environ.get("FEDSELECT_COMMIT")
     try:
         said = [

@@ -286,6 +286,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "accuracy_local": last["accuracy_local"],
         "accuracy_merged": last["accuracy_merged"],
         "accuracy_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
+        "curve": [[r["round"], r["accuracy"]] for r in evaluated],
         "std_clients": round(statistics.pstdev(own), 6),
         "clients": last["clients"]["accuracy"],
         "share": last["share"],

@@ -9,7 +9,7 @@ from typing import Any
 from fedselect.experiments.paper import PUBLISHED
 from fedselect.experiments.reproduce.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.experiments.reproduce.protocol import Target, read_column
-from fedselect.experiments.runner import finished, read_records
+from fedselect.experiments.runner import finished
 from fedselect.files import read_json
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
@@ -152,19 +152,18 @@ def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
 
 def _seed(seed: int, place: Path) -> Seed:
     said = read_json(place / "summary.json", "it should hold the outcome of a run.")
-    shown = [r for r in read_records(place / "metrics.jsonl") if r["accuracy"] is not None]
     return Seed(
         seed,
         100 * said["accuracy"],
         100 * said["accuracy_tail"],
         tuple(None if a is None else 100 * a for a in said["clients"]),
         said["share"],
-        said.get("share_live", shown[-1].get("share_live") if shown else None),
+        said.get("share_live"),
         said["bytes_up"] / said["rounds"],
         said["bytes_down"] / said["rounds"],
         said["seconds"],
-        tuple(r["round"] for r in shown),
-        tuple(100 * r["accuracy"] for r in shown),
+        tuple(round for round, _ in said["curve"]),
+        tuple(100 * accuracy for _, accuracy in said["curve"]),
         said["date"],
         said["environment"],
     )
