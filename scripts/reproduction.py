@@ -20,6 +20,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedselect.experiments.reproduce.plan import named
 from fedselect.experiments.reproduce.protocol import OWN, TARGETS
+from fedselect.methods import METHODS
+from fedselect.options import options
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"
@@ -36,6 +38,7 @@ class Results:
     targets: dict[str, Table]
     published: dict[str, Table]
     tuned: Table
+    explored: Table  # a first look at many readings, on held-out data
 
     @property
     def all(self) -> list[Table]:
@@ -57,10 +60,11 @@ class Results:
 
 def read(folder: Path) -> Results:
     """Files of one target that differ in their columns are put together."""
-    tuned = folder / "tuned.json"
-    found = Results({}, {}, json.loads(tuned.read_text(encoding="utf-8")) if tuned.exists() else {})
+    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored")}
+    more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else {} for name, p in apart.items()}
+    found = Results({}, {}, **more)
     for path in sorted(folder.glob("*.json")):
-        if path == tuned:
+        if path in apart.values():
             continue
         own = json.loads(path.read_text(encoding="utf-8"))
         kept = found.published if own["how"]["rates"] == "paper" else found.targets
@@ -242,6 +246,21 @@ def chosen(tuned: Table) -> tuple[list[str], dict[str, dict[str, str]]]:
     return columns, out
 
 
+def tried(explored: Table) -> list[Table]:
+    """What was tried, the best first: the method with the options that are not its usual ones, and its lead over Local."""
+    rows = [{**r, "mean": statistics.fmean(r["tail"]), "said": _said(r["method"])} for r in explored["rows"]]
+    alone = max((r for r in rows if r["method"]["name"] == "local"), key=lambda r: r["mean"])
+    for r in rows:
+        r["lead"] = r["mean"] - alone["mean"]
+    return sorted(rows, key=lambda r: -r["mean"])
+
+
+def _said(method: Table) -> str:
+    usual = {n: o.default for n, o in options(METHODS[method["name"]]).items()}
+    own = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in method.items() if k != "name" and v != usual.get(k)]
+    return f"`{' '.join([method['name'], *own])}`"
+
+
 def render(results: Results, name: str, figures: list[str]) -> str:
     jinja = Environment(
         loader=FileSystemLoader(ROOT / "scripts"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -250,7 +269,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     jinja.globals.update(
         two=two, points=points, give=give, p_value=p_value, percent=percent, megabytes=megabytes, gain=gain, row_of=row_of,
         best=best, place=place, agreement=agreement, pairs=pairs, listed=listed, machines=machines, commits=commits,
-        chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row,
+        chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row, tried=tried,
     )  # fmt: skip
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -318,9 +337,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to write to")
     parser.add_argument("--results", type=Path, help="where the files are (default: results/ there)")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="take over what `fedselect reproduce --out DIR` made")
-    parser.add_argument(
-        "--restore", type=Path, metavar="DIR", help="put the outcomes of all runs into DIR; nothing else"
-    )
+    parser.add_argument("--restore", type=Path, metavar="DIR", help="put the outcomes of all runs into DIR; nothing else")
     given = parser.parse_args()
     folder = given.results or given.root / "results"
     if given.restore:

@@ -1,5 +1,6 @@
 """Recorded steps on a CPU: the same bits as the steps as written, known again, bounded in number, and no must."""
 
+import gc
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 import fedselect as fs
 from fedselect import program
 from fedselect.objectives import cross_entropy, prox
-from fedselect.program import Programs, _identity, _Room, copy, ordered
+from fedselect.program import Programs, _identity, _Room, copy, nothing_let_go, ordered
 from fedselect.random import client_keys, permutations
 from fedselect.split import Split
 from fedselect.step import Training
@@ -452,3 +453,24 @@ def test_a_stacked_round_is_that_of_each_client_alone(made):
         got = alone.train({n: v[row] for n, v in tree.items()}, passes)
         assert_equal({n: v[row] for n, v in together.items()}, got)
         assert alone.loss.equal(work.loss[row])
+
+
+def test_nothing_is_let_go_in_the_middle_of_a_capture():
+    class Held:
+        def __init__(self):
+            self.itself = self  # only the garbage collector finds it
+
+        def __del__(self):
+            gone.append(gc.isenabled())
+
+    gone = []
+    Held()
+    with nothing_let_go():
+        before = len(gone)
+        Held()
+        junk = [[] for _ in range(10_000)]  # enough to set a collection off
+        del junk
+        assert (before, len(gone), gc.isenabled()) == (1, 1, False)
+    assert gc.isenabled()
+    gc.collect()
+    assert len(gone) == 2

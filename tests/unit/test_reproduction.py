@@ -216,3 +216,31 @@ def test_files_of_one_target_with_other_columns_are_put_together(site):
     (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10",))))
     with pytest.raises(SystemExit, match="another file has table1 too"):
         reproduction.read(site / "results")
+
+
+def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
+    made, results, back = (tmp_path / n for n in ("made", "results", "back"))
+    results.mkdir()
+    summary = {"accuracy": 0.5, "curve": [[1, 0.5]]}
+    for name, parts in {"a": ("config", "summary"), "b": ("config",)}.items():  # b is not finished
+        (made / "cells" / name).mkdir(parents=True)
+        for part in parts:
+            said = {"config": {"data": {"name": "domains", "path": "/somewhere/pacs"}, "model": {}}, "summary": summary}[part]
+            (made / "cells" / name / f"{part}.json").write_text(json.dumps(said))
+    (made / "table1.json").write_text("{}")
+    assert reproduction.collect(made, results) == reproduction.collect(made, results) == 1
+    assert (results / "table1.json").exists()
+    assert "somewhere" not in (results / "runs.jsonl").read_text()
+    assert reproduction.restore(results, back) == 1
+    assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
+    assert not (back / "cells" / "b").exists()
+
+
+def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_alone():
+    rows = [
+        {"method": {"name": "local", "epochs": 3, "lr": 0.01}, "tail": [70.0, 72.0], "share": 1.0},
+        {"method": {"name": "fedselect", "limit": 0.3, "lr": 0.1, "start_with": "head"}, "tail": [75.0, 74.0], "share": 0.3},
+    ]
+    best, last = reproduction.tried({"rows": rows})
+    assert (best["said"], best["lead"]) == ("`fedselect lr=0.1 start_with=head`", 3.5)
+    assert (last["said"], last["lead"]) == ("`local`", 0.0)

@@ -82,11 +82,12 @@ class Partial(Method):
         before = merge(self._kept(work.model, state), state["params"], down["params"])
         memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
-        passes = list(self._passes(self.phases, mask, work, self.lr, self.personal_lr))
+        shared = negate(mask)
+        passes = list(self._passes(self.phases, mask, shared, work, self.lr, self.personal_lr))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
-        return {"params": after, **memory, **kept}, Up(after, negate(mask), weights(work, self.weight))
+        return {"params": after, **memory, **kept}, Up(after, shared, weights(work, self.weight))
 
     def server(self, server: State, got: Received) -> State:
         params = merge(got.heard, got.mean, server["params"])
@@ -105,7 +106,7 @@ class Partial(Method):
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
-        passes = self._passes(self.finetune, kept, work, lr, None)
+        passes = self._passes(self.finetune, kept, negate(kept), work, lr, None)
         return work.train(merged, list(passes), key="finetune")
 
     def wants(self, model: Model, state: State) -> Mask:
@@ -132,14 +133,16 @@ class Partial(Method):
     def _heavy(self) -> bool:
         return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
 
-    def _passes(self, phases: Phases, mask: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None) -> Iterator[Pass]:
+    def _passes(
+        self, phases: Phases, mask: Mask, shared: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None
+    ) -> Iterator[Pass]:
         if isinstance(self.decay, Tensor) or self.decay < 1:
             left = self.decay**work.round
             lr, personal_lr = lr * left, None if personal_lr is None else personal_lr * left
         own = lr if personal_lr is None else personal_lr
         mixed = own is not lr and any(part == "all" for part, _ in phases)
         rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}
-        only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(work.model.params, True)}
+        only: dict[str, Mask] = {"personal": mask, "shared": shared, "all": dict.fromkeys(work.model.params, True)}
         walked = dict.fromkeys(only, 0)
         for part, epochs in phases:
             for _ in range(epochs):
