@@ -9,7 +9,7 @@ from scipy.stats import wilcoxon
 
 import fedselect as fs
 from fedselect.errors import BusyError, DataError, InputError
-from fedselect.experiments import environment
+from fedselect.experiments import environment, runner
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce import plan, shared, tune
 from fedselect.experiments.reproduce.outcome import Entry, Seed, blocks, compare, ranks
@@ -248,9 +248,15 @@ def test_a_run_whose_numbers_stop_being_finite_is_not_tried_again(tmp_path):
     assert again.rounds == []
 
 
-def test_a_finished_run_keeps_no_models(tmp_path):
+def test_a_finished_run_keeps_no_models_and_a_short_one_never_wrote_any(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(runner.checkpoints, "save", lambda place, *rest: saved.append(place))
     shared.finish({tmp_path / "a": tiny()}, lambda: False, Silent())
     assert not (tmp_path / "a" / "checkpoint").exists()
+    assert saved == []
+    monkeypatch.setattr(runner, "SHORT", 0.0)  # from then on as any run, but for the last round
+    shared.finish({tmp_path / "b": tiny()}, lambda: False, Silent())
+    assert len(saved) == 1
 
 
 def test_a_lock_can_be_waited_for_or_refused(tmp_path):
