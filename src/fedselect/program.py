@@ -27,6 +27,8 @@ from fedselect.tree import Mask, State, Tree, block, fresh
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+TRIES = {"cuda": 2, "cpu": 1}
+"""A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
 KEPT = 16
 """Recordings kept at a time."""
 ALIGN = 512
@@ -43,6 +45,7 @@ class Programs:
         self.training = training
         self._rooms: dict[Any, _Room] = {}
         self._seen: dict[Any, int] = {}
+        self._tried: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
         self._pool: Any = None
         self._said = False
@@ -185,8 +188,11 @@ class Programs:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as e:  # anything a user's model may do that a recording does not allow
-            self._say_slow(str(e).splitlines()[0] if str(e) else type(e).__name__)
             self._pool = None  # what broke off may have left it unusable
+            self._tried[key] = self._tried.get(key, 0) + 1
+            if self._tried[key] < TRIES[device.type]:
+                return None
+            self._say_slow(str(e).splitlines()[0] if str(e) else type(e).__name__)
             made = None
         if len(self._recorded) >= KEPT:
             self._recorded.pop(next(iter(self._recorded)))

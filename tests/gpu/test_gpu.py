@@ -241,7 +241,7 @@ def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made):
     said = said_while(lambda: [sims[1].step(evaluate=False) for _ in range(2)])
     assert len(said) == 1
     assert said[0].startswith("Reads cannot be recorded and runs on the slow path (")
-    assert len(made) == 1
+    assert len(made) == 2  # tries
     torch.testing.assert_close(values(sims[1]), values(sims[0]), rtol=1e-4, atol=1e-4)
 
 
