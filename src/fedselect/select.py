@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect import kernels, random
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree, blocks, count, lay, matrix, rows, together
+from fedselect.tree import Mask, Scalar, State, Tree, count, lay, matrix, rows, together
 from fedselect.work import Work
 
 Which = Callable[[Model, str], bool]
@@ -153,13 +153,13 @@ class DeltaSelect:
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
         if self._due(work.round):
-            score = self._scores(work, {n: after[n] for n in memory["mask"]}, {n: before[n] for n in memory["mask"]})
-            if self.relative != "no":
-                score = {n: v / _size(v if self.relative == "tensor" else before[n]) for n, v in score.items()}
+            now, then = ({n: tree[n] for n in memory["mask"]} for tree in (after, before))
+            plain = self.by == "most" and self.relative == "no"
+            score = now if plain else self._scores(work, now, then)
             memory["mask"] = grow_mask(
                 memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
                 skip=_vectors(score) if self.weights_only else frozenset(),
-                dead=work.model.dead() if self.counts == "live" else {},
+                dead=work.model.dead() if self.counts == "live" else {}, since=then if plain else None,
             )  # fmt: skip
         return memory
 
@@ -170,12 +170,11 @@ class DeltaSelect:
         if self.by == "random":
             keys = work.keys("select")
             return {n: random.uniform(random.fold(keys, n), v[0].numel()).view_as(v) for n, v in after.items()}
-        ends = blocks(after, before)
-        if ends is not None:
-            far = ends[0].sub(ends[1]).abs_()
-            return lay(far if self.by == "most" else far.neg_(), after)
         apart = torch._foreach_abs(torch._foreach_sub(list(after.values()), list(before.values())))
-        return dict(zip(after, apart if self.by == "most" else torch._foreach_neg(apart), strict=True))
+        far = dict(zip(after, apart if self.by == "most" else torch._foreach_neg(apart), strict=True))
+        if self.relative == "no":
+            return far
+        return {n: v / _size(v if self.relative == "tensor" else before[n]) for n, v in far.items()}
 
     def _due(self, round: int) -> bool:
         return round >= self.first and (round - self.first) % self.every == 0
@@ -197,12 +196,14 @@ def grow_mask(
     strict: bool = True,
     skip: frozenset[str] = frozenset(),
     dead: Tree | None = None,
+    since: Tree | None = None,
 ) -> Tree:
     """Add, for each client, the shared entries with the highest score. Of equal scores the earlier entry wins.
 
     A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. A strict limit is a share of all
     parameters (of each tensor, with scope = tensor); one that is not is only asked before growing, of all parameters.
-    Entries marked in `dead`, (k,) for a tensor of k, are never added, and no share counts them.
+    With `since`, the score of an entry is how far it has moved from there. Entries marked in `dead`, (k,) for a tensor of k,
+    are never added, and no share counts them.
     """
     dead = dead or {}
     names = [n for n in mask if n not in skip]
@@ -221,20 +222,26 @@ def grow_mask(
         room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
-        value = matrix({n: score[n] for n in group})
+        value, base = matrix({n: score[n] for n in group}), None if since is None else matrix({n: since[n] for n in group})
         if any(n in dead for n in group):
+            value, base = value if base is None else (value - base).abs(), None
             sizes = {n: mask[n][0].numel() for n in group}
             value = value.masked_fill(torch.cat([dead.get(n, taken.new_zeros(k)) for n, k in sizes.items()]), -torch.inf)
-        out.update(lay(top(value, wanted, taken), {n: mask[n] for n in group}))
+        out.update(lay(top(value, wanted, taken, base), {n: mask[n] for n in group}))
     return out
 
 
-def top(value: Tensor, count: Tensor, taken: Tensor | None = None) -> Tensor:
-    """The `count[i]` largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins."""
+def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor | None = None) -> Tensor:
+    """The `count[i]` largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins.
+
+    With `base`, those farthest from there.
+    """
     if kernels.serve(value) and value.dtype == torch.float32:
         from fedselect.kernels import select
 
-        return select.top(value, count, taken)
+        return select.top(value, count, taken, base)
+    if base is not None:
+        return top((value - base).abs(), count, taken)
     if taken is not None:
         return taken | top(value.masked_fill(taken, -torch.inf), count)
     last = value.shape[1] - 1

@@ -588,6 +588,21 @@ def test_the_largest_of_those_not_taken(length, values):
         assert select.top(value.to(DEVICE), count.to(DEVICE), taken.to(DEVICE)).cpu().equal(want), count.tolist()
 
 
+@pytest.mark.parametrize("length", [2, 4097, 40000])
+def test_those_that_moved_farthest(length):
+    """Half of them have not moved at all."""
+    from fedselect.kernels import select
+
+    now = randn(4, length).float()
+    then = torch.where(randn(4, length, seed=1) > 0, now, randn(4, length, seed=2).float())
+    taken = randn(4, length, seed=3) > 1
+    left = length - taken.sum(1)
+    for count in (torch.zeros_like(left), left // 3, left):
+        want = plain_top(now, count, taken, then)
+        got = select.top(*(v.to(DEVICE) for v in (now, count, taken, then)))
+        assert got.cpu().equal(want), count.tolist()
+
+
 def test_the_largest_of_a_part_of_a_tensor():
     from fedselect.kernels import select
 
