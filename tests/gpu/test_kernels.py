@@ -805,3 +805,14 @@ def test_a_room_holds_what_is_placed_in_it(dtype, lying):
     back = room.read(clients)
     assert all(back[n].equal(v) and back[n][0].is_contiguous() for n, v in tree.items())
     assert not {v.data_ptr() for v in back.values()} & {v.data_ptr() for v in placed.values()}
+
+
+def test_kernels_of_more_clients_than_an_axis_of_a_grid_holds():
+    """140 clients with 512 outputs each: 71,680 rows, and 65,535 fit on all axes but the first."""
+    usual = randn(140, 512, 4, 1, 3).float().to(DEVICE)
+    last = torch.empty(140, 512, 1, 3, 4, device=DEVICE).permute(0, 1, 4, 2, 3)
+    copy({"w": last}, {"w": usual})
+    assert last.equal(usual)
+    back = torch.empty_like(usual)
+    copy({"w": back}, {"w": last})
+    assert back.equal(usual)
