@@ -328,7 +328,6 @@ class _Captured:
 @contextmanager
 def nothing_let_go() -> Iterator[None]:
     """No garbage collection for the time being: a graph of a finished run, let go in the middle of a capture, breaks it."""
-    gc.collect()
     on = gc.isenabled()
     gc.disable()
     try:

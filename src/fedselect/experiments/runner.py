@@ -6,6 +6,7 @@ A comparison holds compare.json and one run directory for each method and seed.
 """
 
 import datetime
+import gc
 import hashlib
 import json
 import os
@@ -241,6 +242,7 @@ def go_on(
 
 
 def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
+    gc.collect()  # what runs before these held of a GPU
     rounds = runs[0].config.rounds
     began, spent = time.perf_counter(), 0.0
     stack = Stack([r.simulation for r in runs])
