@@ -157,16 +157,17 @@ class Simulation:
         waiting = deque(self._chunks(mine))
         while waiting:
             ids = waiting.popleft()
-            state, down = self._open(ids, ahead=waiting)
-            notes.add("bytes_down", ids, self._down_size(ids, state))
+            before, down = self._open(ids, ahead=waiting)
             try:
-                state, up, loss = yield Job("client", ids, self.round, state, down)
+                state, up, loss = yield Job("client", ids, self.round, before, down)
                 if evaluate and self._forgets:  # the models as trained are here now and never again
                     self._note(notes, "local", ids, (yield Job("score", ids, self.round, {"model": self.method.local(state)})))
             except Full:
-                del state, down
+                del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
+            notes.add("bytes_down", ids, self._down_size(ids, before))  # counted here, while a GPU is busy training
+            del before, down
             self._put(ids, state)
             folded.add(up.values, up.sent, up.weight)
             extras.append(up.extra)
