@@ -75,6 +75,10 @@ Deterministic = Annotated[
     bool | None,
     typer.Option("--deterministic", help="The same bits each time on the same GPU, or an error that says why."),
 ]
+Score = Annotated[
+    str | None,
+    typer.Option(help="Measure accuracy on test data, or on val: held out of training data with --val. (default: test)"),
+]
 Cross = Annotated[
     bool | None, typer.Option("--cross", help="At the end, also try every client's model on every other client's data.")
 ]
@@ -106,6 +110,7 @@ def run(
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
+    score: Score = None,
     cross: Cross = None,
     preset: Preset = None,
     quiet: Quiet = False,
@@ -120,7 +125,7 @@ def run(
     made = _config(
         raw, method, data, model, flags,
         rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
-        precision=precision, deterministic=deterministic, cross=cross, preset=preset,
+        precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, 1, quiet, live, port, track) as watch:
@@ -146,6 +151,7 @@ def compare(
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
+    score: Score = None,
     cross: Cross = None,
     preset: Preset = None,
     quiet: Quiet = False,
@@ -170,7 +176,7 @@ def compare(
             runs[f"{name}-seed{s}"] = _config(
                 one, None, data, model, flags, among=names,
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
-                precision=precision, deterministic=deterministic, cross=cross, preset=preset,
+                precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
     out = out or _free("compare")
     with _watching(out, len(runs), quiet, live, port, track) as watch:
@@ -196,6 +202,7 @@ def sweep(
     device: Device = None,
     precision: Precision = None,
     deterministic: Deterministic = None,
+    score: Score = None,
     cross: Cross = None,
     preset: Preset = None,
     quiet: Quiet = False,
@@ -216,7 +223,7 @@ def sweep(
             made = _config(
                 raw, method, data, model, one,
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
-                device=device, precision=precision, deterministic=deterministic, cross=cross, preset=preset,
+                device=device, precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
             runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
     out = out or _free("sweep")

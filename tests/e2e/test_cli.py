@@ -86,6 +86,16 @@ def test_a_run_can_be_scored_on_held_out_training_data(cli, tmp_path):
     assert "no validation data" in cli("run", *args, "--val", 0, "--out", tmp_path / "c").sentence()
 
 
+def test_a_sweep_can_be_scored_so_too(cli, tmp_path):
+    out = tmp_path / "s"
+    assert cli("sweep", *TINY, "--val", 5, "--score", "val", "--limit", "0.1,0.3", "--rounds", 1, "--out", out).code == 0
+    said = [json.loads(p.read_text())["score"] for p in out.glob("*/summary.json")]
+    assert said == ["val", "val"]
+    wrong = cli("run", *TINY, "--score", "training", "--out", tmp_path / "w")
+    assert wrong.code == 2
+    assert "score is test or val, not 'training'" in wrong.err
+
+
 def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, tmp_path):
     assert cli("run", "--config", done / "config.json", "-q", "--method", "local", "--out", tmp_path / "b").code == 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["method"] == {"name": "local", "epochs": 3, "lr": 0.1}
