@@ -162,6 +162,7 @@ def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
         rest = {k: v for k, v in config.to_json().items() if k not in apart}
         alike.setdefault((json.dumps(rest, sort_keys=True), form(config.make_method())), []).append(name)
     for names in alike.values():
+        gc.collect()  # what the group before held of a GPU
         one = configs[names[0]].simulation()
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
         for at in range(0, len(names), fit):
@@ -242,7 +243,6 @@ def go_on(
 
 
 def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
-    gc.collect()  # what runs before these held of a GPU
     rounds = runs[0].config.rounds
     began, spent = time.perf_counter(), 0.0
     stack = Stack([r.simulation for r in runs])

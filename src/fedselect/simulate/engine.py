@@ -382,7 +382,7 @@ class Simulation:
             self._try_step()
         weights = sum(v.nbytes for v in self.initial.values())
         running = 0 if one_by_one(self.model, self.device) else 2 * kept
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _host_memory()
+        free = _free_on(self.device) if self.device.type == "cuda" else _host_memory()
         return max(1, int(0.5 * free / (10 * weights + running)))
 
     def _try_step(self) -> None:
@@ -407,6 +407,12 @@ class Simulation:
                     f"{self.model.name} cannot run for all clients at once, so they run one by one ({str(e).splitlines()[0]}).",
                     stacklevel=2,
                 )
+
+
+def _free_on(device: torch.device) -> int:
+    """Bytes of a GPU that are free, or that torch holds and does not use."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def _host_memory() -> int:
