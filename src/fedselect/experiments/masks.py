@@ -23,7 +23,7 @@ from torch import Tensor
 from fedselect.errors import RunError
 from fedselect.files import write_bytes, write_json
 from fedselect.simulate import Simulation
-from fedselect.tree import Mask, rows
+from fedselect.tree import Mask, count, rows
 
 PAIRED = 50  # overlap is kept among the first so many clients: it grows with their square
 NONE = 65535
@@ -90,7 +90,7 @@ def shares(mask: Mask, s: Simulation) -> Tensor:
     out = torch.empty(len(s.model.params), s.clients, dtype=torch.float64, device=s.store.device)
     for at, n in enumerate(s.model.params):
         m = mask.get(n, False)
-        out[at] = rows(m).sum(1).double() / s.initial[n].numel() if isinstance(m, Tensor) else float(m)
+        out[at] = count(rows(m)).double() / s.initial[n].numel() if isinstance(m, Tensor) else float(m)
     out = out.cpu()
     out[:, ~s.store.joined] = math.nan
     return out
