@@ -48,20 +48,20 @@ def block(tree: Tree, clients: bool = True) -> Tensor | None:
     first = next(iter(tree.values()), None)
     if first is None or first.is_meta or first.ndim < clients or not first.numel():
         return None
-    try:
-        begin = at = first.data_ptr()
-    except RuntimeError:  # one client's tensor within `per_client` lies nowhere
-        return None
     many, step = (len(first), first.stride(0)) if clients else (1, 0)
     dtype, width = first.dtype, first.element_size()
-    for v in tree.values():
-        shape, strides = v.shape, v.stride()
-        size, usual = _usual(shape, clients)
-        if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual or v.requires_grad:
-            return None
-        if clients and (shape[0] != many or (strides[0] != step and many > 1)):
-            return None
-        at += size * width
+    try:
+        begin = at = first.data_ptr()
+        for v in tree.values():
+            shape, strides = v.shape, v.stride()
+            size, usual = _usual(shape, clients)
+            if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual or v.requires_grad:
+                return None
+            if clients and (not shape or shape[0] != many or (strides[0] != step and many > 1)):
+                return None
+            at += size * width
+    except RuntimeError:  # one client's tensor within `per_client` lies nowhere
+        return None
     size = (at - begin) // width
     step = size if many == 1 else step
     memory = first.untyped_storage()
@@ -212,9 +212,9 @@ def expand(tree: Tree, clients: int) -> Tree:
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """The tree on a device; itself where it is there already."""
+    """The tree on a device, as a dict of its own."""
     if all(v.device == device for v in tree.values()):
-        return tree
+        return dict(tree)
     return {name: v.to(device) for name, v in tree.items()}
 
 
@@ -284,7 +284,7 @@ class MaskedSum:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
-        w = weight.double()
+        w = weight.double().contiguous()
         if values and kernels.serve(next(iter(values.values()))):
             self._fold(values, sent, w)
             return

@@ -12,6 +12,10 @@ from fedselect.tree import block, lay
 SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
     "fedselect, some keep nothing": (fs.FedSelect, [{"limit": 0.0}, {"limit": 0.2}, {"limit": 0.0}, {"limit": 1.0}]),
+    "fedselect, joint": (
+        fs.FedSelect,
+        [{"order": "joint", "decay": 0.9, "server_momentum": 0.3}, {"order": "joint", "server_momentum": 0.5, "limit": 0.1}],
+    ),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
     "ditto": (fs.Ditto, [{"lam": 0.1}, {"lam": 0.5}]),

@@ -5,12 +5,14 @@ import shutil
 
 import pytest
 import torch
-from local import alone, rounds
+from local import QUICK, Room, alone, rounds, task
 
 import fedselect as fs
 from fedselect.deploy import wire
 from fedselect.deploy.client import Node
 from fedselect.deploy.letters import Letter
+from fedselect.deploy.server import Server
+from fedselect.simulate import Simulation
 
 
 def letters_to(room, client):
@@ -150,3 +152,25 @@ def test_a_vault_of_another_model_is_refused(small, digits, room, server):
     head = {**other.address, "kind": "hello", "accepted": [0, 0, 0]}
     with pytest.raises(fs.CheckpointError, match="belongs to model 'mlp"):
         Node(other, 0, alone(digits, 0), room.folder / "vault-0").answer(Letter(head))
+
+
+def test_a_node_of_its_own_counts_live_entries_as_the_simulation_does(tmp_path):
+    """Nothing but the plan tells a node what its model does with its inputs."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(12, 3, 2, 2, generator=draw), torch.arange(12) % 3) for _ in range(3)]
+    data = fs.Federation([fs.ClientData(p, p, p) for p in parts], 3)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5, padding=2), torch.nn.Flatten(), torch.nn.Linear(16, 3))  # 5x5 on 2x2
+    method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1, counts="live")
+
+    def own():
+        return task(method, lambda d: fs.Model.wrap(net), data, seed=4, training=fs.Training(batch_size=4))
+
+    server, room = Server(own(), QUICK, tmp_path / "masks"), Room(own(), data, tmp_path)
+    rounds(server, room, 2)
+    whole = Simulation(method, fs.Model.wrap(net), data, seed=4, training=fs.Training(batch_size=4), device="cpu")
+    for _ in range(2):
+        whole.step()
+    got = room.node(0)._state(2)["mask"]
+    assert all(m.flatten().equal(whole.store.rows["mask"][n][0].flatten()) for n, m in got.items())
+    assert sum(int(d.sum()) for d in whole.model.dead().values()) > 0

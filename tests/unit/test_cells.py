@@ -259,6 +259,18 @@ def test_a_finished_run_keeps_no_models_and_a_short_one_never_wrote_any(tmp_path
     assert len(saved) == 1
 
 
+def test_an_unfinished_run_whose_files_lay_elsewhere_begins_anew(tmp_path):
+    old, new = tiny(), tiny(lr=0.05)  # as if they differed in where a file lies alone
+    (tmp_path / "a").mkdir()
+    runner.prepare(tmp_path / "a", old)
+    (tmp_path / "a" / "metrics.jsonl").write_text("{}")
+    runner.prepare(tmp_path / "a", old)
+    assert (tmp_path / "a" / "metrics.jsonl").exists()
+    runner.prepare(tmp_path / "a", new)
+    assert not (tmp_path / "a" / "metrics.jsonl").exists()
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["method"]["lr"] == 0.05
+
+
 def test_a_lock_can_be_waited_for_or_refused(tmp_path):
     with locked(tmp_path), pytest.raises(BusyError, match="in use by another process"), locked(tmp_path):
         pass

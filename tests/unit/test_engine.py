@@ -88,3 +88,9 @@ def test_pictures_and_numbers_are_not_mixed():
     y = torch.arange(4) % 2
     with pytest.raises(fs.DataError, match=r"test inputs of type torch.float32; the first client trains on torch.uint8"):
         fs.Federation([fs.ClientData((x, y), (x.float() / 255, y))], 2)
+
+
+def test_a_servers_momentum_is_one_number(digits):
+    method = fs.FedSelect(server_momentum=torch.full((len(digits.clients),), 0.5))
+    with pytest.raises(fs.InputError, match="server_momentum belongs to the server: give one number"):
+        Simulation(method, fs.models.mlp(digits), digits)

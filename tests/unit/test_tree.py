@@ -342,3 +342,29 @@ def test_means_of_sums_in_a_block_are_the_same(seed):
     got, got_heard = folded.mean()
     same(got, mean)
     same(got_heard, heard)
+
+
+def test_a_single_number_behind_a_tensor_of_one_row_is_no_block_of_clients():
+    line = torch.arange(5.0)
+    tree = t.lay(line, {"token": torch.zeros(1, 4), "scale": torch.tensor(0.0)}, clients=False)
+    assert t.block(tree) is None
+    assert t.block(tree, clients=False).equal(line)
+    assert t.clone(tree)["scale"] == 4.0
+
+
+def test_trees_of_one_client_and_of_all_may_mix_within_per_client():
+    got = t.per_client(lambda p: t.clone({"z": torch.zeros(3), "p": p}))(torch.ones(2, 3))
+    assert got["p"].equal(torch.ones(2, 3))
+
+
+def test_a_tree_that_is_there_already_is_handed_over_as_a_dict_of_its_own():
+    tree = {"a": torch.zeros(2)}
+    assert t.moved(tree, torch.device("cpu")) == tree
+    assert t.moved(tree, torch.device("cpu")) is not tree
+
+
+def test_weights_may_lie_apart_in_memory():
+    wide = torch.tensor([[1.0, 9.0], [3.0, 9.0]], dtype=torch.float64)
+    folded = t.MaskedSum()
+    folded.add({"a": torch.tensor([[0.0], [4.0]])}, {"a": True}, wide[:, 0])
+    assert folded.mean()[0]["a"].tolist() == [3.0]

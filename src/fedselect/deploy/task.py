@@ -39,6 +39,8 @@ class Task:
         self.model.to(self.device)
         object.__setattr__(self, "programs", Programs(self.model, self.training))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
+        x, _ = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
+        self.model.check(x[0], self.classes)
 
     @property
     def address(self) -> dict[str, str]:
@@ -77,14 +79,16 @@ class Task:
 
     def rehearse(self) -> Up:
         """One round on two made-up samples: what an honest reply looks like, and what cannot work shows at once."""
-        x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.shape).numel())).view(2, *self.shape)
-        pair = (x, torch.tensor([0, self.classes - 1]))
-        data = Federation([ClientData(pair, pair, pair)], self.classes)
-        self.model.check(self.split(data, "train").batch(torch.tensor([[0, 1]], device=self.device))[0][0], self.classes)
-        work, method = self.work(data, 0, 1), self.of(0)
+        work, method = self.work(self._samples(), 0, 1), self.of(0)
         down = self.method.down(self.method.init(self.initial, self.clients, self.model), self.ids(0))
         shared = {k: expand(v, 1) for k, v in down.shared.items()}
         return method.client(work, method.join(work, expand(self.initial, 1)), {**shared, **down.rows})[1]
+
+    def _samples(self) -> Federation:
+        """Two made-up samples of one client."""
+        x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.shape).numel())).view(2, *self.shape)
+        pair = (x, torch.tensor([0, self.classes - 1]))
+        return Federation([ClientData(pair, pair, pair)], self.classes)
 
 
 def first(tree: Tree) -> Tree:

@@ -148,10 +148,13 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
 
 
 def prepare(out: Path, config: Config) -> None:
-    """Make a directory whose lock we hold that of this run, unless it is already."""
-    if ranks.rank() == 0 and not (out / "config.json").exists():
+    """Make a directory whose lock we hold that of this run, unless it is already; one whose files lay elsewhere begins anew."""
+    if ranks.rank() != 0:
+        return
+    there = out / "config.json"
+    if not there.exists() or read_json(there, "it should say how to run.") != json.loads(json.dumps(config.to_json())):
         _clear(out)
-        write_json(out / "config.json", config.to_json())
+        write_json(there, config.to_json())
 
 
 def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:

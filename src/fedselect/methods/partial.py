@@ -69,6 +69,8 @@ class Partial(Method):
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
+        if isinstance(self.server_momentum, Tensor) and self.server_momentum.ndim:
+            raise InputError("server_momentum belongs to the server: give one number, not one for each client.")
         return {"params": clone(params), **({"velocity": zeros({n: params[n] for n in model.params})} if self._heavy else {})}
 
     def join(self, work: Work, params: Tree) -> State:
@@ -156,7 +158,7 @@ def _joint(mask: Mask, own: Scalar, lr: Scalar) -> Rate:
     def pick(m: bool | Tensor) -> Scalar:
         if isinstance(m, bool):
             return own if m else lr
-        own_, lr_ = (torch.as_tensor(v, device=m.device).view(-1, *[1] * (m.ndim - 1)) for v in (own, lr))
+        own_, lr_ = (torch.as_tensor(v, dtype=torch.float64, device=m.device).view(-1, *[1] * (m.ndim - 1)) for v in (own, lr))
         return torch.where(m, own_, lr_)
 
     return {n: pick(m) for n, m in mask.items()}

@@ -28,6 +28,9 @@ from fedselect.step import Training, one_by_one, precision, step
 from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand, together
 from fedselect.work import Work, score
 
+MOST = 65_535
+"""Clients side by side: as many as an axis of a GPU's grid holds."""
+
 
 def pick_device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda"):
@@ -383,7 +386,7 @@ class Simulation:
         weights = sum(v.nbytes for v in self.initial.values())
         running = 0 if one_by_one(self.model, self.device) else 2 * kept
         free = _free_on(self.device) if self.device.type == "cuda" else _host_memory()
-        return max(1, int(0.5 * free / (10 * weights + running)))
+        return min(MOST, max(1, int(0.5 * free / (10 * weights + running))))
 
     def _try_step(self) -> None:
         """One step of one client, thrown away: does this model run stacked?"""

@@ -45,6 +45,7 @@ class Stack:
 
     def _set(self, runs: Sequence[Simulation]) -> None:
         self.runs = list(runs)
+        self._split: dict[str, Split] = {}
         if len(runs) == 1:  # it is its own driver
             return
         self._programs = runs[0]._programs
@@ -78,6 +79,8 @@ class Stack:
         assert not jobs  # runs of the same form ask the same questions
         if any(isinstance(o, TrainingError) for o in outcomes):
             kept = [r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)]
+            if kept and kept[0] is not self.runs[0]:
+                self._programs.clear()  # those of a run that is out, and would hold their memory on
             self._set(kept or self.runs)
         return outcomes
 

@@ -14,6 +14,7 @@ from fedselect.experiments.report.runs import gather
 from fedselect.experiments.reproduce.outcome import Block
 from fedselect.experiments.reproduce.plan import How
 from fedselect.experiments.reproduce.protocol import Target, read_column
+from fedselect.experiments.runner import finished
 
 
 def draw(target: Target, found: Sequence[Block], how: How, cells: Path, out: Path) -> list[Path]:
@@ -67,10 +68,11 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
         raise RunError(f"{target.name}: no run came to its end.")
     out = []
     for e in entries:
-        data = gather([cells / e.runs[0]])
+        place = next(cells / name for name in e.runs if finished(cells / name))
+        data = gather([place])
         (run,) = data["runs"]
         if not run["iou"]:
-            raise RunError(f"{cells / e.runs[0]} kept no overlap of its masks; it ran with too many clients for that.")
+            raise RunError(f"{place} kept no overlap of its masks; it ran with too many clients for that.")
         layers = list(data["federations"][run["federation"]]["layers"])
         last = max(i for i, name in enumerate(layers) if name.endswith(".weight"))
         iou = [[None if v != v else round(v, 4) for v in row] for row in overlap(run, 1 + last).tolist()]
