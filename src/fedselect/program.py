@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedselect import kernels, random
+from fedselect import random
 from fedselect.models import Model
 from fedselect.objectives import Objective
+from fedselect.room import Room
 from fedselect.split import Split
 from fedselect.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
-from fedselect.tree import Mask, State, Tree, block, fresh
+from fedselect.tree import Mask, State, Tree
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
@@ -31,8 +32,6 @@ TRIES = {"cuda": 2, "cpu": 1}
 """A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
 KEPT = 16
 """Recordings kept at a time."""
-ALIGN = 512
-"""Where tensors may begin in memory that several share, in bytes, as if each had been allocated alone."""
 Body = Callable[[State], Any]
 """A program: works on tensors, by group and name, in place."""
 
@@ -43,7 +42,7 @@ class Programs:
     def __init__(self, model: Model, training: Training) -> None:
         self.model = model
         self.training = training
-        self._rooms: dict[Any, _Room] = {}
+        self._rooms: dict[Any, Room] = {}
         self._seen: dict[Any, int] = {}
         self._tried: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
@@ -207,69 +206,15 @@ class Programs:
     def _captures(self, v: Tensor) -> bool:
         return v.is_cuda and not one_by_one(self.model, v.device)
 
-    def _room(self, group: str, like: Tree) -> "_Room":
+    def _room(self, group: str, like: Tree) -> "Room":
         """Room for tensors such as these, the same each time; more clients than before need new room."""
         key = (group, frozenset((n, v.shape[1:], v.dtype) for n, v in like.items()))
         room = self._rooms.get(key)
         if room is None or room.clients < len(next(iter(like.values()))):
             if room is not None:
                 self._recorded.clear()  # what was recorded works in the old room
-            room = self._rooms[key] = _Room(like, self.model.convolutions)
+            room = self._rooms[key] = Room(like, self.model.convolutions)
         return room
-
-
-class _Room:
-    """Memory that stays put for one group: tensor after tensor, each for all clients, kernels with their channels last."""
-
-    def __init__(self, like: Tree, convolutions: frozenset[str]) -> None:
-        first = next(iter(like.values()))
-        self.clients, self.device = len(first), first.device
-        self.last = {n for n, v in like.items() if n in convolutions and v.ndim == 5}
-        self.starts, end = {}, 0
-        for n, v in like.items():
-            self.starts[n] = end
-            end += -(-v.nbytes // ALIGN) * ALIGN
-        self.memory = torch.empty(end, dtype=torch.uint8, device=self.device)
-        self.tensors = {n: self._view(n, v) for n, v in like.items()}
-        self._of: dict[int, Tree] = {}
-        self._tables: Any = None
-
-    def of(self, clients: int) -> Tree:
-        """The tensors of so many clients."""
-        if clients not in self._of:
-            self._of[clients] = {n: v[:clients] for n, v in self.tensors.items()}
-        return self._of[clients]
-
-    def write(self, tree: Tree) -> Tree:
-        here = self.of(len(next(iter(tree.values()))))
-        if not self._moved(block(tree) if list(tree) == list(here) else None, back=False):
-            copy(here, tree)
-        return here
-
-    def read(self, clients: int) -> Tree:
-        here = self.of(clients)
-        out = fresh(here, clients, self.device)
-        if not self._moved(block(out), back=True):
-            copy(out, here)
-        return out
-
-    def _moved(self, whole: Tensor | None, back: bool) -> bool:
-        """Move all tensors between here and the block of a tree, a launch for each size of kernel, if that is possible."""
-        if whole is None or not kernels.serve(whole):
-            return False
-        from fedselect.kernels.relay import move, tables
-
-        if self._tables is None:
-            self._tables = tables(self.tensors, {n: at // whole.element_size() for n, at in self.starts.items()}, self.last)
-        move(whole, self.memory.view(whole.dtype), self._tables, back)
-        return True
-
-    def _view(self, name: str, like: Tensor) -> Tensor:
-        # `data`: not views to autograd, which would take a change of one for a change of all
-        flat = self.memory.data[self.starts[name] :][: like.nbytes].view(like.dtype)
-        if name not in self.last:
-            return flat.view(like.shape)
-        return flat.view([like.shape[i] for i in (0, 1, 3, 4, 2)]).permute(0, 1, 4, 2, 3)
 
 
 def keep_memory() -> None:
@@ -279,28 +224,6 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
         mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-
-
-def copy(into: Tree, tree: Tree) -> None:
-    """Values into tensors of the same names; kernels may lie in another order there."""
-    alike = []
-    for n, v in tree.items():
-        if v.ndim == 5 and kernels.serve(v) and v.stride() != into[n].stride():
-            from fedselect.kernels.relay import fits, relay
-
-            if fits(into[n], v):
-                relay(into[n], v)
-                continue
-        alike.append(n)
-    torch._foreach_copy_([into[n] for n in alike], [tree[n] for n in alike])
-
-
-def ordered(tree: Tree) -> Tree:
-    """A copy with every tensor in its usual order in memory."""
-    first = next(iter(tree.values()))
-    out = fresh(tree, len(first), first.device)
-    copy(out, tree)
-    return out
 
 
 class _Captured:

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedselect import random
 from fedselect.errors import InputError
 from fedselect.objectives import Objective, cross_entropy
-from fedselect.program import Programs, ordered
+from fedselect.program import Programs
+from fedselect.room import ordered
 from fedselect.rules import bmm
 from fedselect.split import Split
 from fedselect.step import Rate, one_by_one

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fedselect import rules, transforms
-from fedselect.program import _Room, copy
 from fedselect.random import client_keys
+from fedselect.room import Room, copy
 from fedselect.select import top as plain_top
 from fedselect.split import Split
 from fedselect.step import Training, _sgd
@@ -792,7 +792,7 @@ def test_a_room_holds_what_is_placed_in_it(dtype, lying):
     if lying != "tensors":
         tree = lay(whole, tree)
     assert (block(tree) is None) == (lying == "tensors")
-    room = _Room({n: torch.empty(clients + 1, *s, dtype=dtype, device=DEVICE) for n, s in KERNELS.items()}, frozenset(KERNELS))
+    room = Room({n: torch.empty(clients + 1, *s, dtype=dtype, device=DEVICE) for n, s in KERNELS.items()}, frozenset(KERNELS))
     room.memory.fill_(255 if dtype == torch.float32 else 1)  # NaN, or True
     placed = room.write(tree)
     assert list(placed) == list(tree)

@@ -21,7 +21,7 @@ LAYERS = [
     {"errors"},
     {"kernels"},
     {"tree", "random", "options", "files", "rules"},
-    {"stacked", "transforms"},
+    {"stacked", "transforms", "room"},
     {"models"},
     {"objectives", "split"},
     {"step"},

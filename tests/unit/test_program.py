@@ -12,8 +12,9 @@ from torch import nn
 import fedselect as fs
 from fedselect import program
 from fedselect.objectives import cross_entropy, prox
-from fedselect.program import Programs, _identity, _Room, copy, nothing_let_go, ordered
+from fedselect.program import Programs, _identity, nothing_let_go
 from fedselect.random import client_keys, permutations
+from fedselect.room import Room, copy, ordered
 from fedselect.split import Split
 from fedselect.step import Training
 from fedselect.work import Pass, Work
@@ -406,7 +407,7 @@ def test_copy_writes_values_whatever_their_order():
 def test_a_room_stays_where_it_is():
     shapes = {"kernel": (4, 3, 2, 5), "bias": (4,), "one": ()}
     tree = {n: torch.randn(3, *s) for n, s in shapes.items()}
-    room = _Room({n: torch.empty(5, *s) for n, s in shapes.items()}, frozenset({"kernel", "bias"}))
+    room = Room({n: torch.empty(5, *s) for n, s in shapes.items()}, frozenset({"kernel", "bias"}))
     for values in (tree, {n: -v for n, v in tree.items()}):
         placed = room.write(values)
         assert placed["kernel"].permute(0, 1, 3, 4, 2).is_contiguous()
