@@ -58,5 +58,7 @@ def permutations(key: Tensor, n: Tensor, longest: int) -> Tensor:
 
 def choose(seed: int, candidates: Tensor, count: int, round: int, purpose: str) -> Tensor:
     """`count` of the candidate ids, in ascending order; who is drawn depends on ids alone, not on their order."""
+    if count >= len(candidates):
+        return candidates.sort().values
     rank = client_keys(seed, candidates, round, purpose).argsort(stable=True)
     return candidates[rank[:count]].sort().values

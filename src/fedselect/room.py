@@ -77,7 +77,8 @@ def copy(into: Tree, tree: Tree) -> None:
                 relay(into[n], v)
                 continue
         alike.append(n)
-    torch._foreach_copy_([into[n] for n in alike], [tree[n] for n in alike])
+    if alike:
+        torch._foreach_copy_([into[n] for n in alike], [tree[n] for n in alike])
 
 
 def ordered(tree: Tree) -> Tree:

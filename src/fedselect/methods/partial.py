@@ -51,7 +51,7 @@ class Partial(Method):
     finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
-    decay: Scalar = 1.0  # of the rates, from round to round
+    decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
     server_momentum: Scalar = 0.0  # of the aggregate's steps
     view: View = "local"
 
@@ -85,7 +85,8 @@ class Partial(Method):
         memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
         shared = negate(mask)
-        passes = list(self._passes(self.phases, mask, shared, work, self.lr, self.personal_lr))
+        lr, personal_lr = self._rates(work.round)
+        passes = list(self._passes(self.phases, mask, shared, work, lr, personal_lr))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
@@ -131,6 +132,13 @@ class Partial(Method):
     def _full(self, model: Model, memory: State) -> Mask:
         return {**self.select.mask(model, memory), **dict.fromkeys(model.stats, self.norm_stats == "local")}
 
+    def _rates(self, round: int) -> tuple[Scalar, Scalar | None]:
+        """Of the shared and of the personal entries, in this round."""
+        if not isinstance(self.decay, Tensor) and self.decay == 1:
+            return self.lr, self.personal_lr
+        left = self.decay**round
+        return self.lr * left, None if self.personal_lr is None else self.personal_lr * left
+
     @property
     def _heavy(self) -> bool:
         return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
@@ -138,9 +146,6 @@ class Partial(Method):
     def _passes(
         self, phases: Phases, mask: Mask, shared: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None
     ) -> Iterator[Pass]:
-        if isinstance(self.decay, Tensor) or self.decay < 1:
-            left = self.decay**work.round
-            lr, personal_lr = lr * left, None if personal_lr is None else personal_lr * left
         own = lr if personal_lr is None else personal_lr
         mixed = own is not lr and any(part == "all" for part, _ in phases)
         rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}

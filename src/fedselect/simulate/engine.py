@@ -16,7 +16,7 @@ from fedselect import random
 from fedselect.data import Federation
 from fedselect.deploy import wire
 from fedselect.errors import InputError, RunError, TrainingError
-from fedselect.method import Method, Received, check_clients, for_clients
+from fedselect.method import Down, Method, Received, check_clients, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, keep_memory
@@ -169,7 +169,8 @@ class Simulation:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
-            notes.add("bytes_down", ids, self._down_size(ids, before))  # counted here, while a GPU is busy training
+            wanted = self.method.wants(self.model, before)
+            notes.add("bytes_down", ids, wire.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state)
             folded.add(up.values, up.sent, up.weight)
@@ -292,10 +293,6 @@ class Simulation:
         warnings.warn(f"the GPU's memory is full; going on with {self.chunk} clients at a time.", stacklevel=2)
         return list(torch.split(ids, self.chunk))
 
-    def _down_size(self, ids: Tensor, state: State) -> Tensor:
-        wanted = self.method.wants(self.model, state)
-        return wire.down_size(self.method.down(self.server, ids.to(self.device, non_blocking=True)), wanted, len(ids))
-
     def _share(self, state: State) -> Tensor:
         """The personal share of each client's parameters."""
         return entries(self.method.mask(self.model, state), self.method.local(state)).double() / self.model.size
@@ -325,14 +322,12 @@ class Simulation:
     def _put(self, ids: Tensor, state: State) -> None:
         self.store.put(ranks.place(ids), state)
 
-    def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, State]:
+    def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
         """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""
         state = self.store.take(ranks.place(ids), self.device)
         if ahead:
             self.store.prefetch(ranks.place(ahead[0]))
-        down = self.method.down(self.server, ids.to(self.device, non_blocking=True))
-        shared = {k: expand(v, len(ids)) for k, v in down.shared.items()}
-        return state, {**shared, **down.rows}
+        return state, self.method.down(self.server, ids.to(self.device, non_blocking=True))
 
     def _work(self, ids: Tensor, round: int) -> Work:
         return Work(
@@ -347,10 +342,10 @@ class Simulation:
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
         """Cut a cohort so that it fits; clients of like size lie side by side, so that they run without copies."""
-        sizes = self._split["train"].rows(ids).sizes or ()
-        order = sorted(range(len(ids)), key=lambda i: (-sizes[i], int(ids[i])))
+        sizes = self._split["train"].sizes or ()
+        order = sorted(ids.tolist(), key=lambda i: (-sizes[i], i))
         for at in range(0, len(order), self.chunk):
-            yield ids[torch.tensor(order[at : at + self.chunk])]
+            yield torch.tensor(order[at : at + self.chunk])
 
     def _new_store(self, rows: str, state: State) -> Store | Compact:
         """Where clients rest: on the device if all run at once, else on the host; there, if they are too many, packed."""

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedselect.method import Method
-from fedselect.tree import State
+from fedselect.method import Down, Method
+from fedselect.tree import State, expand
 from fedselect.work import Work
 
 
@@ -21,7 +21,11 @@ class Job:
     ids: Tensor
     round: int
     state: State = field(default_factory=dict)
-    down: State = field(default_factory=dict)
+    down: Down = field(default_factory=lambda: Down({}))
+
+    def heard(self) -> State:
+        """What the server tells these clients, as they get it: a row for each."""
+        return {**{k: expand(t, len(self.ids)) for k, t in self.down.shared.items()}, **self.down.rows}
 
 
 class Full(Exception):  # noqa: N818
@@ -33,6 +37,6 @@ def do(job: Job, method: Method, work: Work) -> Any:
     if job.what == "join":
         return method.join(work, work.initial)
     if job.what == "personal":
-        return method.personal(work, job.state, job.down)
-    state, up = method.client(work, job.state, job.down)
+        return method.personal(work, job.state, job.heard())
+    state, up = method.client(work, job.state, job.heard())
     return state, up, work.loss

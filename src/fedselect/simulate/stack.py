@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import RunError, TrainingError
-from fedselect.method import Up
+from fedselect.method import Down, Up
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation, deterministic
 from fedselect.simulate.jobs import Job, do
 from fedselect.simulate.notes import Record
 from fedselect.split import Split
 from fedselect.step import one_by_one, precision
-from fedselect.tree import blocks, expand, lay
+from fedselect.tree import Tree, blocks, expand, lay
 from fedselect.work import Work, score
 
 
@@ -102,7 +102,7 @@ class Stack:
         runs, first = [self.runs[i] for i in who], [self._first[i] for i in who]
         counts = [len(j.ids) for j in jobs]
         at = torch.cat([j.ids + f for j, f in zip(jobs, first, strict=True)])
-        whole = replace(jobs[0], ids=at, state=_cat([j.state for j in jobs]), down=_cat([j.down for j in jobs]))
+        whole = replace(jobs[0], ids=at, state=_cat([j.state for j in jobs]), down=_told(jobs))
         if whole.what == "score":
             answer: Any = score(self._programs, whole.state["model"], self._split["test"].rows(at))
         else:
@@ -145,7 +145,7 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
         if is_dataclass(values[0]):
             own[f.name] = _join(values, counts, device)
         elif any(isinstance(v, Tensor) for v in values) or any(v != values[0] for v in values):
-            each = [torch.as_tensor(v, dtype=torch.float64, device=device) for v in values]
+            each = [torch.as_tensor(v, dtype=torch.float64).to(device, non_blocking=True) for v in values]
             own[f.name] = torch.cat([v.expand(c) for v, c in zip(each, counts, strict=True)])
     return replace(first, **own)
 
@@ -170,6 +170,24 @@ def _cat(parts: Sequence[Any]) -> Any:
             return lay(_below(whole), parts[0])
         return {k: _cat([p[k] for p in parts]) for k in parts[0]}
     return torch.cat(list(parts))
+
+
+def _told(jobs: Sequence[Job]) -> Down:
+    """What the servers tell the clients of all runs, a row for each."""
+    counts = [len(j.ids) for j in jobs]
+    shared = {k: _spread([j.down.shared[k] for j in jobs], counts) for k in jobs[0].down.shared}
+    return Down({}, {**shared, **_cat([j.down.rows for j in jobs])})
+
+
+def _spread(trees: Sequence[Tree], counts: list[int]) -> Tree:
+    """Each server's values in a row for each of its clients."""
+    lines = blocks(*trees, clients=False)
+    if lines is None:
+        return _cat([expand(t, c) for t, c in zip(trees, counts, strict=True)])  # type: ignore[no-any-return]
+    whole = lines[0].new_empty(sum(counts), len(lines[0]))
+    for rows, line in zip(torch.split(whole, counts), lines, strict=True):
+        rows.copy_(line)
+    return lay(whole, trees[0], clients=False)
 
 
 def _below(parts: list[Tensor]) -> Tensor:
