@@ -18,7 +18,10 @@ from typing import Any
 import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedselect.experiments.reproduce.plan import named
+from fedselect.data.places import find
+from fedselect.errors import DataError
+from fedselect.experiments.config import Config
+from fedselect.experiments.reproduce.plan import FILES, name_of, named
 from fedselect.experiments.reproduce.protocol import OWN, TARGETS
 from fedselect.methods import METHODS
 from fedselect.options import options
@@ -26,6 +29,7 @@ from fedselect.options import options
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"
 RUNS = "runs.jsonl"
+FILED = ("data", "model")  # parts of a configuration that may name files
 BLOCK = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.S)
 ORDER = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 Table = dict[str, Any]
@@ -90,7 +94,7 @@ def collect(made: Path, results: Path) -> int:
     known = runs(results)
     for place in made.glob("cells/*/summary.json"):
         config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
-        config |= {"data": named(config["data"]), "model": named(config["model"])}
+        config |= {part: named(config[part]) for part in FILED}
         known[place.parent.name] = {"config": config, "summary": json.loads(place.read_text(encoding="utf-8"))}
     lines = [json.dumps({"cell": name, **known[name]}, sort_keys=True) + "\n" for name in sorted(known)]
     (results / RUNS).write_text("".join(lines), encoding="utf-8")
@@ -100,7 +104,18 @@ def collect(made: Path, results: Path) -> int:
 def runs(results: Path) -> dict[str, Table]:
     path = results / RUNS
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {run.pop("cell"): run for run in map(json.loads, lines)}
+    return dict(map(_completed, map(json.loads, lines)))
+
+
+def _completed(run: Table) -> tuple[str, Table]:
+    """A run under the name its cell has now: an option that came later has the default that the run was made with."""
+    name, config = run.pop("cell"), run["config"]
+    try:
+        here = {part: {k: str(find([v], None)) if k in FILES and v else v for k, v in config[part].items()} for part in FILED}
+    except DataError:  # made from files that are not on this machine
+        return name, run
+    now = Config.from_dict({**config, **here}, name)
+    return name_of(now), {**run, "config": now.to_json() | {part: named(getattr(now, part)) for part in FILED}}
 
 
 def restore(results: Path, out: Path) -> int:

@@ -1,8 +1,9 @@
 """Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one node of a network."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -55,7 +56,15 @@ def for_clients(method: M, ids: Tensor) -> M:
             own[f.name] = value.to(ids.device)[ids]
         elif is_dataclass(value) and (changed := for_clients(value, ids)) is not value:
             own[f.name] = changed
-    return replace(method, **own) if own else method  # type: ignore[type-var]
+    return altered(method, own) if own else method
+
+
+def altered(method: M, own: Mapping[str, Any]) -> M:
+    """The method with other values for some fields. They were checked when they came in; asking again would wait for a GPU."""
+    out = copy.copy(method)
+    for name, value in own.items():
+        object.__setattr__(out, name, value)
+    return out
 
 
 def check_clients(method: object, clients: int) -> None:

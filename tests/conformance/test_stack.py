@@ -6,12 +6,18 @@ from cases import MODELS, TRAINING, federation
 
 import fedselect as fs
 from fedselect.simulate import Simulation
-from fedselect.simulate.stack import Stack, _cat, _cut, stacks
+from fedselect.simulate.stack import Stack, _cat, _cut, _spread, stacks
 from fedselect.tree import block, lay
 
 SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
-    "fedselect, some keep nothing": (fs.FedSelect, [{"limit": 0.0}, {"limit": 0.2}, {"limit": 0.0}, {"limit": 1.0}]),
+    "fedselect, some keep nothing": (
+        fs.FedSelect, [{"limit": torch.tensor([0.0, 0.2, 0.0, 1.0, 0.1, 0.0])}, {"limit": torch.tensor([0.3, 0, 0, 0, 0, 0])}],
+    ),
+    "fedselect, averaged": (
+        fs.FedSelect,
+        [{"average": 0.5, "finetune": 1, "finetune_lr": 0.1}, {"average": 0.9, "finetune": 1, "finetune_lr": 0.02, "limit": 0.1}],
+    ),
     "fedselect, joint": (
         fs.FedSelect,
         [{"order": "joint", "decay": 0.9, "server_momentum": 0.3}, {"order": "joint", "server_momentum": 0.5, "limit": 0.1}],
@@ -63,8 +69,9 @@ def test_a_run_in_a_stack_is_the_run_alone(case, model):
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=fs.Training(batch_size=5)),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, eval_every=2),
         lambda d: Simulation(fs.FedSelect(scope="tensor"), MODELS["mlp"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedSelect(limit=0.0), MODELS["mlp"](d), d, training=TRAINING),
     ],
-    ids=["epochs", "method", "model", "batch", "evaluation", "scope"],
+    ids=["epochs", "method", "model", "batch", "evaluation", "scope", "nothing personal"],
 )
 def test_runs_that_differ_in_more_than_numbers_do_not_stack(other):
     data = federation()
@@ -135,3 +142,15 @@ def test_what_was_cut_from_one_block_is_put_together_without_a_copy():
     apart = [{n: v.clone() for n, v in p.items()} for p in parts]
     assert block(_cat([parts[0], apart[1]])) is None
     assert all(v.equal(tree[n]) for n, v in _cat([parts[0], apart[1], parts[2]]).items())
+
+
+def test_what_servers_say_is_given_to_each_of_their_clients():
+    like = {"a": torch.empty(2, 3), "b": torch.empty(())}
+    trees = [lay(torch.randn(7), like, clients=False) for _ in range(3)]
+    apart = [{n: v.clone() for n, v in t.items()} for t in trees]
+    whole, by_tensor = _spread(trees, [2, 1, 3]), _spread(apart, [2, 1, 3])
+    assert block(whole) is not None
+    for n in like:
+        rows = torch.stack([t[n] for t, c in zip(trees, (2, 1, 3), strict=True) for _ in range(c)])
+        assert whole[n].equal(rows)
+        assert by_tensor[n].equal(rows)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import reproduction
 
+from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.outcome import Block, Entry, Seed, _ranked
-from fedselect.experiments.reproduce.plan import How, cells
+from fedselect.experiments.reproduce.plan import How, cells, name_of
 from fedselect.experiments.reproduce.protocol import targets
 from fedselect.experiments.reproduce.write import as_json, lean
 
@@ -225,7 +226,8 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
     for name, parts in {"a": ("config", "summary"), "b": ("config",)}.items():  # b is not finished
         (made / "cells" / name).mkdir(parents=True)
         for part in parts:
-            said = {"config": {"data": {"name": "domains", "path": "/somewhere/pacs"}, "model": {}}, "summary": summary}[part]
+            data = {"name": "domains", "path": "/somewhere/pacs"}
+            said = {"config": {"data": data, "model": {"name": "mlp"}}, "summary": summary}[part]
             (made / "cells" / name / f"{part}.json").write_text(json.dumps(said))
     (made / "table1.json").write_text("{}")
     assert reproduction.collect(made, results) == reproduction.collect(made, results) == 1
@@ -234,6 +236,15 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
     assert reproduction.restore(results, back) == 1
     assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
     assert not (back / "cells" / "b").exists()
+
+
+def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
+    config = Config.from_dict({"method": {"name": "fedbabu"}, "data": {"name": "digits"}, "rounds": 2}, "here")
+    older = config.to_json()
+    older["method"] = {k: v for k, v in older["method"].items() if k != "average"}
+    line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    assert reproduction.runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
 
 
 def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_alone():

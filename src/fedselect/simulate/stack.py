@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import RunError, TrainingError
-from fedselect.method import Down, Up
+from fedselect.method import Down, Up, altered
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation, deterministic
 from fedselect.simulate.jobs import Job, do
@@ -123,7 +123,7 @@ class Stack:
 
 
 def form(method: Any) -> tuple[Any, ...]:
-    """A method without the numbers that may differ from client to client."""
+    """A method without the numbers that may differ from client to client; where there is none at all, less may be done."""
     hints = get_type_hints(type(method))
     out: list[Any] = [type(method)]
     for f in fields(method):
@@ -131,7 +131,7 @@ def form(method: Any) -> tuple[Any, ...]:
         if is_dataclass(value):
             out.append(form(value))
         elif value is not None and "Tensor" in str(hints[f.name]):
-            out.append("number")
+            out.append("number" if bool(torch.as_tensor(value).any()) else "zero")
         else:
             out.append(value)
     return tuple(out)
@@ -147,7 +147,7 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
         elif any(isinstance(v, Tensor) for v in values) or any(v != values[0] for v in values):
             each = [torch.as_tensor(v, dtype=torch.float64).to(device, non_blocking=True) for v in values]
             own[f.name] = torch.cat([v.expand(c) for v, c in zip(each, counts, strict=True)])
-    return replace(first, **own)
+    return altered(first, own)
 
 
 def _pool(splits: Sequence[Split]) -> Split:
