@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import json
 import re
-import shutil
 import statistics
 import sys
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fedselect.errors import DataError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.plan import FILES, name_of, named
 from fedselect.experiments.reproduce.protocol import OWN, TARGETS
+from fedselect.experiments.reproduce.write import lean
 from fedselect.methods import METHODS
 from fedselect.options import options
 
@@ -89,8 +89,11 @@ def read(folder: Path) -> Results:
 
 def collect(made: Path, results: Path) -> int:
     """Take over a folder of `fedselect reproduce`: its tables, and of each finished run what it was and what came out."""
-    for path in [*made.glob("*.json")]:
-        shutil.copy(path, results / path.name)
+    for path in made.glob("*.json"):
+        own, there = json.loads(path.read_text(encoding="utf-8")), results / path.name
+        if path.name == "tuned.json" and there.exists():  # it may have been made for other targets
+            own = json.loads(there.read_text(encoding="utf-8")) | own
+        there.write_text(lean(own), encoding="utf-8")
     known = runs(results)
     for place in made.glob("cells/*/summary.json"):
         config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))

@@ -175,15 +175,6 @@ def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None
     return out
 
 
-def mix(share: Scalar, own: Tree, other: Tree) -> Tree:
-    """share * own + (1 - share) * other, client by client."""
-    found = blocks(own, other)
-    if found is not None and found[0].shape == found[1].shape:
-        mine, theirs = found
-        return lay(theirs.lerp(mine, torch.as_tensor(along(share, mine), dtype=mine.dtype)), own)
-    return {n: other[n].lerp(v, torch.as_tensor(along(share, v), dtype=v.dtype)) for n, v in own.items()}
-
-
 def negate(mask: Mask) -> Mask:
     marks = {n: m for n, m in mask.items() if isinstance(m, Tensor)}
     whole = block(marks)

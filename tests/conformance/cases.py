@@ -21,7 +21,7 @@ READINGS = {
     "fedselect-least": {"by": "least", "share": "all"},
     "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9, "server_momentum": 0.5},
     "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
-    "fedselect-tuned": {"start_with": "head", "average": 0.5, "finetune": 1, "finetune_lr": 0.02, "view": "merged"},
+    "fedselect-tuned": {"start_with": "head", "finetune": 1, "finetune_lr": 0.02, "view": "merged"},
     "fedselect-samples": {"weight": "samples", "norm_stats": "shared", "view": "merged"},
 }
 CASES = {

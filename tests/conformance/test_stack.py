@@ -14,9 +14,8 @@ SETTINGS = {
     "fedselect, some keep nothing": (
         fs.FedSelect, [{"limit": torch.tensor([0.0, 0.2, 0.0, 1.0, 0.1, 0.0])}, {"limit": torch.tensor([0.3, 0, 0, 0, 0, 0])}],
     ),
-    "fedselect, averaged": (
-        fs.FedSelect,
-        [{"average": 0.5, "finetune": 1, "finetune_lr": 0.1}, {"average": 0.9, "finetune": 1, "finetune_lr": 0.02, "limit": 0.1}],
+    "fedselect, fine-tuned": (
+        fs.FedSelect, [{"finetune": 1, "finetune_lr": 0.1}, {"finetune": 1, "finetune_lr": 0.02, "limit": 0.1}],
     ),
     "fedselect, joint": (
         fs.FedSelect,

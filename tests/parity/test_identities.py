@@ -43,23 +43,6 @@ def test_limit_0_with_fine_tuning_is_fedavg_with_fine_tuning():
     assert_same_models(selected, simulate(fs.FedAvgFT(**common), 3, norm="batch"))
 
 
-def test_the_average_is_that_of_the_models_a_client_was_handed():
-    """Nothing is personal, so these are the server's, whatever they are averaged to."""
-    common = {"limit": 0.0, "epochs": 2, "lr": 0.05, "norm_stats": "shared", "view": "merged"}
-    sim = simulate(fs.FedSelect(average=0.75, **common), 0, norm="batch")
-    mean = {n: v.double() for n, v in sim.initial.items()}
-    handed = [mean]
-    for _ in range(3):
-        sim.step()
-        handed.append({n: v.double() for n, v in sim.server["params"].items()})
-    for model in handed:
-        mean = {n: 0.75 * v + 0.25 * model[n] for n, v in mean.items()}
-    for n, v in sim.models(range(4), "merged").items():
-        torch.testing.assert_close(v.double(), mean[n].expand_as(v), rtol=1e-5, atol=1e-6)
-    plain = simulate(fs.FedSelect(**common), 3, norm="batch")  # training goes on from what was handed, not from the average
-    assert all(torch.equal(v, sim.server["params"][n]) for n, v in plain.server["params"].items())
-
-
 def test_fine_tuning_keeps_its_rate_when_the_others_fall():
     common = {"epochs": 1, "lr": 0.05, "finetune": 2, "finetune_lr": 0.1, "norm_stats": "shared", "view": "merged"}
     falling, steady = (simulate(fs.FedSelect(decay=d, limit=0.0, **common), 1) for d in (0.5, 1.0))

@@ -241,7 +241,7 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
 def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
     config = Config.from_dict({"method": {"name": "fedbabu"}, "data": {"name": "digits"}, "rounds": 2}, "here")
     older = config.to_json()
-    older["method"] = {k: v for k, v in older["method"].items() if k != "average"}
+    older["method"] = {k: v for k, v in older["method"].items() if k != "norm_stats"}
     line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
     (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
     assert reproduction.runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}

@@ -368,18 +368,3 @@ def test_weights_may_lie_apart_in_memory():
     folded = t.MaskedSum()
     folded.add({"a": torch.tensor([[0.0], [4.0]])}, {"a": True}, wide[:, 0])
     assert folded.mean()[0]["a"].tolist() == [3.0]
-
-
-def test_mixing_is_client_by_client_in_a_block_or_not():
-    own, other = ({"a": torch.randn(3, 2), "b": torch.randn(3)} for _ in "ab")
-    share = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
-    for mine, theirs in ((own, other), (together_on_cpu(own), together_on_cpu(other))):
-        for many in (share, 0.25):
-            got = t.mix(many, mine, theirs)
-            for n, v in got.items():
-                s = torch.as_tensor(many).expand(3).view(-1, *[1] * (v.ndim - 1))
-                torch.testing.assert_close(v.double(), s * own[n].double() + (1 - s) * other[n].double())
-
-
-def together_on_cpu(tree):
-    return t.lay(torch.cat([v.reshape(3, -1) for v in tree.values()], 1), tree)

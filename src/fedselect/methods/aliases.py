@@ -37,7 +37,6 @@ def FedSelect(
     order: Literal["alternate", "joint"] = "alternate",
     decay: Scalar = 1.0,
     server_momentum: Scalar = 0.0,
-    average: Scalar = 0.0,
     finetune: int = 0,
     finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
@@ -51,7 +50,7 @@ def FedSelect(
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
-        server_momentum=server_momentum, average=average, view=view,
+        server_momentum=server_momentum, view=view,
     )  # fmt: skip
 
 
@@ -72,15 +71,12 @@ def FedAvgFT(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
-    average: Scalar = 0.0,
     weight: Weight = "uniform",
     norm_stats: Stats = "shared",
 ) -> Partial:
     """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
-    return Partial(
-        Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, average=average, view="merged"
-    )
+    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
 
 
 def FedPer(
@@ -114,15 +110,12 @@ def FedBABU(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
-    average: Scalar = 0.0,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
 ) -> Partial:
     """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
-    return Partial(
-        Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, average=average, view="merged"
-    )
+    return Partial(Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
 
 
 def LGFedAvg(

@@ -26,7 +26,7 @@ from fedselect.methods.common import (
 from fedselect.models import Model
 from fedselect.select import Selector
 from fedselect.step import Rate
-from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, mix, negate, zeros
+from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
 from fedselect.work import Pass, Work
 
 Phases = tuple[tuple[Literal["personal", "shared", "all"], int], ...]
@@ -53,7 +53,6 @@ class Partial(Method):
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
     decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
     server_momentum: Scalar = 0.0  # of the aggregate's steps
-    average: Scalar = 0.0  # what the past counts in a client's running mean of its merged models, which is then its merged view
     view: View = "local"
 
     def __post_init__(self) -> None:
@@ -62,7 +61,7 @@ class Partial(Method):
         check_choice(("local", "merged"), view=self.view)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
-        check_shares(decay=self.decay, server_momentum=self.server_momentum, average=self.average)
+        check_shares(decay=self.decay, server_momentum=self.server_momentum)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
@@ -76,15 +75,14 @@ class Partial(Method):
 
     def join(self, work: Work, params: Tree) -> State:
         memory = self.select.start(work, params)
-        kept = {"kept": clone(memory["mask"])} if "mask" in memory else {}
-        return {"params": clone(params), **memory, **kept, **({"mean": clone(params)} if self._averages else {})}
+        return {"params": clone(params), **memory, **({"kept": clone(memory["mask"])} if "mask" in memory else {})}
 
     def down(self, server: State, ids: Tensor) -> Down:
         return Down({"params": server["params"]})
 
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         before = merge(self._kept(work.model, state), state["params"], down["params"])
-        memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept", "mean")})
+        memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
         shared = negate(mask)
         lr, personal_lr = self._rates(work.round)
@@ -92,8 +90,7 @@ class Partial(Method):
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
-        mean = {"mean": self._mean(state, before)} if self._averages else {}
-        return {"params": after, **memory, **kept, **mean}, Up(after, shared, weights(work, self.weight))
+        return {"params": after, **memory, **kept}, Up(after, shared, weights(work, self.weight))
 
     def server(self, server: State, got: Received) -> State:
         params = merge(got.heard, got.mean, server["params"])
@@ -109,8 +106,6 @@ class Partial(Method):
     def personal(self, work: Work, state: State, down: State) -> Tree:
         kept = self._kept(work.model, state)
         merged = merge(kept, state["params"], down["params"])
-        if self._averages:
-            merged = self._mean(state, merged)
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
@@ -144,16 +139,9 @@ class Partial(Method):
         left = self.decay**round
         return self.lr * left, None if self.personal_lr is None else self.personal_lr * left
 
-    def _mean(self, state: State, merged: Tree) -> Tree:
-        return mix(self.average, state["mean"], merged)
-
     @property
     def _heavy(self) -> bool:
         return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
-
-    @property
-    def _averages(self) -> bool:
-        return isinstance(self.average, Tensor) or self.average > 0
 
     def _passes(
         self, phases: Phases, mask: Mask, shared: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None
