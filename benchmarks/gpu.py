@@ -117,6 +117,15 @@ def operations(sim: Simulation) -> float:
     return float(total)
 
 
+def shares(sim: Simulation, clients: int, seconds: float, rates: tuple[float, float]) -> dict[str, float]:
+    """Of what memory and matrix units could do, what a step that takes so long asks of them."""
+    moved = 7 * 4 * sim.model.size * clients  # values, gradients, momentum and masks once through memory
+    return {
+        "bandwidth_share": moved / seconds / rates[0],
+        "matrix_share": operations(sim) * clients / seconds / rates[1],
+    }
+
+
 def step_row(name: str, clients: int, precision: str, rates: tuple[float, float], how) -> dict:
     sim = simulation(clients, precision)
     run, steps = engine(sim, clients, 8)
@@ -125,12 +134,8 @@ def step_row(name: str, clients: int, precision: str, rates: tuple[float, float]
     ours = timed(run, how.repeat) / steps
     peak = torch.cuda.max_memory_allocated()
     theirs = timed(slow, 1) / few
-    moved = 7 * 4 * sim.model.size * clients  # values, gradients, momentum and masks once through memory
-    figures = {
-        "loop_ms": 1e3 * theirs, "engine_ms": 1e3 * ours, "ratio": theirs / ours, "bandwidth_share": moved / ours / rates[0],
-        "matrix_share": operations(sim) * clients / ours / rates[1], "peak_gib": peak / 2**30,
-    }  # fmt: skip
-    figures = {k: round(v, 4) for k, v in figures.items()}
+    figures = {"loop_ms": 1e3 * theirs, "engine_ms": 1e3 * ours, "ratio": theirs / ours, **shares(sim, clients, ours, rates)}
+    figures = {k: round(v, 4) for k, v in figures.items()} | {"peak_gib": round(peak / 2**30, 2)}
     print(name, figures, flush=True)
     if how.profile:
         run()
@@ -141,7 +146,7 @@ def step_row(name: str, clients: int, precision: str, rates: tuple[float, float]
     return figures
 
 
-def run_row(name: str, settings: int, precision: str, rounds: int) -> dict:
+def run_row(name: str, settings: int, precision: str, rounds: int, rates: tuple[float, float]) -> dict:
     """Whole runs from nothing: building them, recording, rounds that are all evaluated.
 
     Two rounds of the same go before, so that a machine that has never run these kernels has compiled them.
@@ -156,6 +161,7 @@ def run_row(name: str, settings: int, precision: str, rounds: int) -> dict:
     del stack
     gc.collect()
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     stack = build()
     made = time.perf_counter() - began
@@ -167,8 +173,12 @@ def run_row(name: str, settings: int, precision: str, rounds: int) -> dict:
     for _ in range(5):
         stack.step()
     torch.cuda.synchronize()
+    steps = rounds * 2 * 3 * 4  # personal and shared passes, epochs, batches; evaluation is not counted
+    asked = shares(stack.runs[0], 10 * settings, total / steps, rates)
     figures = {"rounds": rounds, "seconds": round(total, 2), "seconds_per_setting": round(total / settings, 2),
-               "setup_seconds": round(made, 2), "round_ms": round(200 * (time.perf_counter() - began), 1)}  # fmt: skip
+               "setup_seconds": round(made, 2), "round_ms": round(200 * (time.perf_counter() - began), 1),
+               **{k: round(v, 4) for k, v in asked.items()},
+               "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)}  # fmt: skip
     print(name, figures, flush=True)
     return figures
 
@@ -189,8 +199,8 @@ def main() -> None:
         for c in how.clients.split(",")
     }
     if not how.skip_runs:
-        figures["run_1"] = run_row("a whole run", 1, how.precision, how.rounds)
-        figures["run_8"] = run_row("eight settings stacked", 8, how.precision, how.rounds)
+        figures["run_1"] = run_row("a whole run", 1, how.precision, how.rounds, rates)
+        figures["run_8"] = run_row("eight settings stacked", 8, how.precision, how.rounds, rates)
     print(json.dumps({"benchmark": "gpu", "device": torch.cuda.get_device_name(), "precision": how.precision,
                       "copy_bytes_per_s": rates[0], "tf32_flop_per_s": rates[1], **figures}))  # fmt: skip
 

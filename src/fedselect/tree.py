@@ -138,7 +138,8 @@ def _usual(shape: torch.Size, clients: bool) -> tuple[int, tuple[int, ...]]:
 def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
     """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
     marks = {name: mask.get(name, False) for name in other}
-    if any(isinstance(m, Tensor) for m in marks.values()):
+    partly = any(isinstance(m, Tensor) for m in marks.values())
+    if partly or (True in marks.values() and False in marks.values()):
         for clients in (True, False):
             whole = _merged(marks, own, other, clients)
             if whole is not None:
@@ -153,24 +154,32 @@ def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
 def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None:
     """The block of `merge`, in one operation for each stretch of names that are marked in the same way."""
     partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
-    ours = {n: own[n] for n, m in marks.items() if m is not False}
-    if any(v.shape != other[n].shape for tree in (partly, ours) for n, v in tree.items()):
+    asked = {n: own[n] for n, m in marks.items() if m is not False}
+    if any(v.shape != other[n].shape for tree in (partly, asked) for n, v in tree.items()):
         return None
-    found = blocks(partly, ours, other, clients=clients)
-    if found is None or found[1].dtype != found[2].dtype:
+    mask, theirs = block(partly, clients), block(other, clients)
+    if theirs is None or (partly and mask is None):
         return None
-    mask, mine, theirs = found
+    alike = all(n in own and own[n].shape == v.shape for n, v in other.items())
+    ours = {n: own[n] for n in other} if alike else asked
+    mine = block(ours, clients)
+    if mine is None:  # what is asked for may lie together even so
+        ours, mine = asked, block(asked, clients)
+    if mine is None or mine.dtype != theirs.dtype:
+        return None
     out = torch.empty(theirs.shape, dtype=theirs.dtype, device=theirs.device)
     m = o = t = 0  # how far along each of them
-    for whole, names in groupby(marks, lambda n: "partly" if isinstance(marks[n], Tensor) else marks[n]):
-        size = sum(_usual(other[n].shape, clients)[0] for n in names)
+    for kind, names in groupby(marks, lambda n: "partly" if isinstance(marks[n], Tensor) else marks[n]):
+        stretch = list(names)
+        size = sum(_usual(other[n].shape, clients)[0] for n in stretch)
         here, there = out[..., t : t + size], theirs[..., t : t + size]
-        if whole == "partly":
+        if kind == "partly":
+            assert mask is not None
             torch.where(mask[..., m : m + size], mine[..., o : o + size], there, out=here)
             m += size
         else:
-            here.copy_(mine[..., o : o + size] if whole else there)
-        o += size if whole else 0
+            here.copy_(mine[..., o : o + size] if kind else there)
+        o += size if stretch[0] in ours else 0
         t += size
     return out
 
@@ -237,6 +246,16 @@ def count(marks: Tensor) -> Tensor:
 
         return pack.count(marks).sum(1)
     return marks.sum(1)
+
+
+def counts(marks: Tree) -> Tensor:
+    """How many entries of each tensor are marked, per client: (C, tensors) int64."""
+    whole = block(marks)
+    if whole is None or not kernels.serve(whole):
+        return torch.stack([count(rows(m)) for m in marks.values()], 1)
+    from fedselect.kernels import pack
+
+    return pack.count_parts(whole, tuple(_usual(m.shape, True)[0] for m in marks.values()))
 
 
 def entries(mask: Mask, tree: Tree) -> Tensor:

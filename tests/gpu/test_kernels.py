@@ -11,6 +11,7 @@ from fedselect.select import top as plain_top
 from fedselect.split import Split
 from fedselect.step import Training, _sgd
 from fedselect.tree import MaskedSum, block, lay
+from fedselect.tree import counts as by_tensor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -712,6 +713,14 @@ def test_count(size):
     for part in (marks, marks[:, 2:-1], marks[::2], marks[:, ::2], marks[:1].expand(4, -1)):
         there = marks.to(DEVICE).as_strided(part.shape, part.stride(), part.storage_offset())
         assert pack.count(there).sum(1).cpu().equal(part.sum(1))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4097,), (5000, 3, 4096, 1, 8192)], ids=str)
+def test_counts_by_tensor(sizes):
+    marks = randn(3, sum(sizes) + 2) > 0.5
+    tree = lay(marks[:, : sum(sizes)], {str(i): torch.empty(3, k) for i, k in enumerate(sizes)})
+    there = {n: marks.to(DEVICE).as_strided(m.shape, m.stride(), m.storage_offset()) for n, m in tree.items()}
+    assert by_tensor(there).cpu().equal(torch.stack([m.sum(1) for m in tree.values()], 1))
 
 
 # ---- copies between orders

@@ -19,6 +19,7 @@ from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex, lea
 from fedselect.experiments.runner import summarise
 from fedselect.files import locked
 
+SMALL_RUN = Config.from_dict({"method": {"name": "local"}, "data": {"name": "digits"}, "model": {"name": "mlp"}}, "here")
 SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")
 
 
@@ -27,6 +28,12 @@ def on_digits(name, *methods):
 
 
 # ---- which runs
+
+
+def test_runs_of_a_kind_are_cut_evenly_and_stay_in_order(monkeypatch):
+    monkeypatch.setattr(fs.simulate.Simulation, "_fit", lambda self: 3 * self.clients)
+    configs = {str(s): dataclasses.replace(SMALL_RUN, seed=s) for s in range(7)}
+    assert list(runner.groups(configs)) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
 
 
 def test_a_target_is_rows_times_data_times_settings_times_seeds():

@@ -300,7 +300,7 @@ def test_blocks_give_the_same_as_tensors(kinds, clients, seed, shared):
         their = t.expand(t.lay(torch.cat([v[0].flatten() for v in other.values()]), other), clients)
     merged = t.merge(together, laid(own, axis), their)
     same(merged, t.merge(mask, own, other))
-    assert t.block(merged, axis) is not None or not marks or {"false", "absent"} & set(kinds.values())
+    assert t.block(merged, axis) is not None
     same(t.merge(together, own, their), t.merge(mask, own, other))
     same(t.negate(together), t.negate(mask))
     if axis:
@@ -368,3 +368,10 @@ def test_weights_may_lie_apart_in_memory():
     folded = t.MaskedSum()
     folded.add({"a": torch.tensor([[0.0], [4.0]])}, {"a": True}, wide[:, 0])
     assert folded.mean()[0]["a"].tolist() == [3.0]
+
+
+def test_counts_are_of_each_tensor_and_client():
+    marks = random_tree(3, 0, kind=torch.bool)
+    want = torch.stack([m.reshape(3, -1).sum(1) for m in marks.values()], 1)
+    assert t.counts(marks).equal(want)
+    assert t.counts(laid(marks)).equal(want)

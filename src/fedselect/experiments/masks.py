@@ -23,7 +23,7 @@ from torch import Tensor
 from fedselect.errors import RunError
 from fedselect.files import write_bytes, write_json
 from fedselect.simulate import Simulation
-from fedselect.tree import Mask, count, rows
+from fedselect.tree import Mask, counts, rows
 
 PAIRED = 50  # overlap is kept among the first so many clients: it grows with their square
 NONE = 65535
@@ -87,11 +87,10 @@ def federation(s: Simulation) -> dict[str, Any]:
 
 def shares(mask: Mask, s: Simulation) -> Tensor:
     """The personal share of each layer: (layers, clients), NaN for a client that has not joined."""
-    out = torch.empty(len(s.model.params), s.clients, dtype=torch.float64, device=s.store.device)
-    for at, n in enumerate(s.model.params):
-        m = mask.get(n, False)
-        out[at] = count(rows(m)).double() / s.initial[n].numel() if isinstance(m, Tensor) else float(m)
-    out = out.cpu()
+    partly = {n: m for n in s.model.params if isinstance(m := mask.get(n, False), Tensor)}
+    found = dict(zip(partly, counts(partly).T.double().cpu(), strict=True)) if partly else {}
+    whole = torch.ones(s.clients, dtype=torch.float64)
+    out = torch.stack([found[n] / s.initial[n].numel() if n in found else whole * bool(mask.get(n)) for n in s.model.params])
     out[:, ~s.store.joined] = math.nan
     return out
 

@@ -168,8 +168,9 @@ def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
         gc.collect()  # what the group before held of a GPU
         one = configs[names[0]].simulation()
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
-        for at in range(0, len(names), fit):
-            yield names[at : at + fit]
+        parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
+        for part in range(parts):
+            yield names[part * len(names) // parts : (part + 1) * len(names) // parts]
 
 
 class _Run:

@@ -3,6 +3,8 @@
 Every type is alike to a copy, so entries travel as whole numbers of their width.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,14 @@ def _count(marks, found, size, step, BLOCK: tl.constexpr):
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
     m = tl.load(marks + row * step + e, e < size, 0) != 0
+    tl.store(found + row * tl.num_programs(0) + block, tl.sum(m.to(tl.int32)))
+
+
+@triton.jit
+def _count_between(marks, edges, found, step, BLOCK: tl.constexpr):
+    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    e = tl.load(edges + block) + tl.arange(0, BLOCK)
+    m = tl.load(marks + row * step + e, e < tl.load(edges + block + 1), 0) != 0
     tl.store(found + row * tl.num_programs(0) + block, tl.sum(m.to(tl.int32)))
 
 
@@ -59,6 +69,26 @@ def count(marks: Tensor) -> Tensor:
     found = torch.empty(len(marks), triton.cdiv(marks.shape[1], BLOCK), dtype=torch.int32, device=marks.device)
     _count[found.T.shape](marks.view(torch.uint8), found, marks.shape[1], marks.stride(0), BLOCK, num_warps=8)
     return found
+
+
+def count_parts(marks: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """How many entries are marked in each part of each row (C, n), which lie one after another: (C, parts) int64."""
+    edges, last = _edges(sizes, marks.device)
+    found = torch.empty(len(marks), len(edges) - 1, dtype=torch.int32, device=marks.device)
+    _count_between[found.T.shape](marks.view(torch.uint8), edges, found, marks.stride(0), BLOCK, num_warps=8)
+    so_far = found.cumsum(1)[:, last]
+    return torch.diff(so_far, dim=1, prepend=torch.zeros_like(so_far[:, :1]))
+
+
+@cache
+def _edges(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where blocks begin that do not reach from one part into the next, and each part's last block."""
+    edges, last, at = [0], [], 0
+    for size in sizes:
+        edges += [*range(at + BLOCK, at + size, BLOCK), at + size]
+        last.append(len(edges) - 2)
+        at += size
+    return torch.tensor(edges, device=device), torch.tensor(last, device=device)
 
 
 def tighten(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
     out = []
     for e in entries:
         place = next(cells / name for name in e.runs if finished(cells / name))
+        if not (place / "masks.jsonl").exists():
+            raise RunError(f"{place} holds an outcome without its masks; remove that folder, and it runs again.")
         data = gather([place])
         (run,) = data["runs"]
         if not run["iou"]:
