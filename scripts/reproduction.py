@@ -160,6 +160,12 @@ def percent(values: list[float | None]) -> str:
     return f"{100 * statistics.fmean(there):.1f}%" if there else "-"
 
 
+def peak(row: Table) -> Table:
+    """The evaluated round at which a row was best, its mean over seeds."""
+    means = [statistics.fmean(at) for at in zip(*row["curve"], strict=True)]
+    return {"mean": max(means), "round": row["rounds"][means.index(max(means))]}
+
+
 def megabytes(row: Table, way: str, clients: int) -> str:
     """A round and client, mean over rounds and seeds."""
     return f"{statistics.fmean(row[way]) / clients / 1e6:.2f}" if row[way] else "-"
@@ -285,9 +291,9 @@ def render(results: Results, name: str, figures: list[str]) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     jinja.globals.update(
-        two=two, points=points, give=give, p_value=p_value, percent=percent, megabytes=megabytes, gain=gain, row_of=row_of,
-        best=best, place=place, agreement=agreement, pairs=pairs, listed=listed, machines=machines, commits=commits,
-        chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row, tried=tried,
+        two=two, points=points, give=give, p_value=p_value, percent=percent, peak=peak, megabytes=megabytes, gain=gain,
+        row_of=row_of, best=best, place=place, agreement=agreement, pairs=pairs, listed=listed, machines=machines,
+        commits=commits, chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row, tried=tried,
     )  # fmt: skip
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -17,6 +17,7 @@ Table = dict[str, Any]
 Drawings = dict[str, tuple[Any, Callable[[Any], Figure]]]
 LOOK = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedselect", "figure.dpi": 72}
 DASHES: dict[str, Any] = {"local": ":", "fedavg": "--", "ditto": "-.", "lg-fedavg": (0, (6, 1))}  # where colours are near
+FAR = 25.0  # points below the middle of the methods: where showing one would hide how the others differ
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "linestyle": ":", "alpha": 0.6}
 
 
@@ -65,11 +66,13 @@ def accuracy(panels: list[Table]) -> Figure:
 
 
 def convergence(panels: list[Table]) -> Figure:
-    """Mean over seeds, the band one standard error."""
+    """Mean over seeds, the band one standard error. Methods far below the others are named, not shown."""
     figure, axes = _grid(len(panels), 2, 2.3)
     for ax, panel in zip(axes, panels, strict=True):
+        ends = {row["row"]: np.array(row["curve"]).mean(0)[-1] for row in panel["rows"] if row["curve"]}
+        low = {name: end for name, end in ends.items() if end < np.median(list(ends.values())) - FAR}
         for row, colour in zip(panel["rows"], _colours(panel), strict=True):
-            if not row["curve"]:
+            if row["row"] not in ends or row["row"] in low:
                 continue
             y = np.array(row["curve"])
             wide = 2.0 if row["method"] == "fedselect" else 1.0
@@ -77,6 +80,9 @@ def convergence(panels: list[Table]) -> Figure:
             ax.plot(row["rounds"], y.mean(0), color=colour, linewidth=wide, linestyle=dash, label=row["row"])
             off = y.std(0, ddof=1) / len(y) ** 0.5 if len(y) > 1 else 0 * y[0]
             ax.fill_between(row["rounds"], y.mean(0) - off, y.mean(0) + off, color=colour, alpha=0.12, linewidth=0)
+        if low:
+            said = ", ".join(f"{name} ends at {end:.0f}%" for name, end in low.items())
+            ax.annotate(f"below: {said}", (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=7, color="#444444")
         ax.set_title(panel["title"], fontsize=8)
         ax.set_xlabel("round")
         ax.set_ylabel("accuracy, %")
