@@ -102,21 +102,24 @@ class Linear(torch.autograd.Function):
 
 
 class BatchNorm(torch.autograd.Function):
-    """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place."""
+    """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place.
+
+    relu: with a ReLU behind it.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-        momentum: float, eps: float,
+        momentum: float, eps: float, relu: bool = False,
     ) -> Tensor:  # fmt: skip
-        ctx.over, ctx.kernels = [1, *range(3, x.ndim)], kernels.serve(x)
+        ctx.over, ctx.kernels, ctx.relu = [1, *range(3, x.ndim)], kernels.serve(x), relu
         if ctx.kernels:
             from fedselect.kernels import norm
 
             flat = _channels_last(x)
             rows = flat.view(len(x), -1, x.shape[2])
-            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps)
-            ctx.save_for_backward(rows, saved, weight)
+            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu)
+            ctx.save_for_backward(rows, saved, weight, bias)
             return y.view(flat.shape).movedim(-1, 2)
         count = x[0].numel() // x.shape[2]
         now_var, now_mean = torch.var_mean(x, ctx.over, correction=0)
@@ -126,25 +129,28 @@ class BatchNorm(torch.autograd.Function):
         narrow = torch.rsqrt(now_var + eps)
         scale = narrow if weight is None else narrow * weight
         shift = -now_mean * scale if bias is None else bias - now_mean * scale
-        ctx.save_for_backward(x, now_mean, narrow, weight)
-        return _across(shift, x).addcmul(x, _across(scale, x))
+        y = _across(shift, x).addcmul(x, _across(scale, x))
+        y = y.relu_() if relu else y
+        ctx.save_for_backward(x, now_mean, narrow, weight, y if relu else None)
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         if ctx.kernels:
             from fedselect.kernels import norm
 
-            x, saved, weight = ctx.saved_tensors
+            x, saved, weight, bias = ctx.saved_tensors
             flat = _channels_last(g)
-            dx, dweight, dbias = norm.backward(x, flat.view(x.shape), saved, weight)
-            return dx.view(flat.shape).movedim(-1, 2), dweight, dbias, None, None, None, None
-        x, mean, narrow, weight = ctx.saved_tensors
+            dx, dweight, dbias = norm.backward(x, flat.view(x.shape), saved, weight, bias, ctx.relu)
+            return dx.view(flat.shape).movedim(-1, 2), dweight, dbias, *[None] * 5
+        x, mean, narrow, weight, y = ctx.saved_tensors
+        g = torch.where(y > 0, g, 0.0) if ctx.relu else g
         hat = (x - _across(mean, x)) * _across(narrow, x)
         dbias, dweight = g.sum(ctx.over), (g * hat).sum(ctx.over)
         count = x[0].numel() // x.shape[2]
         scale = narrow if weight is None else narrow * weight
         dx = _across(scale, x) * (g - (_across(dbias, x) + hat * _across(dweight, x)) / count)
-        return (dx, None, None) + (None,) * 4 if weight is None else (dx, dweight, dbias) + (None,) * 4
+        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5
 
 
 class MaxPool(torch.autograd.Function):

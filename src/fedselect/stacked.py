@@ -17,6 +17,8 @@ from fedselect.errors import InputError
 from fedselect.rules import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
+_RELUS_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
+_RELUS = {F.relu, torch.relu, Tensor.relu, *_RELUS_IN_PLACE}
 _LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
 _SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
@@ -39,7 +41,8 @@ class Forward(TorchFunctionMode):
 
     `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
     needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
-    those whose only use is one convolution with taps that meet nothing but padding.
+    those whose only use is one convolution with taps that meet nothing but padding. Likewise `rectified` says, by their
+    number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
     """
 
     def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32") -> None:
@@ -50,7 +53,10 @@ class Forward(TorchFunctionMode):
         self.live: dict[int, Tensor] = {}
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
+        self.rectified: frozenset[int] = frozenset()
         self.calls = 0
+        self._normed: list[Tensor | None] = []  # what came out of BatchNorms
+        self._followed: dict[int, list[bool]] = {}  # by number, for each use of that: is it a ReLU?
         self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
@@ -75,12 +81,21 @@ class Forward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._normed and not _looks(func):
+            number = self._number(args[0]) if args and func in _RELUS else None
+            in_place = func in _RELUS_IN_PLACE or kwargs.get("inplace")
+            if number is None or number not in self.rectified:
+                self.follow((*args, *kwargs.values()), relu=number is not None)
+            if number is not None and in_place:
+                self._normed[number] = None  # from now on it is what the ReLU makes of it
+            if number in self.rectified:
+                return args[0] if in_place else args[0].view_as(args[0])
         if self.watched and func is not torch.conv2d:
             self._note(func, args, kwargs)
         if func is torch.conv2d:
             return self._conv2d(*args, **kwargs)
         if func is F.batch_norm:
-            return _batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
+            return self._batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
         if self.stacked and func is F.linear:
             return self._linear(*args, **kwargs)
         if self.stacked and func is F.max_pool2d:
@@ -101,8 +116,25 @@ class Forward(TorchFunctionMode):
         """Of the kernels that were watched, those of which only some taps are of any use."""
         return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
 
+    def rectifiable(self) -> frozenset[int]:
+        """Of the BatchNorms that were watched, those whose only use is one ReLU."""
+        return frozenset(number for number, uses in self._followed.items() if uses == [True])
+
+    def follow(self, values: tuple[Any, ...], relu: bool = False) -> None:
+        """These tensors are used."""
+        for value in values:
+            for v in value if isinstance(value, list | tuple) else (value,):
+                number = self._number(v)
+                if number in self.rectified:
+                    raise RuntimeError("a BatchNorm is used in another way than before")
+                if number is not None:
+                    self._followed.setdefault(number, []).append(relu)
+
+    def _number(self, v: Any) -> int | None:
+        return next((i for i, y in enumerate(self._normed) if y is v and v is not None), None)
+
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
-        if getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS:  # its values were not asked for
+        if _looks(func):
             return
         for value in (*args, *kwargs.values()):
             for v in value if isinstance(value, list | tuple) else (value,):
@@ -183,34 +215,43 @@ class Forward(TorchFunctionMode):
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
         return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
 
+    def _batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """BatchNorm of one client, under vmap; torch's rule reorders all activations and sums by how many clients there are."""
+        if training:
+            _check_count(x.numel() // x.shape[1])
+            relu = len(self._normed) in self.rectified
+            y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu)  # type: ignore[no-untyped-call]
+            if self.watched or self.rectified:
+                self._normed.append(y)
+            return y
+        assert mean is not None
+        assert var is not None
+        scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        shape = (-1, *([1] * (x.ndim - 2)))
+        return shift.view(shape).addcmul(x, scale.view(shape))
+
+
+def _looks(func: Callable[..., Any]) -> bool:
+    """Whether this only looks at a tensor's form: its values are not asked for."""
+    return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
+
 
 def _generators() -> list[Tensor]:
     """Where torch's own generators stand."""
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return [torch.get_rng_state(), torch.cuda.get_rng_state()]
     return [torch.get_rng_state()]
-
-
-def _batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """BatchNorm of one client, under vmap; the stock rule reorders all activations and sums by how many clients there are."""
-    if training:
-        _check_count(x.numel() // x.shape[1])
-        return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
-    assert mean is not None
-    assert var is not None
-    scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    shape = (-1, *([1] * (x.ndim - 2)))
-    return shift.view(shape).addcmul(x, scale.view(shape))
 
 
 def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -25,10 +25,12 @@ Crops = Mapping[str, Taps]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a step that keeps coming back: taps that need not be touched, and whether it draws numbers."""
+    """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
+    BatchNorms have a ReLU for their only use."""
 
     crops: Crops = field(default_factory=dict)
     draws: bool = True
+    rectified: frozenset[int] = frozenset()
 
 
 AS_WRITTEN = Plan()
@@ -104,6 +106,7 @@ def step(
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
     with torch.enable_grad(), precision(model.precision), Forward(None, not alone, model.precision) as mode:
+        mode.rectified = plan.rectified
         losses = _losses(mode, model, leaves, tree, x, y, keys, objective, ctx, crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     model.slow |= mode.slow
@@ -125,7 +128,7 @@ def find_plan(
     with torch.no_grad(), Forward(None, True, model.precision) as mode:
         _losses(mode, model, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
     crops = {} if how.weight_decay or how.clip else mode.crops()  # decay moves every entry, and a norm is summed over all
-    return Plan(crops, mode.calls > 0)
+    return Plan(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(x) else frozenset())
 
 
 @contextmanager
@@ -163,7 +166,9 @@ def _losses(
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
-        return objective(_apply(model, values, x, train=True), y, values, ctx)
+        out = _apply(model, values, x, train=True)
+        mode.follow((out.logits, out.features))
+        return objective(out, y, values, ctx)
 
     rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
     if one_by_one(model, x.device):

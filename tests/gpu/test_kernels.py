@@ -229,13 +229,14 @@ def test_a_convolution_does_not_depend_on_company():
 NORMS = [(1, 2, 1), (2, 5, 3), (3, 33, 16), (2, 100, 65), (5, 7, 130), (1, 3000, 20), (2, 4097, 64), (30, 96, 8)]
 
 
-def plain_norm(x, weight, bias, mean, var, momentum, eps, upstream):
+def plain_norm(x, weight, bias, mean, var, momentum, eps, upstream, relu=False):
     """torch's own in float64, client by client: result, gradients, and running statistics."""
     found = []
     for c in range(len(x)):
         given = [None if v is None else v[c].clone().requires_grad_() for v in (x, weight, bias)]
         stats = [None if v is None else v[c].clone() for v in (mean, var)]
         y = F.batch_norm(given[0], *stats, given[1], given[2], training=True, momentum=momentum, eps=eps)
+        y = y.relu() if relu else y
         grads = torch.autograd.grad(y, [v for v in given if v is not None], upstream[c])
         found.append([y.detach(), *grads, *(v for v in stats if v is not None)])
     return [torch.stack(v) for v in zip(*found, strict=True)]
@@ -244,8 +245,9 @@ def plain_norm(x, weight, bias, mean, var, momentum, eps, upstream):
 @pytest.mark.parametrize(
     ("affine", "track", "kind"), [(True, True, "float32"), (False, True, "float32"), (True, False, "bf16")], ids=str
 )
+@pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
 @pytest.mark.parametrize("shape", NORMS, ids=str)
-def test_batch_norm(shape, track, affine, kind):
+def test_batch_norm(shape, relu, track, affine, kind):
     from fedselect.kernels import norm
 
     clients, _, channels = shape
@@ -253,10 +255,10 @@ def test_batch_norm(shape, track, affine, kind):
     weight, bias = (randn(clients, channels, seed=2), randn(clients, channels, seed=3)) if affine else (None, None)
     mean, var = (randn(clients, channels, seed=4), randn(clients, channels, seed=5).abs()) if track else (None, None)
     mean32, var32 = there(mean), there(var)
-    y, saved = norm.forward(there(x, kind), there(weight), there(bias), mean32, var32, 0.3, 1e-3)
-    dx, dweight, dbias = norm.backward(there(x, kind), there(g, kind), saved, there(weight))
+    y, saved = norm.forward(there(x, kind), there(weight), there(bias), mean32, var32, 0.3, 1e-3, relu)
+    dx, dweight, dbias = norm.backward(there(x, kind), there(g, kind), saved, there(weight), there(bias), relu)
     got = [y, dx, *([dweight, dbias] if affine else []), *([mean32, var32] if track else [])]
-    want = plain_norm(rounded(x, kind), *(rounded(v, "") for v in (weight, bias, mean, var)), 0.3, 1e-3, rounded(g, kind))
+    want = plain_norm(rounded(x, kind), *(rounded(v, "") for v in (weight, bias, mean, var)), 0.3, 1e-3, rounded(g, kind), relu)
     assert y.dtype == dx.dtype == (torch.bfloat16 if kind == "bf16" else torch.float32)
     assert affine or (dweight is None and dbias is None)
     if shape[1] == 2:  # of two rows the gradient all but cancels
@@ -266,8 +268,9 @@ def test_batch_norm(shape, track, affine, kind):
         assert float(off) < (1e-4 if kind == "float32" else OFF[kind])
 
 
+@pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
 @pytest.mark.parametrize("shape", [(4, 5, 3, 7), (3, 6, 9), (2, 7)], ids=str)
-def test_the_norm_rule_is_its_own_twin(shape):
+def test_the_norm_rule_is_its_own_twin(shape, relu):
     """BatchNorm on the GPU against BatchNorm on a CPU: pictures, sequences and vectors, statistics in place."""
     clients, batch, channels, *rest = (3, shape[0], shape[1], *shape[2:])
     x, g = randn(clients, batch, channels, *rest), randn(clients, batch, channels, *rest, seed=1)
@@ -276,7 +279,7 @@ def test_the_norm_rule_is_its_own_twin(shape):
     for place in (lambda v: v.clone(), there):
         given = [place(rounded(v, "")).requires_grad_() for v in (x, *base)]
         stats = [place(torch.zeros(clients, channels)), place(torch.ones(clients, channels))]
-        y = rules.BatchNorm.apply(*given, *stats, 0.1, 1e-5)
+        y = rules.BatchNorm.apply(*given, *stats, 0.1, 1e-5, relu)
         ends.append([y.detach(), *torch.autograd.grad(y, given, place(rounded(g, ""))), *stats])
     for got, want in zip(ends[1], ends[0], strict=True):
         torch.testing.assert_close(got.cpu().double(), want.double(), rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
 """One stacked step against torch.optim.SGD, client by client in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -204,10 +206,10 @@ class Padded(nn.Module):
 LIVE = Taps(1, 7, 1, 4)
 
 
-def padded(module=None):
+def padded(module=None, **how):
     """A model, every client's values and momentum, and a batch for each."""
     g = torch.Generator().manual_seed(3)
-    model = fs.Model.wrap(module or Padded)
+    model = fs.Model.wrap(module or Padded, **how)
     base = model.init(0)
     noise = {n: torch.rand(CLIENTS, *v.shape, generator=g) for n, v in base.items()}
     tree = {n: v + 0.1 * noise[n] for n, v in base.items()}
@@ -309,6 +311,88 @@ def test_a_step_by_the_plan_is_one_without(momentum, masked):
     for n, v in ends[0].items():
         torch.testing.assert_close(v, ends[1][n], rtol=0.0, atol=0.0, msg=lambda m, n=n: f"{n}: {m}")
     assert not LIVE.of(ends[0]["conv.weight"]).equal(LIVE.of(start["conv.weight"]))
+
+
+class Normed(nn.Module):
+    """Three BatchNorms; `use` says what is made of the first."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+        self.norms = nn.ModuleList(nn.BatchNorm2d(2) for _ in range(3))
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.use(self.norms[0](x))
+        x = F.relu(self.norms[1](x) + x)
+        return self.fc(torch.relu(self.norms[2](x)).flatten(1))
+
+
+def in_place(y):
+    F.relu(y, inplace=True)
+    return y
+
+
+USES = {
+    "relu": (F.relu, {0, 2}),
+    "a module": (nn.ReLU(), {0, 2}),
+    "in place": (nn.ReLU(inplace=True), {0, 2}),
+    "a method": (lambda y: y.relu(), {0, 2}),
+    "its form besides": (lambda y: F.relu(y).view(y.shape), {0, 2}),
+    "none": (lambda y: y, {2}),
+    "twice": (lambda y: F.relu(y) + F.relu(y), {2}),
+    "relu and more": (lambda y: F.relu(y) + y, {2}),
+    "in place, and then itself": (in_place, {0, 2}),
+    "itself, and then in place": (lambda y: 2 * y + in_place(y), {2}),
+    "in a list": (lambda y: torch.stack([F.relu(y), y]).sum(0), {2}),
+    "another": (torch.tanh, {2}),
+}
+
+
+def rectified(monkeypatch, model, tree, batch):
+    with monkeypatch.context() as m:
+        m.setattr("fedselect.step.kernels", SimpleNamespace(serve=lambda x: True))
+        return plan_for(model, tree, batch)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_batch_norm_whose_only_use_is_a_relu_is_found(use, monkeypatch):
+    module, found = USES[use]
+    model, tree, _, batch = padded(lambda: Normed(module))
+    assert not plan_for(model, tree, batch).rectified  # a CPU gains nothing from it
+    assert rectified(monkeypatch, model, tree, batch).rectified == found
+
+
+def test_a_batch_norm_that_the_head_is_given_is_not_rectified_for_it(monkeypatch):
+    def build():
+        head = nn.Sequential(nn.ReLU(), nn.Linear(16, 3))
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), head)
+
+    model, tree, _, batch = padded(build, head="2")
+    assert not rectified(monkeypatch, model, tree, batch).rectified
+
+
+@pytest.mark.parametrize("use", ["relu", "in place", "relu and more"])
+def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
+    """To the bit."""
+    model, start, speed, batch = padded(lambda: Normed(USES[use][0]))
+    plan = rectified(monkeypatch, model, start, batch)
+    assert plan.rectified
+    ends = []
+    for by in (plan, Plan()):
+        tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
+        everything = dict.fromkeys(model.params, True)
+        losses = [step(model, tree, velocity, *batch, everything, 0.1, cross_entropy, {}, Training(), by) for _ in range(3)]
+        ends.append({**tree, "losses": torch.stack(losses)})
+    assert all(v.equal(ends[1][n]) for n, v in ends[0].items())
+    assert not ends[0]["norms.0.weight"].equal(start["norms.0.weight"])
+
+
+def test_a_step_that_does_not_follow_its_plan_is_not_taken():
+    model, tree, speed, batch = padded(lambda: Normed(USES["relu and more"][0]))
+    everything = dict.fromkeys(model.params, True)
+    with pytest.raises(RuntimeError, match="used in another way than before"):
+        step(model, tree, speed, *batch, everything, 0.1, cross_entropy, {}, Training(), Plan(rectified=frozenset({0})))
 
 
 def test_the_precision_of_products_is_set_for_the_time_being():

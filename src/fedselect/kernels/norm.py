@@ -1,4 +1,4 @@
-"""BatchNorm of stacked clients in two kernels each way: sums by block, then everything else.
+"""BatchNorm of stacked clients in two kernels each way: sums by block, then everything else, a ReLU behind it included.
 
 Activations are (C, rows, channels) in memory. Means and variances are merged from blocks, each around its own mean, so
 nothing cancels. The running statistics are updated in place, as the layer does.
@@ -37,7 +37,8 @@ def _moments(x, part, rows, channels, blocks, ROWS: tl.constexpr, BLOCK: tl.cons
 @triton.jit
 def _normalise(
     x, part, weight, bias, y, saved, mean_run, var_run, rows, channels, blocks, momentum, eps,
-    AFFINE: tl.constexpr, TRACK: tl.constexpr, MANY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
+    AFFINE: tl.constexpr, TRACK: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
     """y = normalised x, scaled; saved (C, 2, channels): mean and 1 / deviation."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
@@ -71,12 +72,25 @@ def _normalise(
         there = (r < rows)[:, None] & known[None, :]
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         v = tl.load(x + spot, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if RELU:
+            v = tl.maximum(v, 0.0)
         tl.store(y + spot, v.to(y.dtype.element_ty), there)
 
 
 @triton.jit
+def _let_through(d, v, mean, scale, weight, bias, AFFINE: tl.constexpr):
+    """The gradients d where a ReLU let the values made of v pass."""
+    shift = -mean * scale
+    if AFFINE:
+        scale = scale * weight
+        shift = shift * weight + bias
+    return tl.where(v * scale[None, :] + shift[None, :] > 0, d, 0.0)
+
+
+@triton.jit
 def _slopes(
-    x, g, saved, part, rows, channels, blocks, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
+    x, g, saved, part, weight, bias, rows, channels, blocks, AFFINE: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
     """part (C, blocks, 2, channels): sums over a block of rows of g and of g times the normalised x."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
@@ -84,6 +98,8 @@ def _slopes(
     known = c < channels
     mean = tl.load(saved + client * 2 * channels + c, known, 0.0)
     scale = tl.load(saved + (client * 2 + 1) * channels + c, known, 0.0)
+    w = tl.load(weight + client * channels + c, known, 0.0) if AFFINE else mean
+    b = tl.load(bias + client * channels + c, known, 0.0) if AFFINE else mean
     one = tl.zeros((CH,), tl.float32)
     two = tl.zeros((CH,), tl.float32)
     for at in range(0, ROWS, BLOCK):
@@ -91,8 +107,11 @@ def _slopes(
         there = (r < rows)[:, None] & known[None, :]
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         d = tl.load(g + spot, there, 0.0).to(tl.float32)
+        v = tl.load(x + spot, there, 0.0).to(tl.float32)
+        if RELU:
+            d = _let_through(d, v, mean, scale, w, b, AFFINE)
         one += tl.sum(d, 0)
-        two += tl.sum(d * (tl.load(x + spot, there, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :], 0)
+        two += tl.sum(d * (v - mean[None, :]) * scale[None, :], 0)
     to = part + (client * blocks + block) * 2 * channels + c
     tl.store(to, one, known)
     tl.store(to + channels, two, known)
@@ -100,8 +119,8 @@ def _slopes(
 
 @triton.jit
 def _back(
-    x, g, saved, part, weight, dx, dweight, dbias, rows, channels, blocks, AFFINE: tl.constexpr, MANY: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
+    x, g, saved, part, weight, bias, dx, dweight, dbias, rows, channels, blocks,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
@@ -113,25 +132,31 @@ def _back(
     two = tl.sum(tl.load(at_part + channels, real, 0.0), 0)
     mean = tl.load(saved + client * 2 * channels + c, known, 0.0)
     scale = tl.load(saved + (client * 2 + 1) * channels + c, known, 0.0)
+    w = tl.load(weight + client * channels + c, known, 0.0) if AFFINE else mean
+    shift = tl.load(bias + client * channels + c, known, 0.0) if AFFINE else mean
     factor = scale
     if AFFINE:
         if block == 0:
             tl.store(dbias + client * channels + c, one, known)
             tl.store(dweight + client * channels + c, two, known)
-        factor = scale * tl.load(weight + client * channels + c, known, 0.0)
+        factor = scale * w
     for at in range(0, ROWS, BLOCK):
         r = block * ROWS + at + tl.arange(0, BLOCK)
         there = (r < rows)[:, None] & known[None, :]
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         d = tl.load(g + spot, there, 0.0).to(tl.float32)
-        hat = (tl.load(x + spot, there, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        v = factor[None, :] * (d - (one[None, :] + hat * two[None, :]) / rows)
-        tl.store(dx + spot, v.to(dx.dtype.element_ty), there)
+        v = tl.load(x + spot, there, 0.0).to(tl.float32)
+        if RELU:
+            d = _let_through(d, v, mean, scale, w, shift, AFFINE)
+        hat = (v - mean[None, :]) * scale[None, :]
+        out = factor[None, :] * (d - (one[None, :] + hat * two[None, :]) / rows)
+        tl.store(dx + spot, out.to(dx.dtype.element_ty), there)
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, momentum: float, eps: float
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, momentum: float, eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x (C, rows, channels) in order -> the same, and what `backward` needs; updates the running mean and var in place."""
     clients, rows, channels = x.shape
     grid, how, blocks = _blocks(clients, rows, channels)
@@ -141,22 +166,25 @@ def forward(
     _moments[grid](x, part, rows, channels, blocks, **how)
     _normalise[grid](
         x, part, _or(weight, x), _or(bias, x), y, saved, _or(mean, x), _or(var, x), rows, channels, blocks,
-        momentum, eps, weight is not None, mean is not None, many, **how,
+        momentum, eps, weight is not None, mean is not None, relu, many, **how,
     )  # fmt: skip
     return y, saved
 
 
-def backward(x: Tensor, g: Tensor, saved: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def backward(
+    x: Tensor, g: Tensor, saved: Tensor, weight: Tensor | None, bias: Tensor | None, relu: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias."""
     clients, rows, channels = x.shape
     grid, how, blocks = _blocks(clients, rows, channels)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
     dx, many = torch.empty_like(x), triton.next_power_of_2(blocks)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(saved[:, 0]) for _ in "wb")
-    _slopes[grid](x, g, saved, part, rows, channels, blocks, **how)
+    affine = _or(weight, x), _or(bias, x)
+    _slopes[grid](x, g, saved, part, *affine, rows, channels, blocks, weight is not None, relu, **how)
     _back[grid](
-        x, g, saved, part, _or(weight, x), dx, _or(dweight, x), _or(dbias, x), rows, channels, blocks,
-        weight is not None, many, **how,
+        x, g, saved, part, *affine, dx, _or(dweight, x), _or(dbias, x), rows, channels, blocks,
+        weight is not None, relu, many, **how,
     )  # fmt: skip
     return dx, dweight, dbias
 
