@@ -121,8 +121,9 @@ def configure(
 def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int, Config]]:
     """What is tried to tune a method: options, seed, and a run that is scored on validation images alone."""
     tuning, where = read_tuning(), read_column(column)
-    short = replace(where, rounds=min(tuning.rounds, where.rounds))
-    brief = replace(how, rounds=min(how.rounds, tuning.rounds)) if how.rounds is not None else how
+    most = where.tuning_rounds or tuning.rounds
+    short = replace(where, rounds=min(most, where.rounds))
+    brief = replace(how, rounds=min(how.rounds, most)) if how.rounds is not None else how
     grid = {**tuning.common, **tuning.methods.get(method, {})}
     out = []
     for values in itertools.product(*grid.values()):

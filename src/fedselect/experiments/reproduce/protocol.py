@@ -34,6 +34,7 @@ class Column:
     tuning: dict[str, int]  # sizes where test images stay unseen: `val` of a client's `train` are held out
     training: dict[str, Any] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
+    tuning_rounds: int | None = None  # where those of tuning.toml would cost more than the table itself
     stands_for: tuple[str, ...] = ()  # the paper's data sets in whose place this one may be asked for
 
     def of(self, method: str, also: str | None = None) -> dict[str, Any]:
