@@ -173,10 +173,11 @@ def run_row(name: str, settings: int, precision: str, rounds: int, rates: tuple[
     for _ in range(5):
         stack.step()
     torch.cuda.synchronize()
+    five = time.perf_counter() - began
     steps = rounds * 2 * 3 * 4  # personal and shared passes, epochs, batches; evaluation is not counted
     asked = shares(stack.runs[0], 10 * settings, total / steps, rates)
     figures = {"rounds": rounds, "seconds": round(total, 2), "seconds_per_setting": round(total / settings, 2),
-               "setup_seconds": round(made, 2), "round_ms": round(200 * (time.perf_counter() - began), 1),
+               "setup_seconds": round(made, 2), "round_ms": round(200 * five, 1),
                **{k: round(v, 4) for k, v in asked.items()},
                "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)}  # fmt: skip
     print(name, figures, flush=True)

@@ -18,7 +18,7 @@ import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedselect.data.places import find
-from fedselect.errors import DataError
+from fedselect.errors import DataError, InputError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.plan import FILES, name_of, named
 from fedselect.experiments.reproduce.protocol import OWN, TARGETS
@@ -115,9 +115,9 @@ def _completed(run: Table) -> tuple[str, Table]:
     name, config = run.pop("cell"), run["config"]
     try:
         here = {part: {k: str(find([v], None)) if k in FILES and v else v for k, v in config[part].items()} for part in FILED}
-    except DataError:  # made from files that are not on this machine
+        now = Config.from_dict({**config, **here}, name)
+    except (DataError, InputError):  # made from files that are not on this machine, or with an option that is gone
         return name, run
-    now = Config.from_dict({**config, **here}, name)
     return name_of(now), {**run, "config": now.to_json() | {part: named(getattr(now, part)) for part in FILED}}
 
 

@@ -146,8 +146,8 @@ def _ours_and_paper(ax: Any, x: list[float], rows: list[Table], colour: str, lab
 
 
 def _legend(figure: Figure, axes: list[Any]) -> None:
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=7)
+    found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=7)
 
 
 def _grid(panels: int, across: int, height: float, square: bool = False) -> tuple[Figure, list[Any]]:

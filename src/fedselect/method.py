@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedselect.errors import InputError
@@ -53,8 +54,22 @@ def for_clients(method: M, ids: Tensor) -> M:
     for f in fields(method):  # type: ignore[arg-type]
         value = getattr(method, f.name)
         if isinstance(value, Tensor) and value.ndim == 1:
-            own[f.name] = value.to(ids.device)[ids]
+            own[f.name] = value.to(ids.device, non_blocking=True)[ids]
         elif is_dataclass(value) and (changed := for_clients(value, ids)) is not value:
+            own[f.name] = changed
+    return altered(method, own) if own else method
+
+
+def exact(method: M) -> M:
+    """The method with float32 numbers for each client as the decimals they were meant to be: 0.1, not the nearest float32."""
+    own: dict[str, Any] = {}
+    for f in fields(method):  # type: ignore[arg-type]
+        value = getattr(method, f.name)
+        if isinstance(value, Tensor) and value.dtype == torch.float32:
+            own[f.name] = torch.tensor([float(f"{v:.7g}") for v in value.flatten().tolist()], dtype=torch.float64).view(
+                value.shape
+            )
+        elif is_dataclass(value) and (changed := exact(value)) is not value:
             own[f.name] = changed
     return altered(method, own) if own else method
 

@@ -163,22 +163,25 @@ class Work:
         masks = {at: self._programs.place(f"mask {i}", only) for i, (at, only) in enumerate(given.items())}
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
-        lists = {at: active.tolist() for at, active in moving.items()}
+        lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
         for p in passes:
             shuffle = random.fold(base, p.epoch)
             order = random.permutations(shuffle, self.n, self._data.longest)
             total = torch.zeros_like(self.loss)
-            for rows, first, last, size in self._stretches(lists[id(p.only)]):
+            for here, first, last, size in self._stretches(lists[id(p.only)]):
+                rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
                 mine, speed = take(tree, rows), take(velocity, rows)
                 total[rows] += self._programs.train(
                     mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
-                    {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(rows), order[rows], shuffle[rows],
+                    {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
                     objective, size, first, last,
                 )  # fmt: skip
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     put(velocity, rows, speed)
-            self.loss = torch.where(moving[id(p.only)], total / steps, self.loss)
+            active = moving[id(p.only)]
+            if active is not False:
+                self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
 
     def rows(self, rows: slice) -> "Work":
         """The same door to fewer clients."""
@@ -192,17 +195,17 @@ class Work:
             initial=lambda: take(self.initial, rows),
         )
 
-    def _active(self, only: Mask) -> Tensor:
-        """Which clients have anything to train under this mask: (C,)."""
+    def _active(self, only: Mask) -> bool | Tensor:
+        """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
         marks = {n: only.get(n, False) for n in self.model.params}
         partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
         whole = any(m is True for m in marks.values())
         if whole or not partly:
-            return torch.full_like(self.ids, whole, dtype=torch.bool)
+            return whole
         return count(matrix(partly)) > 0
 
     def _stretches(self, active: list[bool]) -> Iterator[tuple[slice | Tensor, int, int, int]]:
-        """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side.
+        """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side; on the host.
 
         A client with fewer batches drops out when it is done and one with fewer samples than a batch runs apart, so
         nothing ever runs on padding.
@@ -217,7 +220,7 @@ class Work:
                 if len(running) == len(active):
                     together = slice(None)
                 elif running[-1] - running[0] + 1 != len(running):
-                    together = torch.tensor(running, device=self.ids.device)
+                    together = torch.tensor(running)
                 yield together, done, last, size
                 done = last
 

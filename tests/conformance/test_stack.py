@@ -1,5 +1,7 @@
 """Several runs as one program: each comes out bit for bit as it would alone."""
 
+import weakref
+
 import pytest
 import torch
 from cases import MODELS, TRAINING, federation
@@ -13,6 +15,10 @@ SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
     "fedselect, some keep nothing": (
         fs.FedSelect, [{"limit": torch.tensor([0.0, 0.2, 0.0, 1.0, 0.1, 0.0])}, {"limit": torch.tensor([0.3, 0, 0, 0, 0, 0])}],
+    ),
+    "fedselect, float32 numbers": (
+        fs.FedSelect,
+        [{"rate": torch.full((6,), 0.1), "decay": torch.full((6,), 0.9), "lr": torch.linspace(0.01, 0.06, 6)}, {"decay": 0.9}],
     ),
     "fedselect, fine-tuned": (
         fs.FedSelect, [{"finetune": 1, "finetune_lr": 0.1}, {"finetune": 1, "finetune_lr": 0.02, "limit": 0.1}],
@@ -69,8 +75,9 @@ def test_a_run_in_a_stack_is_the_run_alone(case, model):
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, eval_every=2),
         lambda d: Simulation(fs.FedSelect(scope="tensor"), MODELS["mlp"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(limit=0.0), MODELS["mlp"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, rows="personal"),
     ],
-    ids=["epochs", "method", "model", "batch", "evaluation", "scope", "nothing personal"],
+    ids=["epochs", "method", "model", "batch", "evaluation", "scope", "nothing personal", "rows"],
 )
 def test_runs_that_differ_in_more_than_numbers_do_not_stack(other):
     data = federation()
@@ -113,6 +120,48 @@ def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch):
     assert without_time(sims[1].step()) == without_time(sims[0].step())
 
 
+def test_a_full_gpu_cuts_a_stack_once_and_for_all(monkeypatch):
+    stack, alone = Stack(runs("fedavg", "mlp")), runs("fedavg", "mlp")
+    tried = []
+
+    def tight(who, jobs):
+        tried.append(len(who))
+        if len(who) > 2:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return do(who, jobs)
+
+    do = stack._do
+    monkeypatch.setattr(stack, "_do", tight)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.warns(UserWarning, match="memory is full; going on with 2 runs at a time"):
+        first = stack.step()
+    for records in (first, stack.step()):
+        for got, run in zip(records, alone, strict=True):
+            assert without_time(got) == without_time(run.step())
+    assert tried[0] == 4
+    assert set(tried[1:]) == {2}
+
+
+def test_what_did_not_fit_is_let_go_before_half_of_it_is_tried(monkeypatch):
+    data = federation()
+    sim = Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING, chunk=6)
+    sim.step()
+    held = []
+
+    def tight(job):
+        if job.what == "client" and len(job.ids) > 3:
+            held.append(weakref.ref(job))
+            raise torch.cuda.OutOfMemoryError("no room")
+        return do(job)
+
+    do = sim._do
+    monkeypatch.setattr(sim, "_do", tight)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(held[0]()))
+    with pytest.warns(UserWarning, match="memory is full"):
+        sim.step()
+    assert held[1:] == [None]
+
+
 def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
     data = federation()
     sim = Simulation(fs.FedAvg(), MODELS["mlp"](data), data, training=TRAINING, chunk=1)
@@ -148,6 +197,11 @@ def test_what_servers_say_is_given_to_each_of_their_clients():
     trees = [lay(torch.randn(7), like, clients=False) for _ in range(3)]
     apart = [{n: v.clone() for n, v in t.items()} for t in trees]
     whole, by_tensor = _spread(trees, [2, 1, 3]), _spread(apart, [2, 1, 3])
+    turned = [
+        trees[0],
+        *(lay(torch.cat([t["b"].view(1), t["a"].flatten()]), dict(reversed(like.items())), False) for t in trees[1:]),
+    ]
+    assert all(v.equal(whole[n]) for n, v in _spread(turned, [2, 1, 3]).items())  # by name, not by place
     assert block(whole) is not None
     for n in like:
         rows = torch.stack([t[n] for t, c in zip(trees, (2, 1, 3), strict=True) for _ in range(c)])

@@ -141,6 +141,12 @@ def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):
     for target, name in (("fig-convergence", "fig-convergence-digits"), ("fig-data-size", "fig-data-size-digits")):
         assert cli("reproduce", target, *args, "--methods", "fedselect,fedavg").code == 0
         assert len(list(tmp_path.glob(f"{name}-*.p*"))) == 2
+    for target, part in (("fig-iou", "masks"), ("fig-convergence", "metrics")):  # as outcomes from elsewhere are
+        for file in tmp_path.glob(f"cells/*/{part}.jsonl"):
+            file.unlink()
+        said = cli("reproduce", target, *args, "--methods", "fedselect")
+        assert said.code == 1
+        assert f"holds an outcome without its {part}; remove that folder, and it runs again" in said.err
 
 
 def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, tmp_path):

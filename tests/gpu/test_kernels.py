@@ -722,7 +722,9 @@ def test_count(size):
 def test_counts_by_tensor(sizes):
     marks = randn(3, sum(sizes) + 2) > 0.5
     tree = lay(marks[:, : sum(sizes)], {str(i): torch.empty(3, k) for i, k in enumerate(sizes)})
-    there = {n: marks.to(DEVICE).as_strided(m.shape, m.stride(), m.storage_offset()) for n, m in tree.items()}
+    moved = marks.to(DEVICE)
+    there = {n: moved.as_strided(m.shape, m.stride(), m.storage_offset()) for n, m in tree.items()}
+    assert block(there) is not None
     assert by_tensor(there).cpu().equal(torch.stack([m.sum(1) for m in tree.values()], 1))
 
 

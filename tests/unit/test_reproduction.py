@@ -245,6 +245,9 @@ def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
     line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
     (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
     assert reproduction.runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
+    older["method"]["gone"] = 1.0  # an option that was taken back
+    (tmp_path / "runs.jsonl").write_text(json.dumps({**line, "config": older}) + "\n")
+    assert reproduction.runs(tmp_path) == {"0123": {"config": older, "summary": {"accuracy": 0.5}}}
 
 
 def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_alone():

@@ -136,8 +136,9 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
             if stop():
                 raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
             try:
-                for run in go_on([out / name for name in group], stop, watch):
-                    failed.update({run.out.name: run.failed} if run.failed else {})
+                runs = go_on([out / name for name in group], stop, watch)
+                failed |= {run.out.name: run.failed for run in runs if run.failed}
+                del runs  # and what they hold of a GPU, before the next are fitted into it
             except Stopped as e:
                 raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
     if len(failed) == len(configs):
@@ -168,6 +169,7 @@ def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
         gc.collect()  # what the group before held of a GPU
         one = configs[names[0]].simulation()
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
+        del one
         parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
         for part in range(parts):
             yield names[part * len(names) // parts : (part + 1) * len(names) // parts]

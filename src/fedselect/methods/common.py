@@ -21,7 +21,9 @@ def weights(work: Work, how: Weight) -> Tensor:
 
 def per_row(value: Scalar, like: Tensor) -> Tensor:
     """One number for each client, of the type of `like`."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(len(like))
+    if isinstance(value, Tensor):
+        return value.to(like.device, like.dtype, non_blocking=True).expand(len(like))
+    return torch.full((len(like),), value, dtype=like.dtype, device=like.device)
 
 
 def towards(anchor: Tree, mu: Scalar, work: Work) -> dict[str, Any]:

@@ -60,7 +60,8 @@ class LotteryFL(Method):
         ready = (work.accuracy(ticket) > self.above) & (share > self.floor)
         pruned = {n: prune(m, ticket[n].abs(), self.rate, ready) for n, m in kept.items()}
         fewer = entries(pruned, kept) < count  # who pruned starts again from the initial values
-        start = {n: torch.where(_by(fewer, v), work.initial[n], v) if n in model.params else v for n, v in ticket.items()}
+        initial = work.initial
+        start = {n: torch.where(_by(fewer, v), initial[n], v) if n in model.params else v for n, v in ticket.items()}
         start = {n: torch.where(pruned[n], v, 0.0) if n in pruned else v for n, v in start.items()}
         only: Mask = {n: pruned.get(n, True) for n in model.params}
         after = work.train(start, [Pass(only, self.lr, e) for e in range(self.epochs)])

@@ -16,7 +16,7 @@ from fedselect import random
 from fedselect.data import Federation
 from fedselect.deploy import wire
 from fedselect.errors import InputError, RunError, TrainingError
-from fedselect.method import Down, Method, Received, check_clients, for_clients
+from fedselect.method import Down, Method, Received, check_clients, exact, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, keep_memory
@@ -100,6 +100,7 @@ class Simulation:
         if eval_every < 1:
             raise InputError(f"eval_every must be at least 1, not {eval_every}.")
         check_clients(method, self.clients)
+        method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training = training or Training()
         keep_memory()
@@ -131,18 +132,23 @@ class Simulation:
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
         round = self.rounds(evaluate)
-        job = next(round)
+        asked = [next(round)]
         try:
             while True:
-                answer, full = None, False
-                try:
-                    with deterministic(self.deterministic):
-                        answer = self._do(job)
-                except torch.cuda.OutOfMemoryError:
-                    full = True
-                job = round.throw(Full()) if full else round.send(answer)
+                asked.append(self._answer(round, asked.pop()))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+    def _answer(self, round: Generator[Job, Any, Record], job: Job) -> Job:
+        """Do what a round asks, and get what it asks next; nothing of the job is held then, should the GPU be full of it."""
+        answer, full = None, False
+        try:
+            with deterministic(self.deterministic):
+                answer = self._do(job)
+        except torch.cuda.OutOfMemoryError:
+            full = True
+        del job
+        return round.throw(Full()) if full else round.send(answer)
 
     def rounds(self, evaluate: bool | None = None) -> Generator[Job, Any, Record]:
         """One round as questions to its clients; send the answer to each, and get the record at the end."""
@@ -179,11 +185,13 @@ class Simulation:
             notes.add("bytes_up", ids, wire.up_size(up))
             notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
+            del state, up, loss
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
         ranks.add_up(folded, self.device)
         server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
         self.server = {k: together(t, clients=False) for k, t in server.items()}
+        del folded, extras, server
         self.round += 1
         if evaluate:
             yield from self._evaluate(here, notes, finite)

@@ -8,6 +8,7 @@ would alone.
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import accumulate
 from typing import Any, get_type_hints
 
 import torch
@@ -32,7 +33,7 @@ def stacks(run: Simulation) -> tuple[Any, ...] | None:
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
-    how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round)
+    how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round, run.store.kind)
     joins = tuple(sorted(set(run._from.tolist())))
     return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, form(run.method)
 
@@ -45,6 +46,7 @@ class Stack:
 
     def _set(self, runs: Sequence[Simulation]) -> None:
         self.runs = list(runs)
+        self._most = len(runs)  # so many at a time
         self._split: dict[str, Split] = {}
         if len(runs) == 1:  # it is its own driver
             return
@@ -67,7 +69,7 @@ class Stack:
         jobs = [next(r) for r in rounds]
         outcomes: list[Record | TrainingError] = []
         while not outcomes:
-            answers = self._answer(list(range(len(jobs))), jobs)
+            answers = self._answer(jobs)
             jobs = []
             for r, answer in zip(rounds, answers, strict=True):
                 try:
@@ -84,19 +86,26 @@ class Stack:
             self._set(kept or self.runs)
         return outcomes
 
-    def _answer(self, who: list[int], jobs: list[Job]) -> list[Any]:
-        try:
-            with precision(self.runs[0].precision), deterministic(self.runs[0].deterministic):
-                return self._do(who, jobs)
-        except torch.cuda.OutOfMemoryError:
-            pass  # go on outside, where nothing of the attempt is held any more
-        if len(who) == 1:
-            raise RunError("one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks.")
-        self._programs.clear()
-        torch.cuda.empty_cache()
-        half = len(who) // 2
-        warnings.warn(f"the GPU's memory is full; going on with {half} runs at a time.", stacklevel=3)
-        return self._answer(who[:half], jobs[:half]) + self._answer(who[half:], jobs[half:])
+    def _answer(self, jobs: list[Job]) -> list[Any]:
+        answers: list[Any] = []
+        while len(answers) < len(jobs):
+            who = list(range(len(jobs)))[len(answers) : len(answers) + self._most]
+            full = False
+            try:
+                with precision(self.runs[0].precision), deterministic(self.runs[0].deterministic):
+                    answers += self._do(who, [jobs[i] for i in who])
+            except torch.cuda.OutOfMemoryError:
+                full = True  # go on outside, where nothing of the attempt is held any more
+            if full and len(who) == 1:
+                raise RunError(
+                    "one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks."
+                )
+            if full:
+                self._most = len(who) // 2
+                self._programs.clear()
+                torch.cuda.empty_cache()
+                warnings.warn(f"the GPU's memory is full; going on with {self._most} runs at a time.", stacklevel=3)
+        return answers
 
     def _do(self, who: list[int], jobs: list[Job]) -> list[Any]:
         runs, first = [self.runs[i] for i in who], [self._first[i] for i in who]
@@ -115,11 +124,10 @@ class Stack:
                 ids=torch.cat([j.ids for j in jobs]).to(device, non_blocking=True),
                 round=whole.round,
                 seed=torch.cat(seeds),
-                initial=lambda: _cat([expand(r.initial, c) for r, c in zip(runs, counts, strict=True)]),
+                initial=lambda: _spread([r.initial for r in runs], counts),
             )
             answer = do(whole, _join([r._for(j.ids) for r, j in zip(runs, jobs, strict=True)], counts, device), work)
-        ends = torch.tensor(counts).cumsum(0).tolist()
-        return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, ends, strict=True)]
+        return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def form(method: Any) -> tuple[Any, ...]:
@@ -182,7 +190,7 @@ def _told(jobs: Sequence[Job]) -> Down:
 def _spread(trees: Sequence[Tree], counts: list[int]) -> Tree:
     """Each server's values in a row for each of its clients."""
     lines = blocks(*trees, clients=False)
-    if lines is None:
+    if lines is None or any(list(t) != list(trees[0]) for t in trees):
         return _cat([expand(t, c) for t, c in zip(trees, counts, strict=True)])  # type: ignore[no-any-return]
     whole = lines[0].new_empty(sum(counts), len(lines[0]))
     for rows, line in zip(torch.split(whole, counts), lines, strict=True):

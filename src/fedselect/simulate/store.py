@@ -32,7 +32,7 @@ class Store:
     def take(self, ids: Tensor, device: torch.device) -> State:
         if self._everybody(ids):
             return {k: moved(t, device) for k, t in self.rows.items()}
-        at = ids.to(self.device)
+        at = ids.to(self.device, non_blocking=True)
         return {k: moved(take(t, at), device) for k, t in self.rows.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
@@ -40,7 +40,7 @@ class Store:
         if self._everybody(ids):
             self.rows = {k: moved(t, self.device) for k, t in state.items()}
             return
-        at = ids.to(self.device)
+        at = ids.to(self.device, non_blocking=True)
         for k, tree in state.items():
             put(self._room(k, tree), at, moved(tree, self.device))
 

@@ -33,7 +33,15 @@ def draw(target: Target, found: Sequence[Block], how: How, cells: Path, out: Pat
 
 
 def _convergence(target: Target, found: Sequence[Block], cells: Path) -> Any:
-    return lines(gather([cells / run for b in found for e in b.entries if not e.failed for run in e.runs]), "round")
+    places = [cells / run for b in found for e in b.entries if not e.failed for run in e.runs]
+    for place in filter(finished, places):
+        _need(place / "metrics.jsonl")
+    return lines(gather(places), "round")
+
+
+def _need(path: Path) -> None:
+    if not path.exists():
+        raise RunError(f"{path.parent} holds an outcome without its {path.stem}; remove that folder, and it runs again.")
 
 
 def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
@@ -69,8 +77,7 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
     out = []
     for e in entries:
         place = next(cells / name for name in e.runs if finished(cells / name))
-        if not (place / "masks.jsonl").exists():
-            raise RunError(f"{place} holds an outcome without its masks; remove that folder, and it runs again.")
+        _need(place / "masks.jsonl")
         data = gather([place])
         (run,) = data["runs"]
         if not run["iou"]:
