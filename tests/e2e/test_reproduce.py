@@ -145,7 +145,7 @@ def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):
         for file in tmp_path.glob(f"cells/*/{part}.jsonl"):
             file.unlink()
         said = cli("reproduce", target, *args, "--methods", "fedselect")
-        assert said.code == 1
+        assert said.code == 2
         assert f"holds an outcome without its {part}; remove that folder, and it runs again" in said.err
 
 
