@@ -9,11 +9,13 @@ import fedselect as fs
 from fedselect.deploy.client import MODEL
 from fedselect.deploy.server import Server
 from fedselect.deploy.vault import Vault
+from fedselect.method import Up
 from fedselect.methods import METHODS
 from fedselect.options import options
 from fedselect.simulate import Simulation
+from fedselect.simulate.jobs import Job
 from fedselect.step import Training
-from fedselect.tree import nested
+from fedselect.tree import State, nested
 
 READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},
@@ -56,6 +58,13 @@ def federation() -> fs.Federation:
 def simulation(case: str, model: str, data: fs.Federation | None = None, **how) -> Simulation:
     data = data or federation()
     return Simulation(CASES[case](), MODELS[model](data), data, seed=11, training=TRAINING, **how)
+
+
+def a_round(sim: Simulation, ids: torch.Tensor) -> tuple[State, Up]:
+    """What these clients would make of the round that comes next."""
+    state, down = sim._open(ids)
+    job = Job("client", ids, sim.round, state, down)
+    return sim.method.client(sim._work(ids, sim.round), state, job.heard())
 
 
 def rounds(sim: Simulation, count: int = ROUNDS) -> list[dict]:

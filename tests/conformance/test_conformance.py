@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from cases import CASES, MODELS, ROUNDS, SIZES, assert_equal, deployed, everything, federation, kept, rounds, simulation
+from cases import (
+    CASES,
+    MODELS,
+    ROUNDS,
+    SIZES,
+    a_round,
+    assert_equal,
+    deployed,
+    everything,
+    federation,
+    kept,
+    rounds,
+    simulation,
+)
 from local import server_state
 
 import fedselect as fs
@@ -74,7 +87,7 @@ def test_a_client_alone_trains_as_in_company(case, model):
     sim.step()
 
     def client(ids: list[int]) -> dict[str, torch.Tensor]:
-        state, up = method.client(sim._work(torch.tensor(ids), sim.round), *sim._open(torch.tensor(ids)))
+        state, up = a_round(sim, torch.tensor(ids))
         return {**{f"{k}/{n}": v for k, t in state.items() for n, v in t.items()}, "weight": up.weight}
 
     together = client([5, 4, 2, 0, 1, 3])
@@ -91,7 +104,7 @@ def test_permuting_clients_permutes_results(case, model):
         from fedselect.method import Received
         from fedselect.tree import MaskedSum
 
-        _, up = method.client(sim._work(ids, sim.round), *sim._open(ids))
+        _, up = a_round(sim, ids)
         folded = MaskedSum()
         folded.add(up.values, up.sent, up.weight)
         after = method.server(sim.server, Received(ids, *folded.mean(), up.extra))
@@ -111,7 +124,7 @@ def test_a_poisoned_client_leaks_nowhere(case, model):
         if poison:
             train = sim._split["train"]
             train.x[train.start[2] : train.start[2] + train.n[2]] = torch.nan
-        state, _ = method.client(sim._work(torch.arange(6), sim.round), *sim._open(torch.arange(6)))
+        state, _ = a_round(sim, torch.arange(6))
         results.append({f"{k}/{n}": v[[0, 1, 3, 4, 5]] for k, t in state.items() for n, v in t.items()})
     assert_equal(*results)
 
