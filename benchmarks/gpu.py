@@ -193,6 +193,8 @@ def main() -> None:
     parser.add_argument("--skip-runs", action="store_true")
     parser.add_argument("--profile", type=int, default=10, help="kernels to list; 0 for none")
     how = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU; benchmarks/engine.py measures a CPU")
     rates = ceilings()
     print(f"copy {rates[0] / 1e12:.2f} TB/s, TF32 product {rates[1] / 1e12:.0f} TFLOP/s", flush=True)
     figures = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
@@ -45,7 +44,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is.")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 app.command()(reproduce)
-console = Console()
+console = tables.terminal()
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = (
@@ -163,8 +162,12 @@ def compare(
 ) -> None:
     """Train with several methods and seeds, and print one table."""
     raw = dict(read(config)) if config else {}
-    listed = raw.pop("methods", {})
-    own_seeds = raw.pop("seeds", [0])
+    one_run = {k: raw.pop(k) for k in ("method", "seed") if k in raw}  # the file of a run is a comparison of that run alone
+    listed = raw.pop("methods", None)
+    if listed is None and isinstance(one_run.get("method"), dict) and "name" in one_run["method"]:
+        listed = {one_run["method"]["name"]: {k: v for k, v in one_run["method"].items() if k != "name"}}
+    listed = {} if listed is None else listed
+    own_seeds = raw.pop("seeds", [one_run.get("seed", 0)])
     if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
         raise InputError(f"{config}: methods is a table of tables and seeds a list.")
     names = _names(methods, listed)
@@ -191,7 +194,7 @@ def sweep(
     data: DataName = None,
     model: ModelName = None,
     rounds: Rounds = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")] = None,
     out: Out = None,
     config: ConfigFile = None,
     fraction: Fraction = None,
@@ -219,7 +222,7 @@ def sweep(
     runs = {}
     for values in itertools.product(*flags.values()):
         one = dict(zip(flags, values, strict=True))
-        for s in numbers(seeds):
+        for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
             made = _config(
                 raw, method, data, model, one,
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
@@ -276,7 +279,8 @@ def export_(
     made = export(run, client, form, out)
     unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
     recorded = f" (the run: {100 * made.said:.2f}%)" if made.said is not None else ""
-    _say(f"wrote {made.path}{unfinished}: accuracy {100 * made.accuracy:.2f}% on client {client}'s test data{recorded}")
+    own = f"client {client}'s {tables.DATA[made.score]} data"
+    _say(f"wrote {made.path}{unfinished}: accuracy {100 * made.accuracy:.2f}% on {own}{recorded}")
     _say(f"\n{made.snippet}")
 
 

@@ -1,6 +1,7 @@
 """The command line: what it does, what it leaves behind, and what it says to bad input."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--chunk", "some"], "chunk must be at least 1 or auto, not some"),
         (["--eval-every", "0"], "eval_every must be at least 1, not 0"),
         (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
+        (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),
         (["--late", "soon"], "late is COUNT@ROUND, such as 2@10, not 'soon'"),
         (["--device", "tpu"], "device is auto, cpu or cuda, not 'tpu'"),
         (["--seed", "-1"], "seed must"),
@@ -409,3 +411,44 @@ def test_numbers_that_explode_stop_the_run_at_its_last_checkpoint(cli, tmp_path)
 def test_an_error_in_the_api_is_the_same_error(digits):
     with pytest.raises(fs.TrainingError, match=r"client 0, round 1: 1\.weight is no longer finite"):
         fs.run(fs.FedAvg(lr=1e30), model=fs.models.mlp(digits), data=digits, rounds=1, training=fs.Training(weight_decay=1e30))
+
+
+# ---- a run's file for another command
+
+
+def test_the_file_of_a_run_keeps_its_method_and_seed_in_a_comparison_and_a_sweep(cli, tmp_path):
+    assert cli("run", *TINY, "--rounds", 1, "--limit", 0.7, "--seed", 5, "--out", tmp_path / "a").code == 0
+    file = ("--config", tmp_path / "a" / "config.json")
+    assert cli("compare", *file, "--out", tmp_path / "b", "-q").code == 0
+    assert cli("compare", *file, "--methods", "fedselect,local", "--out", tmp_path / "c", "-q").code == 0
+    assert cli("sweep", *file, "--lr", "0.1,0.2", "--out", tmp_path / "d", "-q").code == 0
+    made = {p.parent.name: json.loads(p.read_text()) for part in "bcd" for p in (tmp_path / part).glob("*/config.json")}
+    assert set(made) == {"fedselect-seed5", "local-seed5", "fedselect-lr=0.1-seed5", "fedselect-lr=0.2-seed5"}
+    assert {c["method"]["limit"] for c in made.values() if c["method"]["name"] == "fedselect"} == {0.7}
+    assert {c["seed"] for c in made.values()} == {5}
+
+
+def test_a_run_on_held_out_data_is_not_called_one_on_test_data(cli, tmp_path):
+    assert cli("run", *TINY, "--rounds", 1, "--val", 5, "--score", "val", "--out", tmp_path / "a").code == 0
+    said = cli("export", tmp_path / "a", "--client", 0)
+    assert said.code == 0
+    assert "on client 0's validation data" in said.out
+
+
+def test_tables_in_a_pipe_are_whole(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "fedselect",
+        "sweep",
+        *map(str, TINY),
+        "--rounds",
+        "1",
+        "--lr",
+        "0.1,0.2",
+        "--rate",
+        "0.1,0.2",
+    ]
+    plain = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    said = subprocess.run([*command, "--out", tmp_path / "a"], capture_output=True, text=True, check=True, env=plain)
+    assert "…" not in said.stdout

@@ -222,6 +222,8 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path
     (("table1", "--rates", "best"), "rates is paper or tuned"),
     (("table1", "--seeds", "100"), "seed 100 is kept for tuning"),
     (("table1", "--rounds", "0"), "rounds must be at least 1"),
+    (("table1", "--columns", ""), "name at least one column"),
+    (("table1", "--out", __file__), "is a file; runs and results go into a folder"),
     (("table1", "--columns", "cifar10"), "the data is not there"),
     (("fig-iou",), "there is no data for fig-iou"),
     (("table1", "--columns", "digits", "--device", "tpu"), "device is auto, cpu or cuda"),
@@ -229,6 +231,6 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path
 def test_a_wrong_input_is_one_sentence(cli, tmp_path, monkeypatch, args, said):
     monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path / "empty"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = cli("reproduce", *args, "--out", tmp_path / "r")
+    done = cli("reproduce", "--out", tmp_path / "r", *args)
     assert said in done.sentence()
     assert not list((tmp_path / "r").rglob("summary.json"))

@@ -94,3 +94,8 @@ def test_a_servers_momentum_is_one_number(digits):
     method = fs.FedSelect(server_momentum=torch.full((len(digits.clients),), 0.5))
     with pytest.raises(fs.InputError, match="server_momentum belongs to the server: give one number"):
         Simulation(method, fs.models.mlp(digits), digits)
+
+
+def test_a_class_is_not_yet_a_model(digits):
+    with pytest.raises(fs.InputError, match=r"fs.Model.wrap\(MyNet\)"):
+        fs.run(fs.Local(), model=nn.Linear, data=digits, rounds=1)

@@ -250,7 +250,8 @@ def test_cifar10_parquet(tmp_path, patches, shape, struct_):
 
 def test_a_test_file_alone_is_a_pool_and_a_training_file_alone_an_error(tmp_path, patches):
     path = parquet(tmp_path / "cifar10_test.parquet", image=[encoded(x) for x in patches], label=LABELS)
-    got = cifar10(tmp_path)
+    with pytest.warns(UserWarning, match="official test images alone; clients train on some of them"):
+        got = cifar10(tmp_path)
     assert got.test is None
     assert np.array_equal(got.x, patches)
     path.rename(tmp_path / "cifar10_train.parquet")
@@ -659,7 +660,8 @@ def test_datasets_that_do_not_fit(patches, photo):
 
 @shared
 def test_real_cifar10():
-    got = cifar10(SHARED / "cifar10_test.parquet")
+    with pytest.warns(UserWarning, match="official test images alone"):
+        got = cifar10(SHARED / "cifar10_test.parquet")
     assert got.x.shape == (10000, 32, 32, 3)
     assert np.bincount(got.y).tolist() == [1000] * 10
     assert got.y[:5].tolist() == [3, 8, 8, 0, 6]  # cat, ship, ship, airplane, frog: the official order

@@ -3,6 +3,7 @@
 import io
 import pickle
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ def _cifar(name: str, folder: str, archive: str, data_dir: Path | None, progress
         *(f"{name}{end}" for end in ("_train.parquet", ".parquet", ".npz", "_subset.npz", "_test.parquet")),
     ]
     path = find(names, data_dir, fetch=name)
+    if path.name == f"{name}_test.parquet":
+        warnings.warn(f"{path.parent} has {name}'s official test images alone; clients train on some of them.", stacklevel=2)
     if path.suffix == ".parquet":
         return _parquet(name, path, progress)
     if path.suffix == ".npz":

@@ -70,7 +70,9 @@ class Config:
             raise InputError(f"seed must lie in 0 to 2**63 - 1, not {self.seed}.")
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
-        parse_late(self.late)
+        late = parse_late(self.late)
+        if late and late[1] > self.rounds:
+            raise InputError(f"late: a client that joins in round {late[1]} of {self.rounds} never takes part.")
         done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
         done.make_method()
         done.make_training()

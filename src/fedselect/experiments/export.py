@@ -53,6 +53,7 @@ class Export:
     rounds: int
     accuracy: float  # of the file as loaded back, on the client's test data
     said: float | None  # what the run recorded for this client
+    score: str  # test, or val: then that data is held-out training data
 
 
 def export(run: Path, client: int, form: str, out: Path | None = None) -> Export:
@@ -86,6 +87,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         config.rounds,
         float((logits.argmax(1) == y).double().mean()),
         last["clients"]["accuracy"][client] if last else None,
+        config.score,
     )
 
 

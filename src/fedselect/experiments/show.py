@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fedselect.data import Federation
 from fedselect.errors import InputError, RunError
+from fedselect.files import disk
 
 
 def table(data: Federation) -> Table:
@@ -60,8 +61,9 @@ def picture(data: Federation, path: Path) -> Path:
     totals.set_xlabel("training samples")
     for each in (axes, totals):
         each.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
     return path
 
 

@@ -2,13 +2,16 @@
 
 import csv
 import io
+import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from fedselect.errors import RunError
@@ -17,6 +20,12 @@ from fedselect.experiments.runner import finished
 from fedselect.files import read_json
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
+
+
+def terminal() -> Console:
+    """Where output goes. In a file or a pipe a table is as wide as it needs to be: nothing is cut to fit eighty columns."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=160 if piped else None)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,10 @@ def rows(runs: Sequence[Path]) -> list[Row]:
     done = [run for run in runs if finished(run)]
     summaries: dict[str, list[dict[str, Any]]] = {}
     for label, run in zip(labels([read_json(r / "config.json", "it should say how to run.") for r in done]), done, strict=True):
-        summaries.setdefault(label, []).append(read_json(run / "summary.json", "it should hold the outcome of a run."))
+        summary = read_json(run / "summary.json", "it should hold the outcome of a run.")
+        if "accuracy" not in summary:
+            raise RunError(f"{run / 'summary.json'} holds no outcome of a run; remove it and resume the run.")
+        summaries.setdefault(label, []).append(summary)
     if not summaries:
         raise RunError("there is no finished run to show yet; finish it with: fedselect resume DIR")
     made = [

@@ -103,6 +103,8 @@ def run(
         raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
     if isinstance(model, nn.Module):
         model = Model.wrap(model)
+    if not isinstance(model, Model):
+        raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
     if not isinstance(data, Federation):
         clients = [data] if isinstance(data, ClientData) else list(data)
         if not all(isinstance(c, ClientData) for c in clients):

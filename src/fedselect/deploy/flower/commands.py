@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedselect.deploy.flower import launch, site
 from fedselect.deploy.flower.control import follow, runs, server_part, start, submit, unfinished
@@ -29,7 +28,7 @@ from fedselect.files import read_json
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
-console = Console()
+console = tables.terminal()
 
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]

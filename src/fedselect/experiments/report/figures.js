@@ -75,8 +75,8 @@ const seedsOf = (runs, g) => runs.filter(r => r.group === g).map(r => [r.seed, `
 
 const convergence = {
   id: "convergence", title: "Accuracy over rounds",
-  say: () => (state.client === null ? "Each client's accuracy on its own test data, mean over clients."
-    : `Accuracy of client ${clientName(state.client)} on its own test data.`)
+  say: () => (state.client === null ? `Each client's accuracy on its own ${data.scored} data, mean over clients.`
+    : `Accuracy of client ${clientName(state.client)} on its own ${data.scored} data.`)
     + (seeded() ? " Bands are one standard deviation over seeds." : ""),
   ready: () => shown().length,
   draw(place) {
@@ -103,8 +103,8 @@ const convergence = {
 const gained = {
   id: "gains", title: "Who gains, who loses",
   say: () => local() < 0
-    ? "Final accuracy of every client on its own test data. Run the method local on the same seeds to see who gains by taking part."
-    : "Final accuracy of every client on its own test data. A line leads from training alone (hollow) to the chosen method; "
+    ? `Final accuracy of every client on its own ${data.scored} data. Run the method local on the same seeds to see who gains by taking part.`
+    : `Final accuracy of every client on its own ${data.scored} data. A line leads from training alone (hollow) to the chosen method; `
       + "small dots are the other methods. Click a client to filter the page to it.",
   ready: () => shown().length,
   picks() {
@@ -149,7 +149,7 @@ const gained = {
       dots(label(group), own, r => r.own, { size: 12 }),
     ], {
       height: 26 * rows.length + 70, margin: { l: 20, r: solo ? 52 : 12, t: 6, b: 44 },
-      xaxis: { ticksuffix: "%", title: { text: "accuracy on own test data" }, nticks: phone() ? 5 : 9 },
+      xaxis: { ticksuffix: "%", title: { text: `accuracy on own ${data.scored} data` }, nticks: phone() ? 5 : 9 },
       yaxis: {
         tickvals: rows.map((_, i) => i), ticktext: rows.map(r => r.name), range: [rows.length - 0.5, -0.5], showgrid: false,
         ticklen: 0, title: { text: "client" },

@@ -79,7 +79,7 @@ def _figures(data: Data) -> Iterator[tuple[str, Any]]:
         if run["cross"]:
             yield (
                 f"cross-{name}",
-                _matrix(_numbers(run["cross"]), client_names(data, run), "accuracy %", "test data of", "model of"),
+                _matrix(_numbers(run["cross"]), client_names(data, run), "accuracy %", f"{data['scored']} data of", "model of"),
             )
 
 

@@ -137,7 +137,7 @@ const overlap = {
 
 const cross = {
   id: "cross", title: "Every model on every client's data", paired: true,
-  say: () => "Accuracy of each client's final model (row) on each client's test data (column). The diagonal is a client's own; the "
+  say: () => `Accuracy of each client's final model (row) on each client's ${data.scored} data (column). The diagonal is a client's own; the `
     + "rest shows how much a model knows that its client never saw.",
   runs: () => data.runs.filter(r => r.cross),
   ready() { return this.runs().length; },
@@ -146,7 +146,7 @@ const cross = {
   draw(place) {
     const { run } = oneRun(this.id, this.runs()), who = people(run);
     drawMatrix(place, run.cross, run, {
-      xtitle: "test data of", ytitle: "model of",
+      xtitle: `${data.scored} data of`, ytitle: "model of",
       hover: (i, j) => `model of client ${who[i].name} on data of client ${who[j].name}: ${percent(run.cross[i][j])}%`,
     });
   },

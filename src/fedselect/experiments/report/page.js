@@ -113,7 +113,7 @@ function table() {
   place.querySelector(".wide")?.remove();
   const whose = state.client === null ? "Unweighted mean over clients of each client's accuracy"
     : `Accuracy of client ${clientName(state.client)}`;
-  place.querySelector(".say").textContent = `${whose} on its own test data in the last round`
+  place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate.";
   place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));

@@ -38,6 +38,7 @@ def gather(places: Sequence[Path]) -> Data:
     ]
     return {
         "title": _title(configs, order),
+        "scored": "validation" if any(c.get("score") == "val" for c in configs) else "test",
         "groups": [
             {
                 "label": label,

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedselect.errors import InputError
+from fedselect.experiments import tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.flags import numbers, words
 from fedselect.experiments.reproduce import shared, write
@@ -17,7 +17,7 @@ from fedselect.experiments.reproduce.protocol import Target, choose, targets
 from fedselect.experiments.runner import ctrl_c
 from fedselect.simulate import ranks
 
-console = Console()
+console = tables.terminal()
 
 
 def reproduce(
@@ -25,7 +25,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou, or all of "
-            "these; of ours: readings, stem."
+            "these; of ours: beyond, readings, stem."
         ),
     ],
     columns: Annotated[
@@ -59,6 +59,10 @@ def reproduce(
     chosen: Any = rates_
     how = How(tuple(numbers(seeds)) if seeds is not None else None, scale, rounds, chosen, device, precision)
     asked = words(columns) if columns is not None else None
+    if asked == []:
+        raise InputError("name at least one column, or leave --columns out.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; runs and results go into a folder.")
     found = choose(targets(target), asked, words(methods) if methods is not None else None)
     work = Work(with_data(found, how, asked is not None), how, out)
     if dry_run:
