@@ -73,6 +73,7 @@ def test_every_client_has_a_corruption_of_its_own(folder):
 
 def test_a_named_corruption_and_a_wrong_one(folder):
     bright = load(folder, "cifar10c", corruption="brightness", severity=5)
+    assert [c.name for c in bright.clients] == [f"{i} brightness" for i in range(len(bright.clients))]
     plain = load(folder)
     for a, b in zip(plain.clients, bright.clients, strict=True):
         assert b.train[0].float().mean() > a.train[0].float().mean()

@@ -30,8 +30,8 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
 Reader = Callable[..., Images]
-Changer = Callable[[Images, int, int, dict[str, Any]], Change]
-"""(images, seed, clients, options) -> what happens to each client's pictures."""
+Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, ...]]]
+"""(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""
 
 
 def image_set(read: Reader, about: str, change: Changer | None = None, **defaults: Any) -> Callable[..., Federation]:
@@ -55,7 +55,9 @@ def image_set(read: Reader, about: str, change: Changer | None = None, **default
             how = (options["classes_per_client"], options["concentration"])
             parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, *how)
         names = images.domain_names if options["split"] == "domain" else ()
-        changing = change(images, seed, len(parts), options) if change is not None else None
+        changing = None
+        if change is not None:
+            changing, names = change(images, seed, len(parts), options)
         return federate(images, parts, names, options["augment"], changing)
 
     seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=int)
@@ -72,7 +74,7 @@ def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:
     return build("data", images.name, {images.name: image_set(lambda: images, "")}, {**options, "seed": seed})
 
 
-def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) -> Change:
+def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) -> tuple[Change, tuple[str, ...]]:
     """CIFAR10-C: one corruption a client, drawn from the fifteen or named, on training and test pictures alike.
 
     With published=yes test pictures are taken from the published arrays instead; training pictures have none.
@@ -94,7 +96,7 @@ def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) 
             return np.asarray(arrays(kinds[client], severity)[order[ids]])
         return corrupt(x, kinds[client], severity, seed, ids)
 
-    return change
+    return change, tuple(f"{i} {kind.replace('_', ' ')}" for i, kind in enumerate(kinds))
 
 
 def _plain(kind: Any) -> Any:
