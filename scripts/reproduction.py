@@ -364,9 +364,12 @@ def main() -> int:
     parser.add_argument("--restore", type=Path, metavar="DIR", help="put the outcomes of all runs into DIR; nothing else")
     given = parser.parse_args()
     folder = given.results or given.root / "results"
-    for folder_ in filter(None, (given.collect, given.restore)):
-        if given.check or (given.collect and not given.collect.is_dir()) or (folder_.exists() and not folder_.is_dir()):
-            parser.error(f"{folder_} must be a folder, and --check goes alone")
+    if given.check and (given.collect or given.restore):
+        parser.error("--check writes nothing and goes without --collect and --restore")
+    if given.collect and not given.collect.is_dir():
+        parser.error(f"there is no folder {given.collect}")
+    if given.restore and given.restore.is_file():
+        parser.error(f"{given.restore} is a file; the runs go into a folder")
     if given.restore:
         print(f"{restore(folder, given.restore)} runs in {given.restore}")
         return 0

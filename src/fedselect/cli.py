@@ -162,12 +162,10 @@ def compare(
 ) -> None:
     """Train with several methods and seeds, and print one table."""
     raw = dict(read(config)) if config else {}
-    one_run = {k: raw.pop(k) for k in ("method", "seed") if k in raw}  # the file of a run is a comparison of that run alone
-    listed = raw.pop("methods", None)
-    if listed is None and isinstance(one_run.get("method"), dict) and "name" in one_run["method"]:
-        listed = {one_run["method"]["name"]: {k: v for k, v in one_run["method"].items() if k != "name"}}
-    listed = {} if listed is None else listed
-    own_seeds = raw.pop("seeds", [one_run.get("seed", 0)])
+    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
+    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
+    listed = raw.pop("methods", alone)
+    own_seeds = raw.pop("seeds", [seed])
     if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
         raise InputError(f"{config}: methods is a table of tables and seeds a list.")
     names = _names(methods, listed)
