@@ -21,7 +21,7 @@ from fedselect.data.places import find
 from fedselect.errors import DataError, InputError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.plan import FILES, name_of, named
-from fedselect.experiments.reproduce.protocol import OWN, TARGETS
+from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS
 from fedselect.experiments.reproduce.write import lean
 from fedselect.methods import METHODS
 from fedselect.options import options
@@ -42,7 +42,7 @@ class Results:
     targets: dict[str, Table]
     published: dict[str, Table]
     tuned: Table
-    explored: Table  # a first look at many readings, on held-out data
+    explored: list[Table]  # looks at many readings, on held-out data
 
     @property
     def all(self) -> list[Table]:
@@ -63,21 +63,22 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """Files of one target that differ in their columns are put together."""
+    """Files of one target that differ in their columns are put together; a column knows how and when it was made."""
     apart = {name: folder / f"{name}.json" for name in ("tuned", "explored")}
-    more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else {} for name, p in apart.items()}
-    found = Results({}, {}, **more)
+    more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else None for name, p in apart.items()}
+    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [])
     for path in sorted(folder.glob("*.json")):
         if path in apart.values():
             continue
         own = json.loads(path.read_text(encoding="utf-8"))
+        own["columns"] = [{**c, "how": own["how"], "date": own["date"]} for c in own["columns"]]
         kept = found.published if own["how"]["rates"] == "paper" else found.targets
         known = kept.setdefault(own["target"], own)
         if known is not own:
             there = {(c["data"], c["setting"]) for c in known["columns"]}
             if own["note"] != known["note"] or any((c["data"], c["setting"]) in there for c in own["columns"]):
                 sys.exit(f"{path.name}: another file has {own['target']} too, of another size or with a column in common.")
-            known["columns"] += own["columns"]
+            known["columns"] = sorted([*known["columns"], *own["columns"]], key=lambda c: COLUMNS.index(c["data"]))
             known["environments"] += [e for e in own["environments"] if e not in known["environments"]]
             known["tuned"] |= own["tuned"]
             known["date"] = max(known["date"], own["date"])
@@ -90,10 +91,16 @@ def read(folder: Path) -> Results:
 def collect(made: Path, results: Path) -> int:
     """Take over a folder of `fedselect reproduce`: its tables, and of each finished run what it was and what came out."""
     for path in made.glob("*.json"):
-        own, there = json.loads(path.read_text(encoding="utf-8")), results / path.name
-        if path.name == "tuned.json" and there.exists():  # it may have been made for other targets
-            own = json.loads(there.read_text(encoding="utf-8")) | own
-        there.write_text(lean(own), encoding="utf-8")
+        own = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "tuned.json":  # it may have been made for other targets
+            there = results / path.name
+            known = json.loads(there.read_text(encoding="utf-8")) if there.exists() else {}
+            there.write_text(lean(known | own), encoding="utf-8")
+            continue
+        for data in dict.fromkeys(c["data"] for c in own["columns"]):  # a file each, for they may be made apart
+            part = {**own, "columns": [c for c in own["columns"] if c["data"] == data]}
+            part["tuned"] = {k: v for k, v in own["tuned"].items() if k.endswith(f" on {data}")}
+            (results / f"{path.stem}-{data}.json").write_text(lean(part), encoding="utf-8")
     known = runs(results)
     for place in made.glob("cells/*/summary.json"):
         config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
@@ -214,6 +221,12 @@ def row_of(column: Table, name: str | None) -> Table | None:
     return next((r for r in column["rows"] if r["row"] == name and r["mean"] is not None), None)
 
 
+def column_of(table: Table | None, data: str) -> Table | None:
+    """The column of a data set, without further settings."""
+    columns = table["columns"] if table else []
+    return next((c for c in columns if (c["data"], c["setting"]) == (data, None)), None)
+
+
 def best(column: Table) -> Table | None:
     return min((r for r in column["rows"] if r["rank"]), key=lambda r: r["rank"], default=None)
 
@@ -270,19 +283,44 @@ def chosen(tuned: Table) -> tuple[list[str], dict[str, dict[str, str]]]:
     return columns, out
 
 
-def tried(explored: Table) -> list[Table]:
-    """What was tried, the best first: the method with the options that are not its usual ones, and its lead over Local."""
-    rows = [{**r, "mean": statistics.fmean(r["tail"]), "said": _said(r["method"])} for r in explored["rows"]]
-    alone = max((r for r in rows if r["method"]["name"] == "local"), key=lambda r: r["mean"])
+def tried(look: Table) -> list[Table]:
+    """What was tried, the best first: the method with the options that are not its usual ones, and its lead over the best of
+    Local, where that was tried too."""
+    rows = [{**r, "mean": statistics.fmean(r["tail"]), "said": _said(r["method"], r.get("training", {}))} for r in look["rows"]]
+    alone = max((r["mean"] for r in rows if r["method"]["name"] == "local"), default=None)
     for r in rows:
-        r["lead"] = r["mean"] - alone["mean"]
+        r["lead"] = None if alone is None else r["mean"] - alone
     return sorted(rows, key=lambda r: -r["mean"])
 
 
-def _said(method: Table) -> str:
+def _said(method: Table, training: Table) -> str:
     usual = {n: o.default for n, o in options(METHODS[method["name"]]).items()}
-    own = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in method.items() if k != "name" and v != usual.get(k)]
-    return f"`{' '.join([method['name'], *own])}`"
+    own = {k: v for k, v in method.items() if k != "name" and v != usual.get(k)} | training
+    return f"`{' '.join([method['name'], *(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in own.items())])}`"
+
+
+def repeats(drawn: Table, column: Table) -> Table:
+    """How far runs that were made twice are apart at most, in points: after the last round, and in the tail."""
+    found = {}
+    for name, field in (("final", "accuracy"), ("tail", "tail")):
+        found[name] = max(
+            abs(r[field][0] - other[field][other["seeds"].index(r["seeds"][0])])
+            for r in drawn["rows"]
+            if (other := named_row(column, r["row"]))
+        )
+    return found
+
+
+def by_said(look: Table, said: str) -> Table:
+    """The one line of a look that says this."""
+    (found,) = [r for r in tried(look) if r["said"] == f"`{said}`"]
+    return found
+
+
+def apart(ours: Table, other: Table) -> str:
+    """A line of a look less another, partition by partition: the mean and its standard error."""
+    off = [a - b for a, b in zip(ours["tail"], other["tail"], strict=True)]
+    return f"{statistics.fmean(off):+.2f} ± {statistics.stdev(off) / len(off) ** 0.5:.2f}"
 
 
 def render(results: Results, name: str, figures: list[str]) -> str:
@@ -290,11 +328,11 @@ def render(results: Results, name: str, figures: list[str]) -> str:
         loader=FileSystemLoader(ROOT / "scripts"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    jinja.globals.update(
-        two=two, points=points, give=give, p_value=p_value, percent=percent, peak=peak, megabytes=megabytes, gain=gain,
-        row_of=row_of, best=best, place=place, agreement=agreement, pairs=pairs, listed=listed, machines=machines,
-        commits=commits, chosen=chosen, surely=surely, won=won, rows_of=rows_of, named_row=named_row, tried=tried,
+    asked = (
+        two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
+        machines, commits, chosen, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
     )  # fmt: skip
+    jinja.globals.update({f.__name__: f for f in asked})
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

@@ -11,6 +11,7 @@ import time
 import pytest
 from safetensors import SafetensorError
 
+from fedselect.experiments import runner
 from fedselect.simulate import checkpoint
 from fedselect.simulate.engine import Simulation
 
@@ -180,7 +181,15 @@ def ctrl_c(monkeypatch):
     return press
 
 
-def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(cli, tmp_path, ctrl_c):
+def test_one_press_that_arrives_twice_finishes_the_round(cli, tmp_path, ctrl_c):
+    ctrl_c(round=3, times=2)
+    said = cli(*RUN, "--out", tmp_path / "a")
+    assert said.code == 130
+    assert "stopped after round 3" in said.err
+
+
+def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(cli, tmp_path, ctrl_c, monkeypatch):
+    monkeypatch.setattr(runner, "ONE_PRESS", -1.0)  # the second is one of its own, however soon
     ctrl_c(round=3, times=2)
     said = cli(*RUN, "--out", tmp_path / "a")
     assert said.code == 130
@@ -190,6 +199,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(cli, tmp_path, ctrl
 
 def test_after_a_second_ctrl_c_the_run_can_be_resumed(cli, tmp_path, ctrl_c, monkeypatch):
     assert cli(*RUN, "--out", tmp_path / "whole").code == 0
+    monkeypatch.setattr(runner, "ONE_PRESS", -1.0)
     ctrl_c(round=3, times=2)
     assert cli(*RUN, "--out", tmp_path / "a").code == 130
     monkeypatch.undo()

@@ -229,9 +229,9 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
             data = {"name": "domains", "path": "/somewhere/pacs"}
             said = {"config": {"data": data, "model": {"name": "mlp"}}, "summary": summary}[part]
             (made / "cells" / name / f"{part}.json").write_text(json.dumps(said))
-    (made / "table1.json").write_text("{}")
+    (made / "table1.json").write_text(lean(made_up("table1", on=("cifar10",))))
     assert reproduction.collect(made, results) == reproduction.collect(made, results) == 1
-    assert (results / "table1.json").exists()
+    assert (results / "table1-cifar10.json").exists()
     assert "somewhere" not in (results / "runs.jsonl").read_text()
     assert reproduction.restore(results, back) == 1
     assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
@@ -258,3 +258,19 @@ def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_
     best, last = reproduction.tried({"rows": rows})
     assert (best["said"], best["lead"]) == ("`fedselect lr=0.1 start_with=head`", 3.5)
     assert (last["said"], last["lead"]) == ("`local`", 0.0)
+    assert reproduction.by_said({"rows": rows}, "local") == last
+    assert reproduction.apart(best, last) == "+3.50 ± 1.50"  # 5 and 2
+    (own,) = reproduction.tried({"rows": [{**rows[1], "training": {"weight_decay": 0.002}}]})
+    assert (own["said"], own["lead"]) == ("`fedselect lr=0.1 start_with=head weight_decay=0.002`", None)
+
+
+def test_a_table_made_anew_for_one_data_set_leaves_the_others(tmp_path):
+    made, results = tmp_path / "made", tmp_path / "results"
+    made.mkdir(), results.mkdir()
+    for on in (("cifar10", "cifar10c"), ("cifar10",)):
+        (made / "table1.json").write_text(lean(made_up("table1", on=on, base=50.0 + len(on))))
+        reproduction.collect(made, results)
+    assert {p.name for p in results.glob("*.json")} == {"table1-cifar10.json", "table1-cifar10c.json"}
+    found = reproduction.read(results).targets["table1"]
+    assert [c["data"] for c in found["columns"]] == ["cifar10", "cifar10c"]
+    assert found["columns"][0]["rows"] == made_up("table1", on=("cifar10",), base=51.0)["columns"][0]["rows"]

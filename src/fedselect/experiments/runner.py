@@ -35,6 +35,7 @@ from fedselect.simulate.stack import Stack, form, stacks
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
 SHORT = 60.0  # seconds of work that may be lost where models are not kept
 OWN = {
     "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
@@ -367,14 +368,20 @@ def _locked(out: Path) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop after the round in progress; a second one stops at once, at the last checkpoint."""
-    asked = False
+    """Ctrl-C asks to stop after the round in progress; a second one stops at once, at the last checkpoint.
+
+    One press may arrive twice, from the terminal and from a program that passes it on.
+    """
+    asked: float | None = None
 
     def ask(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
+        now = time.monotonic()
+        if asked is not None and now - asked > ONE_PRESS:
             raise Stopped("stopped at once; fedselect resume goes on from the last checkpoint.")
-        asked = True
+        if asked is not None:
+            return
+        asked = now
         os.write(2, b"\nfinishing this round, then stopping; press Ctrl-C again to stop at once\n")
 
     try:
@@ -383,6 +390,6 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield lambda: asked is not None
     finally:
         signal.signal(signal.SIGINT, before)
