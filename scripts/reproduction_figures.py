@@ -45,11 +45,17 @@ def svg(draw: Callable[[Any], Figure], data: Any, identity: str) -> bytes:
 
 
 def accuracy(panels: list[Table]) -> Figure:
-    """A line for each method: ours with two standard errors, the paper's hollow."""
+    """A line for each method: ours with two standard errors, the paper's hollow. One far below the others is said in words."""
     rows = max(len(p["rows"]) for p in panels)
     figure, axes = _grid(len(panels), 2, 0.75 + 0.17 * rows)
     for ax, panel in zip(axes, panels, strict=True):
+        low = _low({row["row"]: row["mean"] for row in panel["rows"] if row["mean"] is not None})
         for at, (row, colour) in enumerate(zip(panel["rows"], _colours(panel), strict=True)):
+            if row["row"] in low:
+                paper = "" if row["paper"] is None else f", the paper {row['paper']:.1f}"
+                said = f"◂ {row['mean']:.1f}{paper}"
+                ax.annotate(said, (0.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=colour)
+                continue
             if row["mean"] is not None:
                 ax.errorbar(row["mean"], at, xerr=2 * (row["error"] or 0), fmt="o", color=colour, markersize=4, capsize=2)
             if row["paper"] is not None:
@@ -70,7 +76,7 @@ def convergence(panels: list[Table]) -> Figure:
     figure, axes = _grid(len(panels), 2, 2.3)
     for ax, panel in zip(axes, panels, strict=True):
         ends = {row["row"]: np.array(row["curve"]).mean(0)[-1] for row in panel["rows"] if row["curve"]}
-        low = {name: end for name, end in ends.items() if end < np.median(list(ends.values())) - FAR}
+        low = _low(ends)
         for row, colour in zip(panel["rows"], _colours(panel), strict=True):
             if row["row"] not in ends or row["row"] in low:
                 continue
@@ -88,6 +94,11 @@ def convergence(panels: list[Table]) -> Figure:
         ax.set_ylabel("accuracy, %")
     _legend(figure, axes)
     return figure
+
+
+def _low(ends: dict[str, float]) -> dict[str, float]:
+    """Those far below the middle."""
+    return {name: end for name, end in ends.items() if end < np.median(list(ends.values())) - FAR}
 
 
 def limits(panels: list[Table]) -> Figure:
