@@ -30,8 +30,8 @@ RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
 TRIES = {"cuda": 2, "cpu": 1}
 """A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
-KEPT = 16
-"""Recordings kept at a time."""
+KEPT = 64
+"""Recordings kept at a time; clients of unequal size need one for each number of them that is still running."""
 Body = Callable[[State], Any]
 """A program: works on tensors, by group and name, in place."""
 

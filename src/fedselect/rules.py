@@ -35,6 +35,7 @@ class Conv(torch.autograd.Function):
         if ctx.kernels:
             from fedselect.kernels import conv
 
+            w = w.to(x.dtype)  # bf16: once, not by every program that reads it
             ctx.save_for_backward(x, w)
             return conv.forward(x, w, b, stride, padding, dilation, precision)
         patches, (high, wide) = _patches(x.permute(0, 1, 3, 4, 2), (w.shape[3], w.shape[4]), stride, padding, dilation)

@@ -136,6 +136,9 @@ class Work:
         """
         ctx = ctx or {}
         if not one_by_one(self.model, self.ids.device):
+            order = self._longest_first()
+            if order is not None:
+                return self._train_as(order, tree, passes, objective, ctx, key)
             out = self._programs.place("values", tree)
             if out is tree:
                 out = ordered(tree)
@@ -153,6 +156,22 @@ class Work:
             alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
         return out
+
+    def _longest_first(self) -> Tensor | None:
+        """Clients by how long they train, unless they are: those still running then lie side by side, and are used in place."""
+        order = sorted(range(len(self._steps)), key=lambda i: (-self._batch[i], -self._steps[i]))
+        return None if order == list(range(len(order))) else torch.tensor(order)
+
+    def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> Tree:
+        """`train` with the clients in another order; what comes back is in theirs."""
+        there = self.rows(order)
+        at = order.to(self.ids.device, non_blocking=True)
+        masks = {id(p.only): take_mask(p.only, at) for p in passes}
+        mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
+        out = there.train(take(tree, at), mine, objective=objective, ctx={k: take(t, at) for k, t in ctx.items()}, key=key)
+        back = order.argsort().to(at.device, non_blocking=True)
+        self.loss = there.loss[back]
+        return take(out, back)
 
     def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
         """Train `tree` in place."""
@@ -183,16 +202,17 @@ class Work:
             if active is not False:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
 
-    def rows(self, rows: slice) -> "Work":
-        """The same door to fewer clients."""
+    def rows(self, rows: slice | Tensor) -> "Work":
+        """The same door to fewer clients, or to all in another order; an index lies on the host."""
+        at = rows.to(self.ids.device, non_blocking=True) if isinstance(rows, Tensor) else rows
         return Work(
             self._programs,
             self._data.rows(rows),
             self._val.rows(rows),
-            ids=self.ids[rows],
+            ids=self.ids[at],
             round=self.round,
-            seed=self._seed[rows] if isinstance(self._seed, Tensor) else self._seed,
-            initial=lambda: take(self.initial, rows),
+            seed=self._seed[at] if isinstance(self._seed, Tensor) else self._seed,
+            initial=lambda: take(self.initial, at),
         )
 
     def _active(self, only: Mask) -> bool | Tensor:

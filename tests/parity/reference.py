@@ -69,11 +69,12 @@ def walk(client, optimizer_state, entries, lr, round_, epoch, how, seed):
 
 def fedselect_round(
     server, clients, present, round_, *, rate, limit, lr, personal_lr, epochs, how, seed, weights,
-    order="alternate", decay=1.0, server_momentum=0.0, velocity=None,
+    order="alternate", decay=1.0, server_momentum=0.0, velocity=None, frozen=None,
 ):  # fmt: skip
     """Algorithm 1 for one round, on the clients in `present`; `server` maps names to tensors.
 
-    Beyond the paper: both parts together, rates that fall from round to round, and an aggregate that goes on moving.
+    Beyond the paper: both parts together, rates that fall from round to round, an aggregate that goes on moving, and tensors
+    whose names begin with `frozen` that are not trained.
     """
     lr, personal_lr = lr * decay**round_, personal_lr * decay**round_
     d = len(all_entries(clients[0].module))
@@ -86,15 +87,16 @@ def fedselect_round(
                 c.write(n, i, server[n].view(-1)[i])
         before = c.values()
         shared = [e for e in all_entries(c.module) if e not in c.personal]
-        personal = [e for e in all_entries(c.module) if e in c.personal]
+        moving = [e for e in all_entries(c.module) if frozen is None or not e[0].startswith(frozen)]
+        personal = [e for e in moving if e in c.personal]
         state = {}
         for epoch in range(epochs if order == "joint" else 0):
-            walk(c, state, all_entries(c.module), lr, round_, epoch, how, seed)
+            walk(c, state, moving, lr, round_, epoch, how, seed)
         for epoch in range(0 if order == "joint" else epochs):  # LocalAlt
             if personal:
                 walk(c, state, personal, personal_lr, round_, epoch, how, seed)
-            if shared:
-                walk(c, state, shared, lr, round_, epoch, how, seed)
+            if any(e not in c.personal for e in moving):
+                walk(c, state, [e for e in moving if e not in c.personal], lr, round_, epoch, how, seed)
         after = c.values()
         for n, i in shared:
             sums[n].view(-1)[i] += weights[k] * after[n].view(-1)[i]

@@ -43,6 +43,13 @@ def test_limit_0_with_fine_tuning_is_fedavg_with_fine_tuning():
     assert_same_models(selected, simulate(fs.FedAvgFT(**common), 3, norm="batch"))
 
 
+@pytest.mark.parametrize("stats", ["local", "shared"])
+def test_limit_0_with_a_frozen_head_and_fine_tuning_is_fedbabu(stats):
+    common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": stats}
+    selected = simulate(fs.FedSelect(limit=0.0, freeze="head", view="merged", **common), 3, norm="batch")
+    assert_same_models(selected, simulate(fs.FedBABU(**common), 3, norm="batch"))
+
+
 def test_fine_tuning_keeps_its_rate_when_the_others_fall():
     common = {"epochs": 1, "lr": 0.05, "finetune": 2, "finetune_lr": 0.1, "norm_stats": "shared", "view": "merged"}
     falling, steady = (simulate(fs.FedSelect(decay=d, limit=0.0, **common), 1) for d in (0.5, 1.0))

@@ -80,17 +80,26 @@ def test_fedselect(training, norm, fraction):
 @pytest.mark.parametrize("norm", [False, True], ids=["", "batchnorm"])
 @pytest.mark.parametrize(
     "more",
-    [{"decay": 0.7}, {"server_momentum": 0.6}, {"order": "joint", "personal_lr": 0.05}, {"decay": 0.7, "server_momentum": 0.6}],
+    [
+        {"decay": 0.7},
+        {"server_momentum": 0.6},
+        {"order": "joint", "personal_lr": 0.05},
+        {"decay": 0.7, "server_momentum": 0.6},
+        {"freeze": "head"},
+        {"freeze": "head", "order": "joint", "personal_lr": 0.05},
+    ],
     ids=str,
 )
 def test_fedselect_beyond_the_paper(more, norm, fraction):
     options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
+    method = fs.FedSelect(**options)
     velocity = {} if "server_momentum" in more else None
+    frozen = ("4." if norm else "3.") if options.pop("freeze", None) else None
 
     def slow(*args, **kw):
-        fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity)
+        fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity, frozen=frozen)
 
-    sim, clients, server = both(fs.FedSelect(**options), TRAININGS["momentum"], norm, fraction, slow)
+    sim, clients, server = both(method, TRAININGS["momentum"], norm, fraction, slow)
     assert_same(sim, clients, server)
     assert_same_masks(sim, clients)
 

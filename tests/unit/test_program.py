@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from cases import assert_equal, everything, rounds, simulation
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import fedselect as fs
@@ -454,6 +456,25 @@ def test_a_stacked_round_is_that_of_each_client_alone(made):
         got = alone.train({n: v[row] for n, v in tree.items()}, passes)
         assert_equal({n: v[row] for n, v in together.items()}, got)
         assert alone.loss.equal(work.loss[row])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_clients_that_are_still_running_lie_side_by_side_in_any_federation(sizes):
+    """So they are trained in place, and what is recorded for so many of them is known again."""
+    n = torch.tensor(sizes)
+    data = Split(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), torch.zeros_like(n), n)
+    work = Work(Programs(fs.Model(mlp), PLAIN), data, data, ids=torch.arange(len(n)), round=0, seed=0, initial=dict)
+    order = work._longest_first()
+    there = work if order is None else work.rows(order)
+    assert there._longest_first() is None
+    cuts = list(there._stretches([True] * len(n)))
+    assert all(isinstance(rows, slice) for rows, *_ in cuts)
+    done = torch.zeros_like(n)
+    for rows, first, last, size in cuts:
+        done[rows] += (last - first) * size
+    taken = n if order is None else n[order]
+    assert (done >= taken).all()
+    assert (done - taken < PLAIN.batch_size).all()
 
 
 def test_nothing_is_let_go_in_the_middle_of_a_capture():

@@ -37,6 +37,7 @@ def FedSelect(
     order: Literal["alternate", "joint"] = "alternate",
     decay: Scalar = 1.0,
     server_momentum: Scalar = 0.0,
+    freeze: Literal["nothing", "head"] = "nothing",
     finetune: int = 0,
     finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
@@ -45,12 +46,13 @@ def FedSelect(
 ) -> Partial:
     """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
     check_choice(("alternate", "joint"), order=order)
+    check_choice(("nothing", "head"), freeze=freeze)
     select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
-        server_momentum=server_momentum, view=view,
+        server_momentum=server_momentum, freeze=head if freeze == "head" else nothing, view=view,
     )  # fmt: skip
 
 

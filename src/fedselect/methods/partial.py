@@ -24,7 +24,7 @@ from fedselect.methods.common import (
     weights,
 )
 from fedselect.models import Model
-from fedselect.select import Selector
+from fedselect.select import Selector, Which, nothing
 from fedselect.step import Rate
 from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
 from fedselect.work import Pass, Work
@@ -53,6 +53,7 @@ class Partial(Method):
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
     decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
     server_momentum: Scalar = 0.0  # of the aggregate's steps
+    freeze: Which = nothing  # what keeps its initial value until fine-tuning
     view: View = "local"
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class Partial(Method):
         mask = self._full(work.model, memory)
         shared = negate(mask)
         lr, personal_lr = self._rates(work.round)
-        passes = list(self._passes(self.phases, mask, shared, work, lr, personal_lr))
+        passes = list(self._passes(self.phases, mask, shared, work, lr, personal_lr, self.freeze))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
@@ -144,12 +145,21 @@ class Partial(Method):
         return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
 
     def _passes(
-        self, phases: Phases, mask: Mask, shared: Mask, work: Work, lr: Scalar, personal_lr: Scalar | None
+        self,
+        phases: Phases,
+        mask: Mask,
+        shared: Mask,
+        work: Work,
+        lr: Scalar,
+        personal_lr: Scalar | None,
+        freeze: Which = nothing,
     ) -> Iterator[Pass]:
         own = lr if personal_lr is None else personal_lr
         mixed = own is not lr and any(part == "all" for part, _ in phases)
         rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}
         only: dict[str, Mask] = {"personal": mask, "shared": shared, "all": dict.fromkeys(work.model.params, True)}
+        if frozen := [n for n in work.model.params if freeze(work.model, n)]:
+            only = {part: {**marks, **dict.fromkeys(frozen, False)} for part, marks in only.items()}
         walked = dict.fromkeys(only, 0)
         for part, epochs in phases:
             for _ in range(epochs):
