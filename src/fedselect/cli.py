@@ -122,7 +122,7 @@ def run(
     raw = read(config) if config else {}
     flags = _flags(ctx.args)
     made = _config(
-        raw, method, data, model, flags,
+        raw, method, data, model, flags, where=str(config or "this run"),
         rounds=rounds, seed=seed, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
         precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def compare(
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             runs[f"{name}-seed{s}"] = _config(
-                one, None, data, model, flags, among=names,
+                one, None, data, model, flags, among=names, where=str(config or "this run"),
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
                 precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
@@ -222,7 +222,7 @@ def sweep(
         one = dict(zip(flags, values, strict=True))
         for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
             made = _config(
-                raw, method, data, model, one,
+                raw, method, data, model, one, where=str(config or "this run"),
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
                 device=device, precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip

@@ -188,6 +188,14 @@ def test_shipped_code_runs_only_where_it_was_asked_for(cli, root, started):
     assert not started[0][1]["PATH"].split(":")[0].endswith(".flwr/bin")
 
 
+def test_an_earlier_demo_is_replaced_only_when_asked(cli, root, started):
+    said = cli("deploy", "demo", "--out", root)
+    assert said.code == 2
+    assert f"{root} holds an earlier demo; choose another --out, or replace it with --overwrite" in said.err
+    assert not started
+    assert (root / "federation.json").exists()
+
+
 # ---- client
 
 
@@ -199,6 +207,13 @@ def zoo(tmp_path):
         tmp_path / "zoo", 2, f"127.0.0.1:{site.free_port()}", {"name": "folder", "size": 8}, known, insecure=True, days=30
     )
     return tmp_path / "zoo"
+
+
+def test_a_client_without_data_does_not_start(cli, zoo, started):
+    said = cli("deploy", "client", zoo / "client-0")
+    assert said.code == 2
+    assert "start the client with its own: --data folder:PATH" in said.err
+    assert not started
 
 
 def test_a_client_whose_data_has_another_class(cli, zoo, tmp_path, started):

@@ -280,7 +280,9 @@ def test_a_wrong_configuration_file_is_named(cli, tmp_path, name):
     content, said = FILES[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert said in cli("run", "--config", tmp_path / name, "--out", tmp_path / "a").sentence()
+    sentence = cli("run", "--config", tmp_path / name, "--out", tmp_path / "a").sentence()
+    assert said in sentence
+    assert name in sentence
     assert not (tmp_path / "a").exists()
 
 

@@ -69,6 +69,7 @@ def test_presets_are_shown(cli):
     said = cli("methods", "fedpac").out
     assert "--preset paper    epochs=3, lr=0.01" in said
     assert "head_lr=0.1" in said
+    assert "scope=tensor, weights_only=yes, strict=no" in " ".join(cli("methods", "fedselect").out.split())
     assert "none published" in cli("methods", "local").out
 
 

@@ -43,13 +43,14 @@ def configure(
     model: str | None,
     given_flags: dict[str, str],
     among: list[str] | None = None,
+    where: str = "this run",
     **fields: Any,
 ) -> Config:
-    """A file's fields, then what the flags say on top."""
+    """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes."""
     parts: dict[str, dict[str, Any]] = {}
     for part in ("method", "data", "model", "training"):
         if not isinstance(raw.get(part, {}), dict):
-            raise InputError(f"this run: {part} must be a table.")
+            raise InputError(f"{where}: {part} must be a table.")
         parts[part] = dict(raw.get(part, {}))
     for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
         if name and name != parts[part].get("name", default):
@@ -67,4 +68,4 @@ def configure(
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}
-    return Config.from_dict({**raw, **parts, **given}, "this run")
+    return Config.from_dict({**raw, **parts, **given}, where)

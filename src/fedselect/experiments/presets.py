@@ -74,4 +74,7 @@ def describe(name: str, method: str, data: str) -> str:
         values = preset(name, method, data)
     except InputError:
         return "none published"
-    return ", ".join(f"{k}={v}" for table in values.values() for k, v in table.items())
+    said = {
+        k: {True: "yes", False: "no"}[v] if isinstance(v, bool) else v for table in values.values() for k, v in table.items()
+    }
+    return ", ".join(f"{k}={v}" for k, v in said.items())

@@ -68,7 +68,9 @@ def demo(
 ) -> None:
     """One machine, one command: certificates, keys, a SuperLink, SuperNodes, a run and its report; then all is stopped."""
     launch.need_flower()
-    if overwrite and (out / "federation.json").is_file():
+    if (out / "federation.json").is_file():
+        if not overwrite:
+            raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
         shutil.rmtree(out)
     config = configure({}, method, data, model, {**flags(ctx.args), "clients": str(clients)}, rounds=rounds, seed=seed)
     shape = Shape.of(config.make_data())
@@ -158,14 +160,14 @@ def client(
     number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
     given = flags(ctx.args)
     own: dict[str, Any] = {}
+    wanted = at_path({"name": data or known.data["name"]})
+    of_the_site = known.data if wanted["name"] == known.data["name"] else {}
+    config = configure({"data": {**of_the_site, **wanted}}, None, None, None, given)
     if data is not None or given:
-        wanted = at_path({"name": data or known.data["name"]})
-        of_the_site = known.data if wanted["name"] == known.data["name"] else {}
-        config = configure({"data": {**of_the_site, **wanted}}, None, None, None, given)
         own = {k: v for k, v in config.data.items() if v is not None}
         if config.data.get("path") and "clients" not in given:
             own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
-        own_data(own, config, number, known.clients, known.shape)  # what does not fit shows now
+    own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
     with launch.client(part, home, part / "log.txt", shipped_code) as process:
         _say(f"client {number} works for {known.address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
