@@ -112,6 +112,10 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
         raise RunError(f"{out} is not a run directory: it has no config.json.")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     place = checkpoints.latest(out / "checkpoint")
+    if place is None and finished(out):  # of a table, which keeps no models
+        raise RunError(
+            f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
+        )
     if place is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
     run_id = identity(config)

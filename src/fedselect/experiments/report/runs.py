@@ -25,6 +25,11 @@ def gather(places: Sequence[Path]) -> Data:
     configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h]
+    if not there and all(finished(p) for p in paths):
+        raise RunError(
+            f"{paths[0]} has its outcome alone, without its rounds; make it anew with: "
+            f"fedselect run --config {paths[0] / 'config.json'} --out DIR"
+        )
     if not there:
         raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
