@@ -313,8 +313,10 @@ def repeats(drawn: Table, column: Table) -> Table:
 
 def by_said(look: Table, said: str) -> Table:
     """The one line of a look that says this."""
-    (found,) = [r for r in tried(look) if r["said"] == f"`{said}`"]
-    return found
+    found = [r for r in tried(look) if r["said"] == f"`{said}`"]
+    if len(found) != 1:
+        sys.exit(f"the page speaks of one line of explored.json, but {len(found)} say: {said}")
+    return found[0]
 
 
 def apart(ours: Table, other: Table) -> str:

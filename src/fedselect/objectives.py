@@ -9,19 +9,17 @@ from fedselect.models import Output
 from fedselect.tree import State, Tree
 
 Objective = Callable[[Output, Tensor, Tree, State], Tensor]
-"""(what the model returned, labels, the client's parameters, the method's context for this client) -> a scalar."""
+"""(what the model returned, labels, the client's parameters, the method's context for this client) -> a scalar.
+
+A context with the groups "anchor" (by name of parameter) and "pull" ("mu") adds 0.5 mu ||w - anchor||^2 to what is
+minimised, whatever the objective. The step knows its gradient, so it is no part of the loss.
+"""
 
 
 def cross_entropy(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
     """-log p(y), averaged over the batch."""
     picked = out.logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return (torch.logsumexp(out.logits, -1) - picked).mean()
-
-
-def prox(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
-    """Cross-entropy + 0.5 mu ||w - anchor||^2 over the anchor's entries; ctx: prox/mu, and anchor by name."""
-    far = sum(((params[n] - a) ** 2).sum() for n, a in ctx["anchor"].items())
-    return cross_entropy(out, y, params, ctx) + 0.5 * ctx["prox"]["mu"] * far
 
 
 def align(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:

@@ -17,8 +17,8 @@ from fedselect.tree import Mask, Scalar, State, Tree, along, rows, take
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
-Moved = tuple[Tensor, Tensor, Tensor, bool | Tensor]
-"""Values, momentum, gradient and mask of one parameter."""
+Moved = tuple[Tensor, Tensor, Tensor, bool | Tensor, Tensor | None]
+"""Values, momentum, gradient, mask and, where there is one, anchor of one parameter."""
 Crops = Mapping[str, Taps]
 """Of which kernels only some taps take part in training, by name."""
 
@@ -110,12 +110,14 @@ def step(
         losses = _losses(mode, model, leaves, tree, x, y, keys, objective, ctx, crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     model.slow |= mode.slow
+    anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
     with torch.no_grad():
-        moved = []
+        moved: list[Moved] = []
         for n, g in zip(trained, grads, strict=True):
             p, m = part(n, tree[n]), only[n]
-            moved.append((p, part(n, velocity[n]), g.view_as(p), part(n, m) if isinstance(m, Tensor) else m))
-        _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training)
+            at = part(n, anchor[n]) if n in anchor else None
+            moved.append((p, part(n, velocity[n]), g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
+        _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training, mu)
     return losses.detach().view(len(x))
 
 
@@ -127,7 +129,8 @@ def find_plan(
     scratch = {n: v.clone() if n in model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, model.precision) as mode:
         _losses(mode, model, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
-    crops = {} if how.weight_decay or how.clip else mode.crops()  # decay moves every entry, and a norm is summed over all
+    whole = how.weight_decay or how.clip or "pull" in ctx  # what moves every entry, or is summed over all
+    crops = {} if whole else mode.crops()
     return Plan(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(x) else frozenset())
 
 
@@ -183,19 +186,22 @@ def _first(value: Any) -> Any:
     return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
 
 
-def _sgd(moved: list[Moved], rates: list[Scalar], how: Training) -> None:
-    """SGD as torch.optim.SGD does it, on the marked entries of (values, velocity, gradient, mask), in place."""
+def _sgd(moved: list[Moved], rates: list[Scalar], how: Training, mu: Tensor | None = None) -> None:
+    """SGD as torch.optim.SGD does it, on the marked entries, in place; `mu`: how hard clients are pulled to their anchors."""
+    if mu is not None and how.clip is not None:  # what is clipped has to be there as a whole
+        moved = [(p, v, _pulled(g, p, a, mu), m, None) for p, v, g, m, a in moved]
     scale: Tensor | None = None
     if how.clip is not None:
-        parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m in moved]
+        parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m, _ in moved]
         norm = torch.zeros_like(rows(parts[0])[:, 0])
         for g in parts:  # in order, so that the sum does not depend on how many clients there are
             norm = norm + rows(g).square().sum(1)
         norm = norm.sqrt()
         scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
     if moved and kernels.serve(moved[0][0]):
-        moved, rates = _by_kernel(moved, rates, scale, how)
-    for (p, v, g, m), lr in zip(moved, rates, strict=True):
+        moved, rates = _by_kernel(moved, rates, scale, how, mu)
+    for (p, v, g, m, a), lr in zip(moved, rates, strict=True):
+        g = _pulled(g, p, a, mu)
         if scale is not None:
             g = g * along(scale, g)
         if how.weight_decay:
@@ -209,8 +215,12 @@ def _sgd(moved: list[Moved], rates: list[Scalar], how: Training) -> None:
         p.sub_(g * along(lr, g))
 
 
+def _pulled(g: Tensor, p: Tensor, anchor: Tensor | None, mu: Tensor | None) -> Tensor:
+    return g if anchor is None or mu is None else g + along(mu, g) * (p - anchor)
+
+
 def _by_kernel(
-    moved: list[Moved], rates: list[Scalar], scale: Tensor | None, how: Training
+    moved: list[Moved], rates: list[Scalar], scale: Tensor | None, how: Training, mu: Tensor | None
 ) -> tuple[list[Moved], list[Scalar]]:
     """Do on the GPU, in one pass each, those that have one rate for each client; the others come back."""
     from fedselect.kernels.sgd import fits, sgd
@@ -218,11 +228,10 @@ def _by_kernel(
     left: list[tuple[Moved, Scalar]] = []
     groups: dict[int, tuple[Tensor, list[Moved]]] = {}
     for entry, lr in zip(moved, rates, strict=True):
-        p, v, _, m = entry
-        if fits(p, v, m) and isinstance(lr, Tensor) and lr.ndim == 1:
-            groups.setdefault(id(lr), (lr.to(p.dtype).contiguous(), []))[1].append(entry)
+        if fits(entry) and isinstance(lr, Tensor) and lr.ndim == 1:
+            groups.setdefault(id(lr), (lr.to(entry[0].dtype).contiguous(), []))[1].append(entry)
         else:
             left.append((entry, lr))
     for lr, together in groups.values():
-        sgd(together, lr, scale, how.momentum, how.weight_decay)
+        sgd(together, lr, scale, how.momentum, how.weight_decay, mu)
     return [e for e, _ in left], [lr for _, lr in left]

@@ -212,7 +212,7 @@ def put(tree: Tree, who: Rows, values: Tree) -> None:
 def take_mask(mask: Mask, who: Rows) -> Mask:
     if isinstance(who, slice) and who == slice(None):
         return mask
-    return {name: m[who] if isinstance(m, Tensor) else m for name, m in mask.items()}
+    return {**mask, **take({name: m for name, m in mask.items() if isinstance(m, Tensor)}, who)}
 
 
 def expand(tree: Tree, clients: int) -> Tree:

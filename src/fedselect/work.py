@@ -152,6 +152,7 @@ class Work:
             for v in speed.values():
                 v.zero_()
             alone = self.rows(row)
+            alone.loss = self.loss[row].clone()
             mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
             alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
@@ -166,7 +167,8 @@ class Work:
         """`train` with the clients in another order; what comes back is in theirs."""
         there = self.rows(order)
         at = order.to(self.ids.device, non_blocking=True)
-        masks = {id(p.only): take_mask(p.only, at) for p in passes}
+        there.loss = self.loss[at]  # that of clients who sit all passes out stays
+        masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
         mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
         out = there.train(take(tree, at), mine, objective=objective, ctx={k: take(t, at) for k, t in ctx.items()}, key=key)
         back = order.argsort().to(at.device, non_blocking=True)

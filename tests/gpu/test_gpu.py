@@ -4,12 +4,13 @@ import warnings
 
 import pytest
 import torch
-from cases import CASES, MODELS, SIZES, TRAINING, rounds, simulation
+from cases import CASES, MODELS, SIZES, TRAINING, federation, rounds, simulation
 from torch import nn
 
 import fedselect as fs
 from fedselect import program
 from fedselect.simulate import Simulation
+from fedselect.simulate.stack import Stack
 from fedselect.step import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -43,6 +44,27 @@ def test_chunks_do_not_show(case):
         rounds(sim, 2)
         runs.append(torch.cat([v.flatten() for v in sim.models(range(len(SIZES))).values()]).cpu())
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_stack_of_unequal_clients_is_each_run_alone(made):
+    """And what it records is known again: a third round makes nothing new."""
+
+    def run(seed, data):
+        how = {"seed": seed, "training": TRAINING, "device": "cuda", "precision": "float32"}
+        return Simulation(CASES["fedselect"](), MODELS["cnn-batchnorm"](data), data, **how)
+
+    stacked, alone = ([run(seed, federation()) for seed in (7, 3)] for _ in range(2))
+    stack, many = Stack(stacked), []
+    for _ in range(3):
+        stack.step()
+        many.append(len(made))
+    assert many[0] > 0
+    assert many[2] == many[1]
+    for one, other in zip(stacked, alone, strict=True):
+        rounds(other, 3)
+        off = (values(one) - values(other)).abs()
+        assert float((off > 1e-4).double().mean()) < 0.01  # but for what a mask chose otherwise
+        assert float(off.median()) < 1e-6
 
 
 def test_the_same_run_twice():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedselect as fs
-from fedselect import program
-from fedselect.objectives import cross_entropy, prox
+from fedselect import program, step
+from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, _identity, nothing_let_go
 from fedselect.random import client_keys, permutations
 from fedselect.room import Room, copy, ordered
@@ -152,9 +152,16 @@ def by_entry(tree, model):
             **dict.fromkeys(rest, 0.05)}  # fmt: skip
 
 
-def anchored(tree, model):
-    name = model.params[0]
-    return {"anchor": {name: tree[name] * 0.5}, "prox": {"mu": torch.full((CLIENTS,), 0.3)}}
+def far(out, y, params, ctx):
+    return cross_entropy(out, y, params, ctx) + sum(((params[n] - v) ** 2).sum() for n, v in ctx["points"].items())
+
+
+def points(tree, model):
+    return {"points": {model.params[0]: tree[model.params[0]] * 0.5}}
+
+
+def pulled(tree, model):
+    return {"anchor": {n: tree[n] * 0.5 for n in model.params}, "pull": {"mu": torch.tensor([0.3, 0.0, 1.5])}}
 
 
 CASES = {
@@ -164,7 +171,10 @@ CASES = {
     "masks": {"training": ALL, "only": halves},
     "a rate for each client": {"lr": lambda tree, model: torch.tensor([0.1, 0.0, 0.3])},
     "rates by entry": {"lr": by_entry, "only": halves},
-    "context": {"objective": prox, "ctx": anchored},
+    "context": {"objective": far, "ctx": points},
+    "pulled": {"ctx": pulled, "only": halves},
+    "pulled and clipped": {"ctx": pulled, "training": ALL},
+    "pulled, dead taps": {"build": cnn, "ctx": pulled},
     "batch norm, dead taps": {"build": cnn},
     "batch norm, dead taps, masks": {"build": cnn, "only": halves, "augment": "crop-flip"},
     "dropout": {"build": dropping},
@@ -445,7 +455,7 @@ def test_training_leaves_its_tree_alone_and_returns_a_new_one(made):
 
 def test_a_stacked_round_is_that_of_each_client_alone(made):
     programs, tree, data = setting(training=ALL)
-    data = Split(data.x, data.y, data.start, torch.tensor([N, 3, 11]), data.scale, data.shift)
+    data = Split(data.x, data.y, data.start, torch.tensor([3, N, 11]), data.scale, data.shift)  # the longest first is 1, 2, 0
     passes = [Pass(dict.fromkeys(programs.model.params, True), 0.1, e) for e in range(2)]
     work = Work(programs, data, data, ids=torch.tensor([4, 2, 9]), round=1, seed=3, initial=dict)
     together = work.train(tree, passes)
@@ -456,6 +466,23 @@ def test_a_stacked_round_is_that_of_each_client_alone(made):
         got = alone.train({n: v[row] for n, v in tree.items()}, passes)
         assert_equal({n: v[row] for n, v in together.items()}, got)
         assert alone.loss.equal(work.loss[row])
+
+
+@pytest.mark.parametrize("sizes", [[N, 11, 3], [3, N, 11]], ids=str)
+@pytest.mark.parametrize("heavy", [False, True], ids=["stacked", "one by one"])
+def test_a_client_that_sits_everything_out_keeps_its_loss(sizes, heavy, monkeypatch):
+    programs, tree, data = setting()
+    if heavy:
+        monkeypatch.setattr(step, "HEAVY", 0)
+    data = Split(data.x, data.y, data.start, torch.tensor(sizes), data.scale, data.shift)
+    work = Work(programs, data, data, ids=torch.arange(CLIENTS), round=0, seed=0, initial=dict)
+    work.train(tree, [Pass(dict.fromkeys(programs.model.params, True), 0.1, 0)])
+    before, name = work.loss.clone(), programs.model.params[0]
+    some = torch.zeros_like(tree[name], dtype=torch.bool)
+    some[1] = True
+    work.train(tree, [Pass({name: some}, 0.1, 1)])
+    assert (work.loss == before).tolist() == [True, False, True]
+    assert torch.isfinite(work.loss).all()
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedselect as fs
-from fedselect.objectives import cross_entropy, prox
+from fedselect.objectives import cross_entropy
 from fedselect.random import client_keys
 from fedselect.stacked import Taps
 from fedselect.step import Plan, Training, find_plan, forward, precision, step
@@ -40,24 +40,37 @@ def setting():
     return model, tree, x, torch.randint(0, 4, (STEPS, CLIENTS, BATCH), generator=g)
 
 
-def run(how, only=None, lr=0.1):
+def run(how, only=None, lr=0.1, ctx=lambda tree, model: {}):
     """STEPS stacked steps: the values and velocities before and after."""
     model, tree, x, y = setting()
+    ctx = ctx(tree, model)
     start = {n: v.clone() for n, v in tree.items()}
     velocity = (
         {n: torch.ones_like(tree[n]) for n in model.params} if only else {n: torch.zeros_like(tree[n]) for n in model.params}
     )
     only = only(model) if only else dict.fromkeys(model.params, True)
     keys = client_keys(0, torch.arange(CLIENTS), 0, "train")
-    losses = [step(model, tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, {}, how) for s in range(STEPS)]
+    losses = [step(model, tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
     return model, start, tree, velocity, losses
 
 
+def nowhere(tree, model):
+    return {"anchor": {}, "pull": {"mu": torch.zeros(CLIENTS)}}
+
+
+def pulled(tree, model):
+    """Another anchor and another pull for each client, one of them none."""
+    anchor = {n: tree[n].flip(0) * 0.5 for n in model.params}
+    return {"anchor": anchor, "pull": {"mu": torch.tensor([0.3, 0.0, 1.5], dtype=anchor[model.params[0]].dtype)}}
+
+
+@pytest.mark.parametrize("ctx", [nowhere, pulled])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_stacked_step_is_torchs_sgd_for_every_client(how):
+def test_a_stacked_step_is_torchs_sgd_for_every_client(how, ctx):
     how = HOWS[how]
-    model, start, tree, _, losses = run(how)
+    model, start, tree, _, losses = run(how, ctx=ctx)
     _, _, x, y = setting()
+    pull = ctx(start, model)
     for c in range(CLIENTS):
         module = net().train()
         module.load_state_dict({n: v[c] for n, v in start.items()}, strict=False)
@@ -65,7 +78,8 @@ def test_a_stacked_step_is_torchs_sgd_for_every_client(how):
         for s in range(STEPS):
             optimizer.zero_grad()
             loss = F.cross_entropy(module(x[s, c]), y[s, c])
-            loss.backward()
+            way = sum(((p - pull["anchor"][n][c]) ** 2).sum() for n, p in module.named_parameters() if n in pull["anchor"])
+            (loss + 0.5 * pull["pull"]["mu"][c] * way).backward()
             torch.testing.assert_close(losses[s][c], loss.detach(), rtol=1e-9, atol=1e-12)
             if how.clip is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), how.clip)
@@ -224,8 +238,13 @@ def plan_for(model, tree, batch, only=None, objective=cross_entropy, ctx=None, h
     return find_plan(model, tree, *batch, only, objective, ctx or {}, how or Training())
 
 
-def anchor(tree, name):
-    return {"anchor": {name: tree[name] * 0.5}, "prox": {"mu": torch.full((CLIENTS,), 0.3)}}
+def far(out, y, params, ctx):
+    """An objective that looks at the parameters its context names."""
+    return cross_entropy(out, y, params, ctx) + sum(((params[n] - v) ** 2).sum() for n, v in ctx["points"].items())
+
+
+def points(tree, name):
+    return {"points": {name: tree[name] * 0.5}}
 
 
 def test_the_taps_that_only_meet_padding_are_found():
@@ -265,7 +284,8 @@ def mirrored(out, y, params, ctx):
 NO_PLAN = {
     "used twice by the model": (lambda: Padded(times=2), {}),
     "used otherwise by the model": (Tied, {}),
-    "used by the objective": (Padded, {"objective": prox, "ctx": "conv.weight"}),
+    "used by the objective": (Padded, {"objective": far, "ctx": lambda tree, model: points(tree, "conv.weight")}),
+    "pulled": (Padded, {"ctx": pulled}),
     "used by the objective in a list": (Padded, {"objective": lambda o, y, p, c: cross_entropy(o, y, p, c)
                                                  + torch.stack([p["conv.weight"]]).square().mean()}),
     "seen by the objective from the side": (Padded, {"objective": mirrored}),
@@ -281,13 +301,13 @@ def test_a_kernel_that_matters_elsewhere_is_kept_whole(case):
     module, how = NO_PLAN[case]
     model, tree, _, batch = padded(module)
     if "ctx" in how:
-        how = {**how, "ctx": anchor(tree, how["ctx"])}
+        how = {**how, "ctx": how["ctx"](tree, model)}
     assert not plan_for(model, tree, batch, **how).crops
 
 
 def test_an_objective_that_looks_at_other_parameters_does_not_matter():
     model, tree, _, batch = padded()
-    assert plan_for(model, tree, batch, objective=prox, ctx=anchor(tree, "fc.weight")).crops == {"conv.weight": LIVE}
+    assert plan_for(model, tree, batch, objective=far, ctx=points(tree, "fc.weight")).crops == {"conv.weight": LIVE}
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import InputError
-from fedselect.objectives import prox
 from fedselect.tree import Scalar, Tree
 from fedselect.work import Work
 
@@ -27,11 +26,11 @@ def per_row(value: Scalar, like: Tensor) -> Tensor:
 
 
 def towards(anchor: Tree, mu: Scalar, work: Work) -> dict[str, Any]:
-    """What `Work.train` takes to pull every client towards its anchor; without a pull, plain cross-entropy."""
+    """What `Work.train` takes to pull every client towards its anchor."""
     if not isinstance(mu, Tensor) and mu == 0.0:
         return {}
     points = {n: anchor[n] for n in work.model.params}
-    return {"objective": prox, "ctx": {"anchor": points, "prox": {"mu": per_row(mu, points[work.model.params[0]])}}}
+    return {"ctx": {"anchor": points, "pull": {"mu": per_row(mu, points[work.model.params[0]])}}}
 
 
 def check_positive(**given: Scalar | None) -> None:
