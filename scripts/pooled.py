@@ -1,0 +1,83 @@
+"""The room above: one network trained on the images of all clients in one place, asked for each client's own classes.
+
+Partitions, images to train on and images held out are those of results/explored.json. The rate falls to a tenth for the last
+quarter. Writes results/pooled.json:
+
+    python scripts/pooled.py [--seeds 100,101,102] [--rounds 40] [--lr 0.1]
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+
+import torch
+
+import fedselect as fs
+from fedselect.experiments.config import Config
+from fedselect.experiments.environment import environment
+from fedselect.experiments.reproduce.write import lean
+from fedselect.simulate import Simulation
+from fedselect.work import walk
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def pooled(data: fs.Federation) -> fs.Federation:
+    """One client with the training images of all."""
+    x, y = (torch.cat([c.train[i] for c in data.clients]) for i in (0, 1))
+    return dataclasses.replace(data, clients=[fs.ClientData((x, y), data.clients[0].test)], pools={})
+
+
+def among_own(apart: Simulation, params: dict[str, torch.Tensor]) -> float:
+    """Mean accuracy of one model on every client's images, its answer the likeliest of the classes that client trains on."""
+    test = apart._split["test"]
+    own = torch.zeros(apart.clients, apart.data.classes, dtype=torch.bool, device=apart.device)
+    for i, client in enumerate(apart.data.clients):
+        own[i, client.train[1].unique()] = True
+    right = torch.zeros(apart.clients, device=apart.device)
+    for logits, _, y, inside in walk(apart._programs, {n: v.expand(apart.clients, *v.shape) for n, v in params.items()}, test):
+        right += (inside & (logits.masked_fill(~own.unsqueeze(1), -torch.inf).argmax(-1) == y)).sum(1)
+    return float((right / test.n).mean())
+
+
+def one(config: Config, rounds: int, lr: float) -> list[float]:
+    """Accuracy after the last tenth of the rounds, one by one."""
+    apart = config.simulation()
+    data = pooled(apart.data)
+    how = {"seed": config.seed, "training": apart.training, "device": config.device, "eval_every": rounds + 1}
+    sim = Simulation(fs.FedAvg(lr=lr), config.make_model(data), data, **how)
+    found = []
+    for r in range(rounds):
+        if r == rounds - rounds // 4:
+            sim.method = dataclasses.replace(sim.method, lr=lr / 10)
+        sim.step()
+        if r >= rounds - max(1, rounds // 10):
+            found.append(round(100 * among_own(apart, sim.server["params"]), 2))
+    print(config.seed, found, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="100,101,102")
+    parser.add_argument("--rounds", type=int, default=40, help="of three epochs each")
+    parser.add_argument("--lr", type=float, default=0.1)
+    how = parser.parse_args()
+    about = json.loads((RESULTS / "explored.json").read_text(encoding="utf-8"))[-1]["about"]["config"]
+    seeds = [int(s) for s in how.seeds.split(",")]
+    configs = [Config.from_dict({**about, "seed": s}, "explored.json") for s in seeds]
+    made = {
+        "about": "one network on the training images of all clients, its answers among a client's own classes, "
+        "on the images held out; by seed, after each of the last rounds",
+        "rounds": how.rounds, "lr": how.lr, "seeds": seeds,
+        "accuracy": [one(c, how.rounds, how.lr) for c in configs],
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "environment": environment(configs[0].device, configs[0].precision),
+    }  # fmt: skip
+    (RESULTS / "pooled.json").write_text(lean(made) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
