@@ -43,6 +43,7 @@ class Results:
     published: dict[str, Table]
     tuned: Table
     explored: list[Table]  # looks at many readings, on held-out data
+    pooled: Table  # one network on everybody's images
 
     @property
     def all(self) -> list[Table]:
@@ -64,9 +65,9 @@ class Results:
 
 def read(folder: Path) -> Results:
     """Files of one target that differ in their columns are put together; a column knows how and when it was made."""
-    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored")}
+    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored", "pooled")}
     more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else None for name, p in apart.items()}
-    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [])
+    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [], more["pooled"] or {})
     for path in sorted(folder.glob("*.json")):
         if path in apart.values():
             continue
@@ -319,9 +320,9 @@ def by_said(look: Table, said: str) -> Table:
     return found[0]
 
 
-def apart(ours: Table, other: Table) -> str:
-    """A line of a look less another, partition by partition: the mean and its standard error."""
-    off = [a - b for a, b in zip(ours["tail"], other["tail"], strict=True)]
+def apart(ours: list[float], others: list[float]) -> str:
+    """Accuracies less others, partition by partition: the mean and its standard error."""
+    off = [a - b for a, b in zip(ours, others, strict=True)]
     return f"{statistics.fmean(off):+.2f} ± {statistics.stdev(off) / len(off) ** 0.5:.2f}"
 
 
@@ -335,6 +336,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
         machines, commits, chosen, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
+    jinja.filters["average"] = statistics.fmean
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

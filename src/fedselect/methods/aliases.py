@@ -1,4 +1,5 @@
-"""The named methods that are Partial with a choice of mask and phases. Defaults are the paper's protocol."""
+"""The named methods that are Partial with a choice of mask and phases. Defaults are the paper's protocol, but for FedSelect's
+rates, which were chosen from its grid on held-out data (docs/reproduction.md)."""
 
 from typing import Literal
 
@@ -21,7 +22,7 @@ def FedSelect(
     rate: Scalar = 0.05,
     limit: Scalar = 0.30,
     epochs: int = 3,
-    lr: Scalar = 0.001,
+    lr: Scalar = 0.1,
     personal_lr: Scalar | None = 0.1,
     by: Literal["most", "least", "random"] = "most",
     scope: Literal["global", "tensor"] = "global",
@@ -143,7 +144,7 @@ def LGFedAvg(
 def PersonalLayers(
     layers: str = "A",
     epochs: int = 3,
-    lr: Scalar = 0.001,
+    lr: Scalar = 0.1,
     personal_lr: Scalar | None = 0.1,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
