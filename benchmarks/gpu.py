@@ -4,6 +4,7 @@ Both do the same: batches of 32 of each client's own images, crop-flip, ResNet18
 marks. The loop is what every framework does: a module and an optimizer per client, one after the other.
 
     python benchmarks/gpu.py [--precision tf32] [--rounds 200] [--skip-runs] [--profile]
+    python benchmarks/gpu.py --side 84 --clients 20 --skip-runs    # steps with larger images
 """
 
 import argparse
@@ -34,8 +35,8 @@ def images(clients: int, train: int, test: int, side: int = 32) -> fs.Federation
     return fs.Federation([fs.ClientData(part(train), part(test)) for _ in range(clients)], 10, augment="crop-flip")
 
 
-def simulation(clients: int, precision: str, train: int = IMAGES, limit: float = 0.3, **how) -> Simulation:
-    data = images(clients, train, TEST)
+def simulation(clients: int, precision: str, train: int = IMAGES, limit: float = 0.3, side: int = 32, **how) -> Simulation:
+    data = images(clients, train, TEST, side)
     method = fs.FedSelect(lr=0.01, personal_lr=0.01, epochs=3, limit=limit)
     return Simulation(method, fs.models.resnet18(data), data, device="cuda", precision=precision, **how)
 
@@ -113,7 +114,7 @@ def operations(sim: Simulation) -> float:
     for m in module.modules():
         if isinstance(m, torch.nn.Conv2d | torch.nn.Linear):
             m.register_forward_hook(count)
-    module(torch.zeros(BATCH, 3, 32, 32))
+    module(torch.zeros(BATCH, *sim.data.shape))
     return float(total)
 
 
@@ -127,7 +128,7 @@ def shares(sim: Simulation, clients: int, seconds: float, rates: tuple[float, fl
 
 
 def step_row(name: str, clients: int, precision: str, rates: tuple[float, float], how) -> dict:
-    sim = simulation(clients, precision)
+    sim = simulation(clients, precision, side=how.side)
     run, steps = engine(sim, clients, 8)
     slow, few = loop(sim, clients, 2)
     torch.cuda.reset_peak_memory_stats()
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", default="10,80")
+    parser.add_argument("--side", type=int, default=32, help="of the images, for single steps; whole runs have 32x32")
     parser.add_argument("--skip-runs", action="store_true")
     parser.add_argument("--profile", type=int, default=10, help="kernels to list; 0 for none")
     how = parser.parse_args()

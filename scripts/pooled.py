@@ -61,17 +61,18 @@ def one(config: Config, rounds: int, lr: float) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="100,101,102")
+    parser.add_argument("--seeds", type=lambda said: [int(s) for s in said.split(",")], default=[100, 101, 102])
     parser.add_argument("--rounds", type=int, default=40, help="of three epochs each")
     parser.add_argument("--lr", type=float, default=0.1)
     how = parser.parse_args()
+    if how.rounds < 4:
+        parser.error("at least four rounds: the last quarter has a rate of its own")
     about = json.loads((RESULTS / "explored.json").read_text(encoding="utf-8"))[-1]["about"]["config"]
-    seeds = [int(s) for s in how.seeds.split(",")]
-    configs = [Config.from_dict({**about, "seed": s}, "explored.json") for s in seeds]
+    configs = [Config.from_dict({**about, "seed": s}, "explored.json") for s in how.seeds]
     made = {
         "about": "one network on the training images of all clients, its answers among a client's own classes, "
         "on the images held out; by seed, after each of the last rounds",
-        "rounds": how.rounds, "lr": how.lr, "seeds": seeds,
+        "rounds": how.rounds, "lr": how.lr, "seeds": how.seeds,
         "accuracy": [one(c, how.rounds, how.lr) for c in configs],
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "environment": environment(configs[0].device, configs[0].precision),

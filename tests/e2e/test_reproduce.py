@@ -154,7 +154,7 @@ def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, 
     assert said.code == 0
     assert "rates of each row's own" in re.sub(r"\s+", " ", said.out)
     told = json.loads((tmp_path / "readings-scaled-0.2-rounds-1.json").read_text())
-    assert {tuple(r["seeds"]) for r in told["columns"][0]["rows"]} == {(100, 101)}
+    assert {tuple(r["seeds"]) for r in told["columns"][0]["rows"]} == {(100, 101, 102)}
     assert {json.loads(p.read_text())["score"] for p in tmp_path.glob("cells/*/summary.json")} == {"val"}
     assert not (tmp_path / "tuned.json").exists()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import reproduction
+from reproduction_results import collect, read, restore, runs
 
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.outcome import Block, Entry, Seed, _ranked
@@ -73,8 +74,8 @@ def put(site, *files):
 
 
 def make(site):
-    reproduction.write(reproduction.read(site / "results"), site)
-    assert reproduction.stale(reproduction.read(site / "results"), site) == []
+    reproduction.write(read(site / "results"), site)
+    assert reproduction.stale(read(site / "results"), site) == []
     return (site / "docs" / "reproduction.md").read_text()
 
 
@@ -111,7 +112,7 @@ def test_a_new_number_makes_page_readme_and_figures_stale(site):
     put(site, made_up("table1"))
     make(site)
     put(site, made_up("table1", base=61.0))
-    found = {p.name for p in reproduction.stale(reproduction.read(site / "results"), site)}
+    found = {p.name for p in reproduction.stale(read(site / "results"), site)}
     assert found == {"reproduction.md", "README.md", "reproduction-accuracy.svg", "reproduction-convergence.svg"}
 
 
@@ -211,12 +212,12 @@ def test_pairs_of_clients_are_told_apart_by_their_classes():
 def test_files_of_one_target_with_other_columns_are_put_together(site):
     put(site, made_up("table1", on=("cifar10",)))
     (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10c",))))
-    found = reproduction.read(site / "results").targets["table1"]
+    found = read(site / "results").targets["table1"]
     assert {c["data"] for c in found["columns"]} == {"cifar10", "cifar10c"}
     assert len(found["environments"]) == 1
     (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10",))))
     with pytest.raises(SystemExit, match="another file has table1 too"):
-        reproduction.read(site / "results")
+        read(site / "results")
 
 
 def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
@@ -230,10 +231,10 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
             said = {"config": {"data": data, "model": {"name": "mlp"}}, "summary": summary}[part]
             (made / "cells" / name / f"{part}.json").write_text(json.dumps(said))
     (made / "table1.json").write_text(lean(made_up("table1", on=("cifar10",))))
-    assert reproduction.collect(made, results) == reproduction.collect(made, results) == 1
+    assert collect(made, results) == collect(made, results) == 1
     assert (results / "table1-cifar10.json").exists()
     assert "somewhere" not in (results / "runs.jsonl").read_text()
-    assert reproduction.restore(results, back) == 1
+    assert restore(results, back) == 1
     assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
     assert not (back / "cells" / "b").exists()
 
@@ -244,10 +245,10 @@ def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
     older["method"] = {k: v for k, v in older["method"].items() if k != "norm_stats"}
     line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
     (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
-    assert reproduction.runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
+    assert runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
     older["method"]["gone"] = 1.0  # an option that was taken back
     (tmp_path / "runs.jsonl").write_text(json.dumps({**line, "config": older}) + "\n")
-    assert reproduction.runs(tmp_path) == {"0123": {"config": older, "summary": {"accuracy": 0.5}}}
+    assert runs(tmp_path) == {"0123": {"config": older, "summary": {"accuracy": 0.5}}}
 
 
 def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_alone():
@@ -259,6 +260,7 @@ def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_
     assert (best["said"], best["lead"]) == ("`fedselect lr=0.03 start_with=head`", 3.5)
     assert (last["said"], last["lead"]) == ("`local`", 0.0)
     assert reproduction.by_said({"rows": rows}, "local") == last
+    assert reproduction.twice({"rows": [*rows, {**rows[0], "tail": [69.0, 72.0]}]}) == [0.5]  # 71 and 70.5
     assert reproduction.apart(best["tail"], last["tail"]) == "+3.50 ± 1.50"  # 5 and 2
     (own,) = reproduction.tried({"rows": [{**rows[1], "training": {"weight_decay": 0.002}}]})
     assert (own["said"], own["lead"]) == ("`fedselect lr=0.03 start_with=head weight_decay=0.002`", None)
@@ -269,8 +271,8 @@ def test_a_table_made_anew_for_one_data_set_leaves_the_others(tmp_path):
     made.mkdir(), results.mkdir()
     for on in (("cifar10", "cifar10c"), ("cifar10",)):
         (made / "table1.json").write_text(lean(made_up("table1", on=on, base=50.0 + len(on))))
-        reproduction.collect(made, results)
+        collect(made, results)
     assert {p.name for p in results.glob("*.json")} == {"table1-cifar10.json", "table1-cifar10c.json"}
-    found = reproduction.read(results).targets["table1"]
+    found = read(results).targets["table1"]
     assert [c["data"] for c in found["columns"]] == ["cifar10", "cifar10c"]
     assert found["columns"][0]["rows"] == made_up("table1", on=("cifar10",), base=51.0)["columns"][0]["rows"]

@@ -1,0 +1,123 @@
+"""What results/ holds: read, taken over from a folder of `fedselect reproduce`, and put back into one."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedselect.data.places import find
+from fedselect.errors import DataError, InputError
+from fedselect.experiments.config import Config
+from fedselect.experiments.reproduce.plan import FILES, name_of, named
+from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS
+from fedselect.experiments.reproduce.write import lean
+
+RUNS = "runs.jsonl"
+FILED = ("data", "model")  # parts of a configuration that may name files
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What results/ holds: targets by name, those with the paper's rates apart, and what tuning tried."""
+
+    targets: dict[str, Table]
+    published: dict[str, Table]
+    tuned: Table
+    explored: list[Table]  # looks at many readings, on held-out data
+    pooled: Table  # one network on everybody's images
+
+    @property
+    def all(self) -> list[Table]:
+        found = [*self.targets.values(), *self.published.values()]
+        return sorted(found, key=lambda t: [*TARGETS, *OWN].index(t["target"]))
+
+    def get(self, name: str) -> Table | None:
+        return self.targets.get(name)
+
+    def find(self, targets: list[str], data: str, row: str) -> Table | None:
+        """A row of the first of these targets that has it on a data set, without further settings."""
+        for name in targets:
+            for column in self.targets.get(name, {}).get("columns", ()):
+                for r in column["rows"]:
+                    if (column["data"], column["setting"], r["row"]) == (data, None, row) and r["mean"] is not None:
+                        return dict(r)
+        return None
+
+
+def read(folder: Path) -> Results:
+    """Files of one target that differ in their columns are put together; a column knows how and when it was made."""
+    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored", "pooled")}
+    more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else None for name, p in apart.items()}
+    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [], more["pooled"] or {})
+    for path in sorted(folder.glob("*.json")):
+        if path in apart.values():
+            continue
+        own = json.loads(path.read_text(encoding="utf-8"))
+        own["columns"] = [{**c, "how": own["how"], "date": own["date"]} for c in own["columns"]]
+        kept = found.published if own["how"]["rates"] == "paper" else found.targets
+        known = kept.setdefault(own["target"], own)
+        if known is not own:
+            there = {(c["data"], c["setting"]) for c in known["columns"]}
+            if own["note"] != known["note"] or any((c["data"], c["setting"]) in there for c in own["columns"]):
+                sys.exit(f"{path.name}: another file has {own['target']} too, of another size or with a column in common.")
+            known["columns"] = sorted([*known["columns"], *own["columns"]], key=lambda c: COLUMNS.index(c["data"]))
+            known["environments"] += [e for e in own["environments"] if e not in known["environments"]]
+            known["tuned"] |= own["tuned"]
+            known["date"] = max(known["date"], own["date"])
+    return found
+
+
+# ---- outcomes of single runs
+
+
+def collect(made: Path, results: Path) -> int:
+    """Take over a folder of `fedselect reproduce`: its tables, and of each finished run what it was and what came out."""
+    for path in made.glob("*.json"):
+        own = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "tuned.json":  # it may have been made for other targets
+            there = results / path.name
+            known = json.loads(there.read_text(encoding="utf-8")) if there.exists() else {}
+            there.write_text(lean(known | own), encoding="utf-8")
+            continue
+        for data in dict.fromkeys(c["data"] for c in own["columns"]):  # a file each, for they may be made apart
+            part = {**own, "columns": [c for c in own["columns"] if c["data"] == data]}
+            part["tuned"] = {k: v for k, v in own["tuned"].items() if k.endswith(f" on {data}")}
+            (results / f"{path.stem}-{data}.json").write_text(lean(part), encoding="utf-8")
+    known = runs(results)
+    for place in made.glob("cells/*/summary.json"):
+        config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
+        config |= {part: named(config[part]) for part in FILED}
+        known[place.parent.name] = {"config": config, "summary": json.loads(place.read_text(encoding="utf-8"))}
+    lines = [json.dumps({"cell": name, **known[name]}, sort_keys=True) + "\n" for name in sorted(known)]
+    (results / RUNS).write_text("".join(lines), encoding="utf-8")
+    return len(known)
+
+
+def runs(results: Path) -> dict[str, Table]:
+    path = results / RUNS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return dict(map(_completed, map(json.loads, lines)))
+
+
+def _completed(run: Table) -> tuple[str, Table]:
+    """A run under the name its cell has now: an option that came later has the default that the run was made with."""
+    name, config = run.pop("cell"), run["config"]
+    try:
+        here = {part: {k: str(find([v], None)) if k in FILES and v else v for k, v in config[part].items()} for part in FILED}
+        now = Config.from_dict({**config, **here}, name)
+    except (DataError, InputError):  # made from files that are not on this machine, or with an option that is gone
+        return name, run
+    return name_of(now), {**run, "config": now.to_json() | {part: named(getattr(now, part)) for part in FILED}}
+
+
+def restore(results: Path, out: Path) -> int:
+    """The other way: every run as a cell that is finished."""
+    found = runs(results)
+    for name, run in found.items():
+        place = out / "cells" / name
+        place.mkdir(parents=True, exist_ok=True)
+        for part in ("config", "summary"):
+            (place / f"{part}.json").write_text(json.dumps(run[part]), encoding="utf-8")
+    return len(found)
