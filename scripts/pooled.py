@@ -59,9 +59,13 @@ def one(config: Config, rounds: int, lr: float) -> list[float]:
     return found
 
 
+def seeds(said: str) -> list[int]:
+    return [int(s) for s in said.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda said: [int(s) for s in said.split(",")], default=[100, 101, 102])
+    parser.add_argument("--seeds", type=seeds, default=[100, 101, 102], metavar="N,N")
     parser.add_argument("--rounds", type=int, default=40, help="of three epochs each")
     parser.add_argument("--lr", type=float, default=0.1)
     how = parser.parse_args()
