@@ -207,3 +207,14 @@ def test_what_servers_say_is_given_to_each_of_their_clients():
         rows = torch.stack([t[n] for t, c in zip(trees, (2, 1, 3), strict=True) for _ in range(c)])
         assert whole[n].equal(rows)
         assert by_tensor[n].equal(rows)
+
+
+def test_no_run_reads_its_outcome_before_all_have_sent_their_work(monkeypatch):
+    """Reading waits for a GPU, which then has nothing to do while the other runs are still on the host."""
+    seen = []
+    evaluate, record = Simulation._evaluate, Simulation._record
+    monkeypatch.setattr(Simulation, "_evaluate", lambda *a: seen.append("send") or evaluate(*a))
+    monkeypatch.setattr(Simulation, "_record", lambda *a: seen.append("read") or record(*a))
+    stack = Stack(runs("fedavg", "mlp"))
+    stack.step()
+    assert seen == ["send"] * 4 + ["read"] * 4

@@ -264,6 +264,9 @@ def test_a_finished_run_keeps_no_models_and_a_short_one_never_wrote_any(tmp_path
     monkeypatch.setattr(runner, "SHORT", 0.0)  # from then on as any run, but for the last round
     shared.finish({tmp_path / "b": tiny()}, lambda: False, Silent())
     assert len(saved) == 1
+    monkeypatch.setattr(runner, "DISK", 1.0)  # one would take longer than the whole run
+    shared.finish({tmp_path / "c": tiny()}, lambda: False, Silent())
+    assert len(saved) == 1
 
 
 def test_an_unfinished_run_whose_files_lay_elsewhere_begins_anew(tmp_path):

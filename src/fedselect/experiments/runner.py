@@ -35,6 +35,7 @@ from fedselect.simulate.stack import Stack, form, stacks
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
 ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
 SHORT = 60.0  # seconds of work that may be lost where models are not kept
 OWN = {
@@ -255,7 +256,7 @@ def go_on(
 
 def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
     rounds = runs[0].config.rounds
-    began, spent = time.perf_counter(), 0.0
+    began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
@@ -270,14 +271,17 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             if watch:
                 watch(run.config, outcome)
         runs = [r for r in runs if not r.failed]
+        if one is None:
+            one = sum(r.simulation.store.nbytes for r in runs) / DISK
         free = time.perf_counter() - began - (0.0 if keep else SHORT)
-        answers = ranks.everywhere((stop(), spent < OVERHEAD * free))
+        answers = ranks.everywhere((stop(), spent + one < OVERHEAD * free))
         stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
         if stopping or (keep if last else due):
             at = time.perf_counter()
             for run in runs:
                 run.save()
-            spent += time.perf_counter() - at
+            one = time.perf_counter() - at
+            spent += one
         if stopping and runs:
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 

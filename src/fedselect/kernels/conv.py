@@ -246,12 +246,15 @@ def _power(n: int, least: int, most: int) -> int:
     return min(most, max(least, triton.next_power_of_2(n)))
 
 
-# The choices below were measured on an H200 over the layers of ResNet18 with 10 and 80 clients (docs/performance.md).
+# The choices below were measured on an H200 over the layers of ResNet18 with 10 and 80 clients (docs/performance.md), those
+# of bfloat16 with 20 clients and images of 84x84 (benchmarks/conv.py).
 # In the two backward products neither operand lies along the sum, which the chip's widest TF32 instruction asks for;
 # two warps make the compiler take the narrower one, at two to four times the speed.
 
 
 def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
+    if _large(m, n, k, clients, dtype):
+        return _tiles(128, 128, 64, 8)
     bm, bn = _power(m, 16, 128), _power(n, 16, 64)
     while bm > 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS:
         bm //= 2
@@ -260,6 +263,8 @@ def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> 
 
 
 def _input_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
+    if _large(m, n, k, clients, dtype):
+        return _tiles(128, 128, 64, 8)
     bm, bn, bk = _power(m, 16, 64), _power(n, 16, 64), _part(k, _depth(dtype))
     if bm == 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < 1000:
         bm = 32
@@ -269,7 +274,15 @@ def _input_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> di
 
 
 def _kernel_tiles(m: int, k: int, inside: int, dtype: torch.dtype) -> dict[str, int]:
-    return _tiles(_power(m, 16, 64), _part(inside, 64), _power(k, 16, _depth(dtype)), 2 if dtype == torch.float32 else 4)
+    if dtype == torch.bfloat16 and m % 128 == 0:
+        return _tiles(128, _part(inside, 64), _power(k, 16, 64), 4)
+    return _tiles(_power(m, 16, 64), _part(inside, 64), _power(k, 16, 32), 2)
+
+
+def _large(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> bool:
+    """Whether a product in bfloat16 is worth the largest tiles: they are whole, and most units have one."""
+    whole = dtype == torch.bfloat16 and m >= 128 and n % 128 == 0 and k % 64 == 0
+    return whole and triton.cdiv(m, 128) * (n // 128) * clients >= PROGRAMS // 2
 
 
 def _depth(dtype: torch.dtype) -> int:

@@ -21,7 +21,7 @@ from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, keep_memory
 from fedselect.simulate import ranks
-from fedselect.simulate.jobs import Full, Job, do
+from fedselect.simulate.jobs import Asked, Full, Job, do
 from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
 from fedselect.simulate.store import Compact, Store
 from fedselect.step import Training, one_by_one, precision, step
@@ -141,8 +141,10 @@ class Simulation:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
-    def _answer(self, round: Generator[Job, Any, Record], job: Job) -> Job:
+    def _answer(self, round: Generator[Asked, Any, Record], job: Asked) -> Asked:
         """Do what a round asks, and get what it asks next; nothing of the job is held then, should the GPU be full of it."""
+        if job is None:
+            return round.send(None)
         answer, full = None, False
         try:
             with deterministic(self.deterministic):
@@ -152,7 +154,7 @@ class Simulation:
         del job
         return round.throw(Full()) if full else round.send(answer)
 
-    def rounds(self, evaluate: bool | None = None) -> Generator[Job, Any, Record]:
+    def rounds(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
         """One round as questions to its clients; send the answer to each, and get the record at the end."""
         began = time.perf_counter()
         evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
@@ -197,6 +199,7 @@ class Simulation:
         self.round += 1
         if evaluate:
             yield from self._evaluate(here, notes, finite)
+        yield None
         return self._record(notes, finite, began)
 
     def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:

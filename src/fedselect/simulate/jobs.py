@@ -28,6 +28,10 @@ class Job:
         return {**{k: expand(t, len(self.ids)) for k, t in self.down.shared.items()}, **self.down.rows}
 
 
+Asked = Job | None
+"""None when all of a round is on its way to the GPU: it reads the outcome next, so others may first send theirs there."""
+
+
 class Full(Exception):  # noqa: N818
     """Thrown into a round whose job did not fit into the GPU's memory: ask for less at a time."""
 

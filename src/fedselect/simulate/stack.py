@@ -18,7 +18,7 @@ from fedselect.errors import RunError, TrainingError
 from fedselect.method import Down, Up, altered
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation, deterministic
-from fedselect.simulate.jobs import Job, do
+from fedselect.simulate.jobs import Asked, Job, do
 from fedselect.simulate.notes import Record
 from fedselect.split import Split
 from fedselect.step import one_by_one, precision
@@ -66,19 +66,20 @@ class Stack:
             except TrainingError as e:
                 return [e]
         rounds = [run.rounds(evaluate) for run in self.runs]
-        jobs = [next(r) for r in rounds]
+        asked: list[Asked] = [next(r) for r in rounds]
         outcomes: list[Record | TrainingError] = []
         while not outcomes:
-            answers = self._answer(jobs)
-            jobs = []
+            jobs = [job for job in asked if job is not None]
+            answers = self._answer(jobs) if jobs else [None] * len(rounds)
+            asked = []
             for r, answer in zip(rounds, answers, strict=True):
                 try:
-                    jobs.append(r.send(answer))
+                    asked.append(r.send(answer))
                 except StopIteration as done:
                     outcomes.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
                 except TrainingError as e:
                     outcomes.append(e)
-        assert not jobs  # runs of the same form ask the same questions
+        assert not asked  # runs of the same form ask the same questions
         if any(isinstance(o, TrainingError) for o in outcomes):
             kept = [r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)]
             if kept and kept[0] is not self.runs[0]:

@@ -29,6 +29,11 @@ class Store:
         self.rows: State = {}
         self.joined = torch.zeros(clients, dtype=torch.bool)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(v.nbytes for t in self.rows.values() for v in t.values()) + self.joined.nbytes
+
     def take(self, ids: Tensor, device: torch.device) -> State:
         if self._everybody(ids):
             return {k: moved(t, device) for k, t in self.rows.items()}
