@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -289,19 +290,25 @@ def _check_growth(rate: Scalar, limit: Scalar, every: int = 1, first: int = 0) -
         raise InputError(f"every must be at least 1 and first at least 0, not {every} and {first}.")
 
 
+@cache  # the same choice is the same function, so that runs which make it stack
 def layers(*patterns: str) -> Which:
     """Personal layers by name, or by pattern with * for anything: layers('conv1.weight', 'layer4.*')."""
 
     def personal(model: Model, name: str) -> bool:
-        return name in {n for pattern in patterns for n in _matches(model, pattern)}
+        return name in _named(model.name, tuple(model.params), patterns)
 
     return personal
 
 
-def _matches(model: Model, pattern: str) -> list[str]:
-    regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
-    found = [n for n in model.params if regex.fullmatch(n)]
-    if not found:
-        near = nearest(pattern, model.params) or model.params
-        raise InputError(f"no parameter of {model.name} matches {pattern!r}; nearest: {', '.join(near[:5])}.")
-    return found
+@cache
+def _named(model: str, params: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[str]:
+    """The parameters that match any of these patterns, of which each must match one."""
+    out: set[str] = set()
+    for pattern in patterns:
+        regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
+        found = [n for n in params if regex.fullmatch(n)]
+        if not found:
+            near = nearest(pattern, params) or params
+            raise InputError(f"no parameter of {model} matches {pattern!r}; nearest: {', '.join(near[:5])}.")
+        out.update(found)
+    return frozenset(out)

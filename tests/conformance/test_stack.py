@@ -27,6 +27,7 @@ SETTINGS = {
         fs.FedSelect,
         [{"order": "joint", "decay": 0.9, "server_momentum": 0.3}, {"order": "joint", "server_momentum": 0.5, "limit": 0.1}],
     ),
+    "layers": (fs.PersonalLayers, [{"layers": "*weight"}, {"layers": "*weight", "lr": 0.05}]),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
     "ditto": (fs.Ditto, [{"lam": 0.1}, {"lam": 0.5}]),

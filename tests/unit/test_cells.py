@@ -269,6 +269,14 @@ def test_a_finished_run_keeps_no_models_and_a_short_one_never_wrote_any(tmp_path
     assert len(saved) == 1
 
 
+def test_runs_of_one_stack_share_data_that_is_the_same():
+    dealt = {}
+    one, same, other = (c.simulation(dealt=dealt) for c in (tiny(), tiny(lr=0.05), dataclasses.replace(tiny(), seed=1)))
+    assert one.data is same.data
+    assert other.data is not one.data
+    assert len(dealt) == 2
+
+
 def test_an_unfinished_run_whose_files_lay_elsewhere_begins_anew(tmp_path):
     old, new = tiny(), tiny(lr=0.05)  # as if they differed in where a file lies alone
     (tmp_path / "a").mkdir()

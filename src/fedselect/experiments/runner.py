@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedselect.data import Federation
 from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
@@ -184,13 +185,14 @@ def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
 class _Run:
     """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives."""
 
-    def __init__(self, out: Path, simulation: Simulation | None = None) -> None:
+    def __init__(self, out: Path, simulation: Simulation | None = None, dealt: dict[str, Federation] | None = None) -> None:
         self.out = out
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
         self._id = identity(self.config)
         place = checkpoints.latest(out / "checkpoint")
-        self.simulation = simulation or self.config.simulation(*(checkpoints.how(place, self._id) if place else ()))
+        chunk, rows = checkpoints.how(place, self._id) if place else (None, None)
+        self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
         if place:
             checkpoints.load(place, self.simulation, self._id)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
@@ -242,7 +244,8 @@ def go_on(
     Numbers that stop being finite are an error where a run is alone, by default the only one; else that run has `failed`.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
     """
-    opened = [_Run(place, simulation) for place in places]
+    dealt: dict[str, Federation] = {}
+    opened = [_Run(place, simulation, dealt) for place in places]
     groups: dict[Any, list[_Run]] = {}
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
