@@ -170,6 +170,22 @@ def chosen(tuned: Table) -> tuple[list[str], dict[str, dict[str, str]]]:
     return columns, out
 
 
+def how_tuned(tuned: Table) -> dict[str, list[str]]:
+    """How rates were judged, and on which data sets in this way."""
+    out: dict[str, list[str]] = {}
+    for name, entry in tuned.items():
+        seeds = ", ".join(map(str, entry["seeds"]))
+        said = f"{entry['rounds']} rounds, seed {seeds}, judged on {entry['scored_on']}."
+        out.setdefault(said, []).append(name.partition(" on ")[2])
+    return out
+
+
+def notes(table: Table) -> list[str]:
+    """What of a table is not the paper's size."""
+    said = {c["data"] if c["setting"] else c["title"]: c["note"] for c in table["columns"] if c["note"]}
+    return [f"{name}: {note}" for name, note in said.items()]
+
+
 def tried(look: Table) -> list[Table]:
     """What was tried, the best first: the method with the options that are not its usual ones, and its lead over the best of
     Local, where that was tried too."""
@@ -227,7 +243,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     )  # fmt: skip
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
-        machines, commits, chosen, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
+        machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean

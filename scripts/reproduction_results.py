@@ -55,13 +55,13 @@ def read(folder: Path) -> Results:
         if path in apart.values():
             continue
         own = json.loads(path.read_text(encoding="utf-8"))
-        own["columns"] = [{**c, "how": own["how"], "date": own["date"]} for c in own["columns"]]
+        own["columns"] = [{**c, **{k: own[k] for k in ("how", "date", "note")}} for c in own["columns"]]
         kept = found.published if own["how"]["rates"] == "paper" else found.targets
         known = kept.setdefault(own["target"], own)
         if known is not own:
             there = {(c["data"], c["setting"]) for c in known["columns"]}
-            if own["note"] != known["note"] or any((c["data"], c["setting"]) in there for c in own["columns"]):
-                sys.exit(f"{path.name}: another file has {own['target']} too, of another size or with a column in common.")
+            if any((c["data"], c["setting"]) in there for c in own["columns"]):
+                sys.exit(f"{path.name}: another file has {own['target']} too, with a column in common.")
             known["columns"] = sorted([*known["columns"], *own["columns"]], key=lambda c: COLUMNS.index(c["data"]))
             known["environments"] += [e for e in own["environments"] if e not in known["environments"]]
             known["tuned"] |= own["tuned"]

@@ -121,13 +121,13 @@ def test_a_new_number_makes_page_readme_and_figures_stale(site):
 
 def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
     page = make(site)
-    for name in ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "stem"):
+    for name in ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "little", "stem"):
         assert f"Not run yet: `fedselect reproduce {name}`" in page
     assert "| accuracy" not in (site / "README.md").read_text()
     assert not list((site / "docs" / "img").iterdir())
 
 
-NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "stem")
+NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "little", "stem")
 
 
 def test_all_targets_are_shown_with_their_figures(site):
@@ -180,7 +180,7 @@ def test_only_the_block_of_the_readme_is_written(site):
 
 def test_runs_of_another_size_say_so(site):
     put(site, made_up("table1", scale=0.5))
-    assert "**Scaled to 0.5, not comparable.**" in make(site)
+    assert "**CIFAR-10: scaled to 0.5, not comparable.**" in make(site)
     assert "not comparable" in (site / "README.md").read_text()
 
 
@@ -215,6 +215,8 @@ def test_files_of_one_target_with_other_columns_are_put_together(site):
     found = read(site / "results").targets["table1"]
     assert {c["data"] for c in found["columns"]} == {"cifar10", "cifar10c"}
     assert len(found["environments"]) == 1
+    (site / "results" / "table1-rounds.json").write_text(lean(made_up("table1", on=("miniimagenet",), rounds=60)))
+    assert reproduction.notes(read(site / "results").targets["table1"]) == ["Mini-ImageNet: 60 rounds, not comparable"]
     (site / "results" / "table1-more.json").write_text(lean(made_up("table1", on=("cifar10",))))
     with pytest.raises(SystemExit, match="another file has table1 too"):
         read(site / "results")
