@@ -19,6 +19,7 @@ from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.reproduce.write import lean
 from fedselect.simulate import Simulation
+from fedselect.tree import Tree, expand
 from fedselect.work import walk
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -30,16 +31,21 @@ def pooled(data: fs.Federation) -> fs.Federation:
     return dataclasses.replace(data, clients=[fs.ClientData((x, y), data.clients[0].test)], pools={})
 
 
-def among_own(apart: Simulation, params: dict[str, torch.Tensor]) -> float:
-    """Mean accuracy of one model on every client's images, its answer the likeliest of the classes that client trains on."""
+def answers(apart: Simulation, models: Tree) -> dict[str, float]:
+    """What models answer on their clients' images, percentages, means over clients.
+
+    right_among_own: where only classes count that the client trains on.   stray: answers that are another class.
+    """
     test = apart._split["test"]
-    own = torch.zeros(apart.clients, apart.data.classes, dtype=torch.bool, device=apart.device)
+    own = torch.zeros(apart.clients, 1, apart.data.classes, dtype=torch.bool, device=apart.device)
     for i, client in enumerate(apart.data.clients):
-        own[i, client.train[1].unique()] = True
-    right = torch.zeros(apart.clients, device=apart.device)
-    for logits, _, y, inside in walk(apart._programs, {n: v.expand(apart.clients, *v.shape) for n, v in params.items()}, test):
-        right += (inside & (logits.masked_fill(~own.unsqueeze(1), -torch.inf).argmax(-1) == y)).sum(1)
-    return float((right / test.n).mean())
+        own[i, 0, client.train[1].unique()] = True
+    found = torch.zeros(3, apart.clients, device=apart.device)
+    for logits, _, y, inside in walk(apart._programs, models, test):
+        said, among = logits.argmax(-1), logits.masked_fill(~own, -torch.inf).argmax(-1)
+        stray = ~own.expand_as(logits).gather(-1, said.unsqueeze(-1)).squeeze(-1)
+        found += torch.stack([(inside & of).sum(1) for of in (said == y, among == y, stray)])
+    return dict(zip(("right", "right_among_own", "stray"), (100 * (found / test.n).mean(1)).tolist(), strict=True))
 
 
 def one(config: Config, rounds: int, lr: float) -> list[float]:
@@ -54,18 +60,19 @@ def one(config: Config, rounds: int, lr: float) -> list[float]:
             sim.method = dataclasses.replace(sim.method, lr=lr / 10)
         sim.step()
         if r >= rounds - max(1, rounds // 10):
-            found.append(round(100 * among_own(apart, sim.server["params"]), 2))
+            one_for_all = expand(sim.server["params"], apart.clients)
+            found.append(round(answers(apart, one_for_all)["right_among_own"], 2))
     print(config.seed, found, flush=True)
     return found
 
 
-def seeds(said: str) -> list[int]:
+def numbers(said: str) -> list[int]:
     return [int(s) for s in said.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=seeds, default=[100, 101, 102], metavar="N,N")
+    parser.add_argument("--seeds", type=numbers, default=[100, 101, 102], metavar="N,N")
     parser.add_argument("--rounds", type=int, default=40, help="of three epochs each")
     parser.add_argument("--lr", type=float, default=0.1)
     how = parser.parse_args()

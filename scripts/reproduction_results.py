@@ -27,6 +27,7 @@ class Results:
     tuned: Table
     explored: list[Table]  # looks at many readings, on held-out data
     pooled: Table  # one network on everybody's images
+    stray: Table  # answers that are no class of the client's
 
     @property
     def all(self) -> list[Table]:
@@ -48,9 +49,9 @@ class Results:
 
 def read(folder: Path) -> Results:
     """Files of one target that differ in their columns are put together; a column knows how and when it was made."""
-    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored", "pooled")}
+    apart = {name: folder / f"{name}.json" for name in ("tuned", "explored", "pooled", "stray")}
     more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else None for name, p in apart.items()}
-    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [], more["pooled"] or {})
+    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [], more["pooled"] or {}, more["stray"] or {})
     for path in sorted(folder.glob("*.json")):
         if path in apart.values():
             continue

@@ -63,6 +63,18 @@ def test_a_target_of_ours_has_its_own_seeds_rates_and_data():
         assert c.config.data["train"] - c.config.data["val"] == 100  # what reported runs train on
 
 
+def test_a_target_may_be_a_table_run_in_another_way():
+    (target,), (table,) = targets("plain"), targets("table1")
+    assert (target.rows, target.against, target.table) == (table.rows, table.against, "table1")
+    own = [c for c in cells(target, How(), {("cifar10", "fedselect"): {"lr": 0.5}}) if c.column == "cifar10"]
+    assert tune.needed([target], How()) == []
+    assert {c.config.data["augment"] for c in own} == {"none"}
+    assert {c.config.method["lr"] for c in own if c.row.method == "fedbabu"} == {0.01}
+    assert {(c.config.method["lr"], c.config.method["personal_lr"]) for c in own if c.row.method == "fedselect"} == {
+        (0.001, 0.1)
+    }
+
+
 def test_rows_and_settings_reach_every_part_of_a_run():
     (target,) = targets("stem")
     assert {c.config.model["stem"] for c in cells(target, SMALL, {})} == {"small"}

@@ -121,13 +121,25 @@ def test_a_new_number_makes_page_readme_and_figures_stale(site):
 
 def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
     page = make(site)
-    for name in ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "little", "stem"):
+    for name in (
+        "table1",
+        "table2",
+        "alpha",
+        "table3",
+        "p-alpha",
+        "data-size",
+        "fig-iou",
+        "plain",
+        "readings",
+        "little",
+        "stem",
+    ):
         assert f"Not run yet: `fedselect reproduce {name}`" in page
     assert "| accuracy" not in (site / "README.md").read_text()
     assert not list((site / "docs" / "img").iterdir())
 
 
-NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "readings", "little", "stem")
+NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "plain", "readings", "little", "stem")
 
 
 def test_all_targets_are_shown_with_their_figures(site):

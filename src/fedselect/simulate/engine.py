@@ -313,10 +313,10 @@ class Simulation:
     def live_share(self) -> float | None:
         """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input.
 
-        None where clients are spread over processes.
+        None where clients are spread over processes, or none has joined.
         """
         mine = self.store.joined.nonzero().flatten()
-        if ranks.world() > 1:
+        if ranks.world() > 1 or not len(mine):
             return None
         total = 0.0
         for ids in self._chunks(mine):

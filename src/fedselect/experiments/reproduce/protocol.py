@@ -15,7 +15,7 @@ COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits"
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("beyond", "readings", "little", "stem")  # questions of ours: the paper has no numbers for them
+OWN = ("plain", "beyond", "readings", "little", "stem")  # questions of ours: the paper has no numbers for them
 
 
 @dataclass(frozen=True)
@@ -142,22 +142,16 @@ def read_tuning() -> Tuning:
 
 
 def _target(name: str) -> Target:
-    raw = _read(f"targets/{name}.toml")
-    if "of" in raw:  # a figure of the runs of a table
-        table = _target(raw["of"])
-        return replace(table, name=name, figure=raw["figure"], on=tuple(raw.get("on", table.on)))
-    return Target(
-        name,
-        raw["title"],
-        tuple(raw["on"]),
-        tuple(Row(**r) for r in raw["rows"]),
-        tuple(Setting(**s) for s in raw["settings"]) if "settings" in raw else (Setting(),),
-        raw.get("against"),
-        table=name,
-        score=raw.get("score", "test"),
-        seeds=tuple(raw.get("seeds", (0, 1, 2))),
-        rates=raw.get("rates", "tuned"),
-    )
+    raw = dict(_read(f"targets/{name}.toml"))
+    of = raw.pop("of", None)
+    for part, make in (("rows", Row), ("settings", Setting)):
+        if part in raw:
+            raw[part] = tuple(make(**one) for one in raw[part])
+    own: dict[str, Any] = {k: tuple(v) if k in ("on", "seeds") else v for k, v in raw.items()}
+    if of is not None:  # the rows of a table, drawn or run in another way
+        return replace(_target(of), name=name, **own)
+    usual: dict[str, Any] = {"table": name, "seeds": (0, 1, 2)}
+    return Target(name, **usual | own)
 
 
 @cache
