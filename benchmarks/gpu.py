@@ -71,7 +71,9 @@ def loop(sim: Simulation, clients: int, passes: int) -> tuple[Callable[[], None]
                 for s in range(0, IMAGES, BATCH):
                     x, y = own.batch(order[s : s + BATCH].unsqueeze(0), zero)
                     optimizer.zero_grad()
-                    F.cross_entropy(module(x[0]), y[0]).backward()
+                    with torch.autocast("cuda", torch.bfloat16, enabled=sim.precision == "bf16"):
+                        loss = F.cross_entropy(module(x[0]), y[0])
+                    loss.backward()
                     for p, m in zip(module.parameters(), marks, strict=True):
                         p.grad.mul_(m)
                     optimizer.step()

@@ -1,7 +1,9 @@
 """What results/ holds: read, taken over from a folder of `fedselect reproduce`, and put back into one."""
 
 import json
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,16 @@ def read(folder: Path) -> Results:
 
 def collect(made: Path, results: Path) -> int:
     """Take over a folder of `fedselect reproduce`: its tables, and of each finished run what it was and what came out."""
+    with tempfile.TemporaryDirectory() as room:
+        fresh = Path(room) / "results"
+        shutil.copytree(results, fresh)
+        count = _take_over(made, fresh)
+        read(fresh)  # files that do not go together show before anything is replaced
+        shutil.copytree(fresh, results, dirs_exist_ok=True)
+    return count
+
+
+def _take_over(made: Path, results: Path) -> int:
     for path in made.glob("*.json"):
         own = json.loads(path.read_text(encoding="utf-8"))
         if path.name == "tuned.json":  # it may have been made for other targets

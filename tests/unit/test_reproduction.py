@@ -247,6 +247,11 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
     (made / "table1.json").write_text(lean(made_up("table1", on=("cifar10",))))
     assert collect(made, results) == collect(made, results) == 1
     assert (results / "table1-cifar10.json").exists()
+    (made / "table1-rounds-60.json").write_text(lean(made_up("table1", on=("cifar10",), rounds=60)))
+    with pytest.raises(SystemExit, match="with a column in common"):
+        collect(made, results)
+    assert not (results / "table1-rounds-60-cifar10.json").exists()
+    (made / "table1-rounds-60.json").unlink()
     assert "somewhere" not in (results / "runs.jsonl").read_text()
     assert restore(results, back) == 1
     assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
