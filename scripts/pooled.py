@@ -19,6 +19,7 @@ from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.reproduce.write import lean
 from fedselect.simulate import Simulation
+from fedselect.step import precision
 from fedselect.tree import Tree, expand
 from fedselect.work import walk
 
@@ -41,10 +42,11 @@ def answers(apart: Simulation, models: Tree) -> dict[str, float]:
     for i, client in enumerate(apart.data.clients):
         own[i, 0, client.train[1].unique()] = True
     found = torch.zeros(3, apart.clients, device=apart.device)
-    for logits, _, y, inside in walk(apart._programs, models, test):
-        said, among = logits.argmax(-1), logits.masked_fill(~own, -torch.inf).argmax(-1)
-        stray = ~own.expand_as(logits).gather(-1, said.unsqueeze(-1)).squeeze(-1)
-        found += torch.stack([(inside & of).sum(1) for of in (said == y, among == y, stray)])
+    with precision(apart.precision):
+        for logits, _, y, inside in walk(apart._programs, models, test):
+            said, among = logits.argmax(-1), logits.masked_fill(~own, -torch.inf).argmax(-1)
+            stray = ~own.expand_as(logits).gather(-1, said.unsqueeze(-1)).squeeze(-1)
+            found += torch.stack([(inside & of).sum(1) for of in (said == y, among == y, stray)])
     return dict(zip(("right", "right_among_own", "stray"), (100 * (found / test.n).mean(1)).tolist(), strict=True))
 
 

@@ -214,6 +214,12 @@ def repeats(drawn: Table, column: Table) -> Table:
     return found
 
 
+def farthest(a: Table, b: Table) -> Table:
+    """How far two rows are apart at most on one seed, in points: after the last round, and in the tail."""
+    fields = {"final": "accuracy", "tail": "tail"}
+    return {name: max(abs(x - y) for x, y in zip(a[f], b[f], strict=True)) for name, f in fields.items()}
+
+
 def twice(look: Table) -> list[float]:
     """How far settings that were tried twice came out apart, in points, the nearest first."""
     found: dict[str, list[float]] = {}
@@ -244,9 +250,11 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
+        farthest,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
+    jinja.filters["row_in"] = lambda name, column: named_row(column, name)
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

@@ -213,8 +213,8 @@ def test_what_servers_say_is_given_to_each_of_their_clients():
 def test_no_run_reads_its_outcome_before_all_have_sent_their_work(monkeypatch):
     """Reading waits for a GPU, which then has nothing to do while the other runs are still on the host."""
     seen = []
-    evaluate, record = Simulation._evaluate, Simulation._record
-    monkeypatch.setattr(Simulation, "_evaluate", lambda *a: seen.append("send") or evaluate(*a))
+    share, record = Simulation._share, Simulation._record  # the last thing sent, and what reads
+    monkeypatch.setattr(Simulation, "_share", lambda *a: seen.append("send") or share(*a))
     monkeypatch.setattr(Simulation, "_record", lambda *a: seen.append("read") or record(*a))
     stack = Stack(runs("fedavg", "mlp"))
     stack.step()

@@ -80,6 +80,8 @@ CONVS = {
     "unmet rest": (2, 2, 3, 4, (8, 8), (3, 3), (3, 3), (0, 0)),
     "long sum": (1, 40, 4, 5, (16, 16), (3, 3), (1, 1), (1, 1)),
     "many clients": (40, 2, 5, 8, (4, 4), (3, 3), (1, 1), (1, 1)),
+    "large tiles": (70, 6, 128, 128, (5, 5), (3, 3), (1, 1), (1, 1)),  # the largest, with bf16; the last is not whole
+    "large tiles, strided": (34, 16, 128, 256, (6, 6), (3, 3), (2, 2), (1, 1)),
 }
 
 
@@ -98,7 +100,10 @@ def plain_conv(x, w, b, stride, padding, upstream=None):
     return torch.autograd.grad(y, (x, w), upstream)
 
 
-COARSE = ["one channel", "three to odd", "even channels", "many channels", "strided, even side", "not square", "long sum"]
+COARSE = [
+    "one channel", "three to odd", "even channels", "many channels", "strided, even side", "not square", "long sum",
+    "large tiles", "large tiles, strided",
+]  # fmt: skip
 BY_KIND = [*((case, "float32") for case in CONVS), *((case, kind) for case in COARSE for kind in ("tf32", "bf16"))]
 
 
@@ -266,6 +271,20 @@ def test_batch_norm(shape, relu, track, affine, kind):
     for a, b in zip(got, want, strict=True):
         off = (a.double().cpu() - b).norm() / b.norm()
         assert float(off) < (1e-4 if kind == "float32" else OFF[kind])
+
+
+@pytest.mark.parametrize("case", ["far from zero", "a wild first row", "constant"])
+def test_variances_do_not_cancel(case):
+    from fedselect.kernels import norm
+
+    x = randn(2, 4097, 20).float() + 1000
+    if case == "a wild first row":
+        x[:, 0] += 300
+    elif case == "constant":
+        x[:] = 1000.5
+    _, saved = norm.forward(there(x), None, None, None, None, 0.1, 1e-5, False)
+    want = 1 / (x.double().var(1, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(saved[:, 1].cpu().double(), want, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])

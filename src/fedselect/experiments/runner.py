@@ -38,7 +38,7 @@ Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
 DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
 ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
-SHORT = 60.0  # seconds of work that may be lost where models are not kept
+SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
 OWN = {
     "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
     "failed.json", "report.html", "track", ".lock",
@@ -275,7 +275,7 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
                 watch(run.config, outcome)
         runs = [r for r in runs if not r.failed]
         if one is None:
-            one = sum(r.simulation.store.nbytes for r in runs) / DISK
+            one = ranks.world() * sum(r.simulation.store.nbytes for r in runs) / DISK
         free = time.perf_counter() - began - (0.0 if keep else SHORT)
         answers = ranks.everywhere((stop(), spent + one < OVERHEAD * free))
         stopping, due = any(s for s, _ in answers) and not last, answers[0][1]

@@ -280,9 +280,9 @@ def _kernel_tiles(m: int, k: int, inside: int, dtype: torch.dtype) -> dict[str, 
 
 
 def _large(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> bool:
-    """Whether a product in bfloat16 is worth the largest tiles: they are whole, and most units have one."""
-    whole = dtype == torch.bfloat16 and m >= 128 and n % 128 == 0 and k % 64 == 0
-    return whole and triton.cdiv(m, 128) * (n // 128) * clients >= PROGRAMS // 2
+    """Whether a product in bfloat16 is worth the largest tiles: it has so many rows and columns, and most units a tile."""
+    fits = dtype == torch.bfloat16 and m >= 128 and n % 128 == 0 and k % 64 == 0
+    return fits and triton.cdiv(m, 128) * (n // 128) * clients >= PROGRAMS // 2
 
 
 def _depth(dtype: torch.dtype) -> int:

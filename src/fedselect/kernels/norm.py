@@ -1,7 +1,8 @@
 """BatchNorm of stacked clients in two kernels each way: sums by block, then everything else, a ReLU behind it included.
 
-Activations are (C, rows, channels) in memory. Means and variances are merged from blocks, each around its own mean, so
-nothing cancels. The running statistics are updated in place, as the layer does.
+Activations are (C, rows, channels) in memory and read once for their moments. Means and variances are merged from blocks, each
+summed around the mean of its first rows, so next to nothing cancels. The running statistics are updated
+in place, as the layer does.
 """
 
 import torch
@@ -15,23 +16,26 @@ def _moments(x, part, rows, channels, blocks, ROWS: tl.constexpr, BLOCK: tl.cons
     """part (C, blocks, 2, channels): the mean of a block of rows, and the sum of squares around it."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
+    known = c < channels
     first = block * ROWS
     count = tl.minimum(rows - first, ROWS)
+    r = first + tl.arange(0, BLOCK)
+    ahead = tl.load(x + (client * rows + r)[:, None] * channels + c[None, :], (r < rows)[:, None] & known[None, :], 0.0)
+    near = tl.sum(ahead.to(tl.float32), 0) / tl.minimum(count, BLOCK)  # the mean of the first rows, near that of all
     total = tl.zeros((CH,), tl.float32)
+    squares = tl.zeros((CH,), tl.float32)
     for at in range(0, ROWS, BLOCK):
         r = first + at + tl.arange(0, BLOCK)
-        there = (r < rows)[:, None] & (c < channels)[None, :]
-        total += tl.sum(tl.load(x + (client * rows + r)[:, None] * channels + c[None, :], there, 0.0).to(tl.float32), 0)
-    mean = total / count
-    spread = tl.zeros((CH,), tl.float32)
-    for at in range(0, ROWS, BLOCK):
-        r = first + at + tl.arange(0, BLOCK)
-        there = (r < rows)[:, None] & (c < channels)[None, :]
-        v = tl.load(x + (client * rows + r)[:, None] * channels + c[None, :], there, 0.0).to(tl.float32) - mean[None, :]
-        spread += tl.sum(tl.where(there, v * v, 0.0), 0)
+        there = (r < rows)[:, None] & known[None, :]
+        v = tl.load(x + (client * rows + r)[:, None] * channels + c[None, :], there, 0.0).to(tl.float32)
+        v = tl.where(there, v - near[None, :], 0.0)
+        total += tl.sum(v, 0)
+        squares += tl.sum(v * v, 0)
+    off = total / count
+    mean, spread = near + off, tl.maximum(squares - total * off, 0.0)
     to = part + (client * blocks + block) * 2 * channels + c
-    tl.store(to, mean, c < channels)
-    tl.store(to + channels, spread, c < channels)
+    tl.store(to, mean, known)
+    tl.store(to + channels, spread, known)
 
 
 @triton.jit

@@ -71,6 +71,7 @@ class Stack:
         while not outcomes:
             jobs = [job for job in asked if job is not None]
             answers = self._answer(jobs) if jobs else [None] * len(rounds)
+            del jobs  # and with them states that are no longer needed
             asked = []
             for r, answer in zip(rounds, answers, strict=True):
                 try:
