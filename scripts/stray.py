@@ -1,4 +1,4 @@
-"""Why FedAvg + FT falls: how often a fine-tuned model answers with a class that its client does not have.
+"""How often a model answers with a class that its client does not have, and what it would get if it did not.
 
 Partitions and images are those of results/explored.json; methods with the rates they have there. Writes results/stray.json:
 
@@ -15,25 +15,27 @@ from pooled import RESULTS, answers, numbers
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.reproduce.write import lean
+from fedselect.simulate.stack import Stack
 
 TUNED = {"finetune": 3, "finetune_lr": 0.01, "lr": 0.1}
 METHODS: list[dict[str, Any]] = [
+    {"name": "fedavg", "lr": 0.1},
     {"name": "fedavg+ft", **TUNED},
     {"name": "fedselect", **TUNED, "limit": 0.002, "personal_lr": 0.01, "norm_stats": "shared", "view": "merged"},
     {"name": "fedbabu", **TUNED},
 ]
 
 
-def one(config: Config, rounds: list[int]) -> list[dict[str, float]]:
-    """What the fine-tuned models answer after each of these rounds."""
-    sim = config.simulation()
-    found = []
+def looked(configs: list[Config], rounds: list[int]) -> list[list[dict[str, float]]]:
+    """What models answer after each of these rounds, configuration by configuration."""
+    stack = Stack([c.simulation() for c in configs])
+    found: list[list[dict[str, float]]] = [[] for _ in configs]
     for r in range(1, max(rounds) + 1):
-        sim.step(evaluate=False)
-        if r in rounds:
-            said = answers(sim, sim.models(range(sim.clients)))
-            found.append({"round": r, **{k: round(v, 2) for k, v in said.items()}})
-    print(config.method["name"], config.seed, found, flush=True)
+        stack.step(evaluate=False)
+        for sim, own in zip(stack.runs, found, strict=True):
+            if r in rounds:
+                own.append({"round": r, **{k: round(v, 2) for k, v in answers(sim, sim.models(range(sim.clients))).items()}})
+                print(configs[0].method["name"], sim.seed, own[-1], flush=True)
     return found
 
 
@@ -48,9 +50,9 @@ def main() -> None:
     rows = []
     for method in METHODS:
         configs = [Config.from_dict({**about, "method": method, "seed": s}, "explored.json") for s in how.seeds]
-        rows.append({"method": method, "found": [one(c, how.rounds) for c in configs]})
+        rows.append({"method": method, "found": looked(configs, how.rounds)})
     made = {
-        "about": "answers of fine-tuned models on the images held out, percentages, means over clients; by seed and round",
+        "about": "answers on the images held out, percentages, means over clients; by seed and round",
         "seeds": how.seeds, "rows": rows,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "environment": environment(how.device),
