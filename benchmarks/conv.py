@@ -130,15 +130,21 @@ def timed(call: Callable[[], Any], repeat: int = 5, calls: int = 10) -> float:
     return best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def asked(about: str | None, precision: str) -> argparse.Namespace:
+    """What the command line says: which images, how many clients, which precisions."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=84)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--precision", default="tf32,bf16")
+    parser.add_argument("--precision", default=precision)
     how = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a GPU")
+    return how
+
+
+def main() -> None:
+    how = asked(__doc__, "tf32,bf16")
     found = layers(how.side)
     tasks = [
         (layer, kernel, tile, how.batch, precision)

@@ -6,18 +6,17 @@ as often as said. The share is of the bytes that must be moved, at the copy band
     python benchmarks/norm.py [--side 84] [--clients 20] [--precision bf16] [--batch 32]
 """
 
-import argparse
 import json
 import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
-import triton
-from conv import layers, timed
+from conv import asked, layers, timed
 
 from fedselect.kernels import norm
 
@@ -29,21 +28,9 @@ USUAL = norm._blocks
 
 def choose(choice: tuple[int, int, int] | None) -> None:
     """Have the kernels cut their work so; None: as they do by themselves."""
-    if choice is None:
-        norm._blocks = USUAL
-        return
-    most, programs, warps = choice
-
-    def blocks(clients: int, rows: int, channels: int) -> Any:
-        ch = min(64, max(16, triton.next_power_of_2(channels)))
-        block = min(most, max(1, triton.next_power_of_2(rows)))
-        wide = triton.cdiv(channels, ch)
-        many = max(1, min(64, -(-programs // (clients * wide)), triton.cdiv(rows, block)))
-        per = triton.cdiv(triton.cdiv(rows, many), block) * block
-        many = triton.cdiv(rows, per)
-        return (many, wide, clients), {"ROWS": per, "BLOCK": block, "CH": ch, "num_warps": warps}, many
-
-    norm._blocks = blocks
+    norm._blocks = (
+        USUAL if choice is None else partial(USUAL, **dict(zip(("at_once", "programs", "warps"), choice, strict=True)))
+    )
 
 
 def shapes(side: int, batch: int) -> Counter[tuple[int, int]]:
@@ -85,14 +72,7 @@ def bandwidth() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=84)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--precision", default="bf16")
-    how = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this needs a GPU")
+    how = asked(__doc__, "bf16")
     kinds = {p: torch.bfloat16 if p == "bf16" else torch.float32 for p in how.precision.split(",")}
     found = shapes(how.side, how.batch)
     tasks = [(shape, choice, how.clients, kind) for kind in kinds.values() for shape in found for choice in CHOICES]

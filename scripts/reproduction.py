@@ -220,6 +220,12 @@ def farthest(a: Table, b: Table) -> Table:
     return {name: max(abs(x - y) for x, y in zip(a[f], b[f], strict=True)) for name, f in fields.items()}
 
 
+def with_limits(column: Table, other: Table) -> list[Table]:
+    """The rows of a column that have a limit of another's."""
+    there = {r["options"]["limit"] for r in other["rows"]}
+    return [r for r in column["rows"] if r["options"]["limit"] in there]
+
+
 def twice(look: Table) -> list[float]:
     """How far settings that were tried twice came out apart, in points, the nearest first."""
     found: dict[str, list[float]] = {}
@@ -250,11 +256,10 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
-        farthest,
+        farthest, with_limits,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
-    jinja.filters["row_in"] = lambda name, column: named_row(column, name)
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

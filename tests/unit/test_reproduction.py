@@ -204,7 +204,24 @@ def test_figures_come_out_to_the_same_bytes(site):
     assert {p: p.read_bytes() for p in (site / "docs" / "img").iterdir()} == first
 
 
+def test_what_was_counted_besides_is_told(site):
+    for name in ("explored.json", "pooled.json"):
+        shutil.copy(ROOT / "results" / name, site / "results" / name)
+    found = [[{"round": 60, "right": 80.0, "right_among_own": 81.0, "stray": 1.5},
+              {"round": 200, "right": 70.0, "right_among_own": 80.5, "stray": 12.25}]] * 2  # fmt: skip
+    rows = [{"method": {"name": n}, "found": found} for n in ("fedavg", "fedavg+ft")]
+    (site / "results" / "stray.json").write_text(json.dumps({"seeds": [100, 101], "rows": rows}))
+    said = make(site).split("**Classes that a client does not have**")[1].split("\n- ")[0]
+    for number in ("1.50%", "12.25%", "81.00 and 80.50%", "2 partitions", "80.50 instead of 70.00%"):
+        assert number in said
+
+
 # ---- arithmetic
+
+
+def test_rows_are_as_far_apart_as_on_their_farthest_seed():
+    a, b = ({"accuracy": v, "tail": w} for v, w in (([1.0, 5.0], [2.0, 2.0]), ([2.0, 3.5], [2.0, 1.0])))
+    assert reproduction.farthest(a, b) == {"final": 1.5, "tail": 1.0}
 
 
 def test_a_gain_is_paired_by_seed():

@@ -197,11 +197,14 @@ def _or(v: Tensor | None, other: Tensor) -> Tensor:
     return other if v is None else v
 
 
-def _blocks(clients: int, rows: int, channels: int) -> tuple[tuple[int, int, int], dict[str, int], int]:
+def _blocks(
+    clients: int, rows: int, channels: int, at_once: int = 32, programs: int = 1056, warps: int = 4
+) -> tuple[tuple[int, int, int], dict[str, int], int]:
+    """How the rows are cut: the grid, what the kernels are told of it, and into how many blocks."""
     ch = min(64, max(16, triton.next_power_of_2(channels)))
-    block = min(32, max(1, triton.next_power_of_2(rows)))
+    block = min(at_once, max(1, triton.next_power_of_2(rows)))
     wide = triton.cdiv(channels, ch)
-    blocks = max(1, min(64, -(-1056 // (clients * wide)), triton.cdiv(rows, block)))
+    blocks = max(1, min(64, -(-programs // (clients * wide)), triton.cdiv(rows, block)))
     per = triton.cdiv(triton.cdiv(rows, blocks), block) * block
     blocks = triton.cdiv(rows, per)
-    return (blocks, wide, clients), {"ROWS": per, "BLOCK": block, "CH": ch, "num_warps": 4}, blocks
+    return (blocks, wide, clients), {"ROWS": per, "BLOCK": block, "CH": ch, "num_warps": warps}, blocks

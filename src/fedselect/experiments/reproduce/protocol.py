@@ -15,7 +15,7 @@ COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits"
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("plain", "beyond", "readings", "little", "stem")  # questions of ours: the paper has no numbers for them
+OWN = ("plain", "beyond", "readings", "little", "stem")  # questions of ours
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,9 @@ def _target(name: str) -> Target:
         if part in raw:
             raw[part] = tuple(make(**one) for one in raw[part])
     own: dict[str, Any] = {k: tuple(v) if k in ("on", "seeds") else v for k, v in raw.items()}
-    if of is not None:  # the rows of a table, drawn or run in another way
-        return replace(_target(of), name=name, **own)
+    if of is not None:  # a table drawn, run in another way, or with rows of ours above its own
+        table = _target(of)
+        return replace(table, name=name, **own | {"rows": own.get("rows", ()) + table.rows})
     usual: dict[str, Any] = {"table": name, "seeds": (0, 1, 2)}
     return Target(name, **usual | own)
 
