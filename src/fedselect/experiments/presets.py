@@ -44,9 +44,9 @@ SUITED: dict[str, Values] = {
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
 }
-"""What suits a data set where nothing else is said: rates for all methods alike (for Mini-ImageNet the paper's, for digits and
-domains found on held-out images of digits and PACS: results/tuned.json), and what one method alone needs. Elsewhere the methods' own defaults hold: the paper's for CIFAR, but for FedSelect's
-rates, which were found on held-out images."""
+"""What suits a data set where nothing else is said: rates for all methods alike (for Mini-ImageNet the paper's, else found on
+held-out images, for domains on those of PACS: results/tuned.json), and what one method alone needs. Elsewhere the methods' own
+defaults hold: the paper's for CIFAR, but for FedSelect's rates, which were found on held-out images."""
 
 
 def suited(method: str, data: str) -> Values:
