@@ -55,6 +55,13 @@ def test_what_is_said_beats_a_preset():
     assert config("fedpac", "authors", lr=0.5).method["head_lr"] == 0.1
 
 
+@pytest.mark.parametrize("data", ["digits", "domains"])
+def test_a_personal_rate_follows_the_rate_where_a_method_has_none_of_its_own(data):
+    for method in ("ditto", "fedper", "fedrep"):
+        assert config(method, None, data, lr=0.003).method["personal_lr"] is None
+    assert config("fedselect", None, data, lr=0.003).method["personal_lr"] == config(method, None, data).method["lr"]
+
+
 def test_a_preset_is_saved_and_replays(cli, tmp_path):
     assert cli("run", *TINY, "--method", "fedrep", "--preset", "authors", "--rounds", 1, "--out", tmp_path / "a").code == 0
     saved = json.loads((tmp_path / "a" / "config.json").read_text())

@@ -50,9 +50,11 @@ defaults hold: the paper's for CIFAR, but for FedSelect's rates, which were foun
 
 
 def suited(method: str, data: str) -> Values:
+    """Rates that follow another (None by default, as personal_lr of FedPer follows lr) go on following it."""
     table = SUITED.get(data, {})
-    known = options(METHODS[method])
-    chosen = {k: v for k, v in {**table.get("method", {}), **table.get(method, {})}.items() if k in known}
+    known = {k: o.default for k, o in options(METHODS[method]).items()}
+    common = {k: v for k, v in table.get("method", {}).items() if known.get(k) is not None}
+    chosen = {**common, **{k: v for k, v in table.get(method, {}).items() if k in known}}
     return {"method": chosen, "training": table.get("training", {})}
 
 
