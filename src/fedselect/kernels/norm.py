@@ -163,7 +163,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x (C, rows, channels) in order -> the same, and what `backward` needs; updates the running mean and var in place."""
     clients, rows, channels = x.shape
-    grid, how, blocks = _blocks(clients, rows, channels)
+    grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
     y, saved = torch.empty_like(x), torch.empty(clients, 2, channels, device=x.device)
     many = triton.next_power_of_2(blocks)
@@ -180,7 +180,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias."""
     clients, rows, channels = x.shape
-    grid, how, blocks = _blocks(clients, rows, channels)
+    grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
     dx, many = torch.empty_like(x), triton.next_power_of_2(blocks)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(saved[:, 0]) for _ in "wb")
@@ -198,11 +198,12 @@ def _or(v: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _blocks(
-    clients: int, rows: int, channels: int, at_once: int = 32, programs: int = 1056, warps: int = 4
+    x: Tensor, at_once: int | None = None, programs: int = 1056, warps: int = 4
 ) -> tuple[tuple[int, int, int], dict[str, int], int]:
     """How the rows are cut: the grid, what the kernels are told of it, and into how many blocks."""
+    clients, rows, channels = x.shape
     ch = min(64, max(16, triton.next_power_of_2(channels)))
-    block = min(at_once, max(1, triton.next_power_of_2(rows)))
+    block = min(at_once or (128 if x.dtype == torch.bfloat16 else 32), max(1, triton.next_power_of_2(rows)))
     wide = triton.cdiv(channels, ch)
     blocks = max(1, min(64, -(-programs // (clients * wide)), triton.cdiv(rows, block)))
     per = triton.cdiv(triton.cdiv(rows, blocks), block) * block
