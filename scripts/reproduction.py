@@ -140,10 +140,6 @@ def pairs(one: Table) -> Table:
     return {"alike": found[True], "apart": found[False]}
 
 
-def machine(environment: Table) -> str:
-    return f"{environment['device']}, PyTorch {environment['torch']}, {environment['precision']}"
-
-
 def listed(items: list[str]) -> str:
     """a, b and c."""
     once = list(dict.fromkeys(items))
@@ -151,7 +147,10 @@ def listed(items: list[str]) -> str:
 
 
 def machines(tables: list[Table]) -> str:
-    return listed([machine(e) for t in tables for e in t["environments"]])
+    found: dict[str, list[str]] = {}
+    for e in (e for t in tables for e in t["environments"]):
+        found.setdefault(f"{e['device']}, PyTorch {e['torch']}", []).append(e["precision"])
+    return "; ".join(f"{name}, {listed(precisions)}" for name, precisions in found.items()) or listed([])
 
 
 def commits(tables: list[Table]) -> str:
@@ -260,6 +259,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
+    jinja.tests["match"] = lambda text, start: text.startswith(start)
     text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

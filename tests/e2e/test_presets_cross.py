@@ -47,7 +47,7 @@ def test_what_suits_the_data_is_filled_in_where_nothing_is_said():
     assert config("fedavg", None).training["batch_size"] == 16
     assert config("fedavg", None, lr=0.5).method["lr"] == 0.5
     assert config("fedavg", None, data="cifar10").method["lr"] == 0.01
-    assert config("fedavg", None, data="miniimagenet").method["lr"] == 0.001
+    assert config("fedselect", None, data="domains").method["lr"] == 0.01
 
 
 def test_what_is_said_beats_a_preset():

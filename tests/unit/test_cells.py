@@ -168,6 +168,10 @@ def test_a_trial_is_scored_on_images_held_out_of_training_with_seeds_of_its_own(
 def test_a_trial_is_short_and_trains_on_as_much_as_a_reported_run(how, rounds, train, val):
     config = trials("cifar10", "local", how)[0][2]
     assert (config.rounds, config.data["train"], config.data["val"]) == (rounds, train, val)
+    asked = plan.in_tuning(
+        "cifar10", how
+    )  # tuned.json speaks of rounds where trials have fewer than their own, not of a table's
+    assert ("rounds" in asked.mark) == (rounds == 3)
 
 
 def test_a_federation_scored_on_validation_data_holds_no_test_sample():

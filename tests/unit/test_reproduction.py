@@ -190,6 +190,28 @@ def test_only_the_block_of_the_readme_is_written(site):
     assert "a GPU, PyTorch 3.0, tf32, 2026-01-02" in text
 
 
+def test_the_readme_leaves_out_a_data_set_on_which_our_row_was_not_run(site):
+    data = made_up("table1")
+    data["columns"][1]["rows"] = [r for r in data["columns"][1]["rows"] if r["row"] != "FedSelect"]
+    put(site, data)
+    page = make(site)
+    header = (site / "README.md").read_text().splitlines()[2]
+    assert header == "| accuracy, % | CIFAR-10 | Mini-ImageNet |"
+    assert "### CIFAR10-C" in page
+    assert "FedSelect has not been run" in page.split("- **CIFAR10-C.**")[1].split("\n")[0]
+
+
+def test_machines_that_differ_in_their_precision_alone_are_one():
+    own = {"device": "a GPU", "torch": "3.0"}
+    found = [
+        {
+            "environments": [{**own, "precision": p} for p in ("tf32", "bf16", "tf32")]
+            + [{**own, "device": "B", "precision": "x"}]
+        }
+    ]
+    assert reproduction.machines(found) == "a GPU, PyTorch 3.0, tf32 and bf16; B, PyTorch 3.0, x"
+
+
 def test_runs_of_another_size_say_so(site):
     put(site, made_up("table1", scale=0.5))
     assert "**CIFAR-10: scaled to 0.5, not comparable.**" in make(site)

@@ -78,7 +78,7 @@ def run(work: Work, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, d
     shared.finish(tuning, stop, told)
     found = work.judged()
     if found:
-        tune.save(found, work.how, work.out)
+        tune.save(found, work.out)
     reported = work.reported(rates(found))
     _expect(told, reported)
     shared.finish(reported, stop, told)

@@ -120,10 +120,8 @@ def configure(
 
 def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int, Config]]:
     """What is tried to tune a method: options, seed, and a run that is scored on validation images alone."""
-    tuning, where = read_tuning(), read_column(column)
-    most = where.tuning_rounds or tuning.rounds
-    short = replace(where, rounds=min(most, where.rounds))
-    brief = replace(how, rounds=min(how.rounds, most)) if how.rounds is not None else how
+    tuning, where, brief = read_tuning(), read_column(column), in_tuning(column, how)
+    short = replace(where, rounds=_most(where))
     grid = {**tuning.common, **tuning.methods.get(method, {})}
     out = []
     for values in itertools.product(*grid.values()):
@@ -132,6 +130,16 @@ def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int
         for seed in tuning.seeds:
             out.append((chosen, seed, configure(short, row, Setting(), seed, brief, {}, "val")))
     return out
+
+
+def in_tuning(column: str, how: How) -> How:
+    """What the user chose, as far as trials follow: a number of rounds above their own leaves them as they are."""
+    longer = how.rounds is not None and how.rounds >= _most(read_column(column))
+    return replace(how, rounds=None) if longer else how
+
+
+def _most(column: Column) -> int:
+    return min(column.tuning_rounds or read_tuning().rounds, column.rounds)
 
 
 def scaled(column: Column, data: Mapping[str, Any], scale: float) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedselect.errors import RunError
 from fedselect.experiments.config import Config
-from fedselect.experiments.reproduce.plan import How, name_of, trials
-from fedselect.experiments.reproduce.protocol import Target, read_column, read_tuning
+from fedselect.experiments.reproduce.plan import How, in_tuning, name_of, trials
+from fedselect.experiments.reproduce.protocol import Target, read_tuning
 from fedselect.experiments.runner import finished
 from fedselect.files import locked, read_json, write_json
 
@@ -53,18 +53,17 @@ def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, An
             "scored_on": f"{held} images a client, held out of its training data: mean over the last quarter of the rounds",
             "rounds": rounds,
             "seeds": list(read_tuning().seeds),
-            "note": how.mark or None,
+            "note": in_tuning(column, how).mark or None,
         }
     return out
 
 
-def save(found: dict[Key, dict[str, Any]], how: How, out: Path) -> None:
+def save(found: dict[Key, dict[str, Any]], out: Path) -> None:
     """tuned.json beside the runs, with what others have put there."""
-    mark = f" ({how.mark})" if how.mark else ""
     path = out / "tuned.json"
     with locked(out, wait=True):
         known = read_json(path, "it should list tuned rates.") if path.exists() else {}
-        fresh = {f"{method} on {read_column(column).name}{mark}": entry for (column, method), entry in found.items()}
+        fresh = {f"{method} on {column}" + (f" ({e['note']})" if e["note"] else ""): e for (column, method), e in found.items()}
         if {**known, **fresh} != known:
             write_json(path, {**known, **fresh})
 
