@@ -1,5 +1,6 @@
 """What results/ holds: read, taken over from a folder of `fedselect reproduce`, and put back into one."""
 
+import gzip
 import json
 import shutil
 import sys
@@ -15,7 +16,7 @@ from fedselect.experiments.reproduce.plan import FILES, name_of, named
 from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS
 from fedselect.experiments.reproduce.write import lean
 
-RUNS = "runs.jsonl"
+RUNS = "runs.jsonl.gz"
 FILED = ("data", "model")  # parts of a configuration that may name files
 Table = dict[str, Any]
 
@@ -104,13 +105,13 @@ def _take_over(made: Path, results: Path) -> int:
         config |= {part: named(config[part]) for part in FILED}
         known[place.parent.name] = {"config": config, "summary": json.loads(place.read_text(encoding="utf-8"))}
     lines = [json.dumps({"cell": name, **known[name]}, sort_keys=True) + "\n" for name in sorted(known)]
-    (results / RUNS).write_text("".join(lines), encoding="utf-8")
+    (results / RUNS).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
     return len(known)
 
 
 def runs(results: Path) -> dict[str, Table]:
     path = results / RUNS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else []
     return dict(map(_completed, map(json.loads, lines)))
 
 

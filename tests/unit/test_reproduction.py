@@ -1,5 +1,6 @@
 """docs/reproduction.md, its figures and the README's table are what scripts/reproduction.py makes of results/."""
 
+import gzip
 import json
 import random
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import reproduction
-from reproduction_results import collect, read, restore, runs
+from reproduction_results import RUNS, collect, read, restore, runs
 
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.outcome import Block, Entry, Seed, _ranked
@@ -291,7 +292,7 @@ def test_outcomes_of_single_runs_are_taken_over_and_restored(tmp_path):
         collect(made, results)
     assert not (results / "table1-rounds-60-cifar10.json").exists()
     (made / "table1-rounds-60.json").unlink()
-    assert "somewhere" not in (results / "runs.jsonl").read_text()
+    assert "somewhere" not in gzip.decompress((results / RUNS).read_bytes()).decode()
     assert restore(results, back) == 1
     assert json.loads((back / "cells" / "a" / "summary.json").read_text()) == summary
     assert not (back / "cells" / "b").exists()
@@ -302,10 +303,10 @@ def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
     older = config.to_json()
     older["method"] = {k: v for k, v in older["method"].items() if k != "norm_stats"}
     line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
-    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / RUNS).write_bytes(gzip.compress(json.dumps(line).encode()))
     assert runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
     older["method"]["gone"] = 1.0  # an option that was taken back
-    (tmp_path / "runs.jsonl").write_text(json.dumps({**line, "config": older}) + "\n")
+    (tmp_path / RUNS).write_bytes(gzip.compress(json.dumps({**line, "config": older}).encode()))
     assert runs(tmp_path) == {"0123": {"config": older, "summary": {"accuracy": 0.5}}}
 
 
