@@ -188,14 +188,17 @@ def notes(table: Table) -> list[str]:
 def tried(look: Table) -> list[Table]:
     """What was tried, the best first: the method with the options that are not its usual ones, and its lead over the best of
     Local, where that was tried too."""
-    rows = [{**r, "mean": statistics.fmean(r["tail"]), "said": _said(r["method"], r.get("training", {}))} for r in look["rows"]]
+    rows = [
+        {**r, "mean": statistics.fmean(r["tail"]), "said": spelled(r["method"], r.get("training", {}))} for r in look["rows"]
+    ]
     alone = max((r["mean"] for r in rows if r["method"]["name"] == "local"), default=None)
     for r in rows:
         r["lead"] = None if alone is None else r["mean"] - alone
     return sorted(rows, key=lambda r: -r["mean"])
 
 
-def _said(method: Table, training: Table) -> str:
+def spelled(method: Table, training: Table) -> str:
+    """A method with the options that are not its usual ones."""
     usual = {n: o.default for n, o in options(METHODS[method["name"]]).items()}
     own = {k: v for k, v in method.items() if k != "name" and v != usual.get(k)} | training
     return f"`{' '.join([method['name'], *(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in own.items())])}`"
@@ -255,12 +258,12 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
-        farthest, with_limits,
+        farthest, with_limits, spelled,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
     jinja.tests["match"] = lambda text, start: text.startswith(start)
-    text = jinja.get_template(name).render(results=results, get=results.get, figures=figures)
+    text = jinja.get_template(name).render(results=results, get=results.get, strays=results.strays, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

@@ -40,6 +40,10 @@ class Results:
     def get(self, name: str) -> Table | None:
         return self.targets.get(name)
 
+    def strays(self, method: str, augment: str) -> Table:
+        """What was counted of a method."""
+        return next(dict(r) for r in self.stray["rows"] if (r["method"]["name"], r["augment"]) == (method, augment))
+
     def find(self, targets: list[str], data: str, row: str) -> Table | None:
         """A row of the first of these targets that has it on a data set, without further settings."""
         for name in targets:

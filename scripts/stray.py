@@ -1,8 +1,9 @@
 """How often a model answers with a class that its client does not have, and what it would get if it did not.
 
-Partitions and images are those of results/explored.json; methods with the rates they have there. Writes results/stray.json:
+Partitions and images are those of results/explored.json; methods with the rates they have there, and as in the target `plain`:
+the paper's rate, nothing augmented. Writes results/stray.json:
 
-    python scripts/stray.py [--seeds 100,101,102] [--rounds 60,200] [--device auto]
+    python scripts/stray.py [--seeds 100,101,102] [--rounds 20,60,200] [--device auto]
 """
 
 import argparse
@@ -24,6 +25,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "fedselect", **TUNED, "limit": 0.002, "personal_lr": 0.01, "norm_stats": "shared", "view": "merged"},
     {"name": "fedbabu", **TUNED},
 ]
+PLAIN: list[dict[str, Any]] = [{"name": name, "lr": 0.01} for name in ("fedavg+ft", "fedbabu")]
 
 
 def looked(configs: list[Config], rounds: list[int]) -> list[list[dict[str, float]]]:
@@ -42,15 +44,16 @@ def looked(configs: list[Config], rounds: list[int]) -> list[list[dict[str, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=numbers, default=[100, 101, 102], metavar="N,N")
-    parser.add_argument("--rounds", type=numbers, default=[60, 200], metavar="N,N", help="after which to look")
+    parser.add_argument("--rounds", type=numbers, default=[20, 60, 200], metavar="N,N", help="after which to look")
     parser.add_argument("--device", default="auto")
     how = parser.parse_args()
     about = json.loads((RESULTS / "explored.json").read_text(encoding="utf-8"))[-1]["about"]["config"]
     about |= {"rounds": max(how.rounds), "device": how.device, "precision": "auto"}
     rows = []
-    for method in METHODS:
-        configs = [Config.from_dict({**about, "method": method, "seed": s}, "explored.json") for s in how.seeds]
-        rows.append({"method": method, "found": looked(configs, how.rounds)})
+    for method, augment in [*((m, about["data"]["augment"]) for m in METHODS), *((m, "none") for m in PLAIN)]:
+        asked = {**about, "method": method, "data": {**about["data"], "augment": augment}}
+        configs = [Config.from_dict({**asked, "seed": s}, "explored.json") for s in how.seeds]
+        rows.append({"method": method, "augment": augment, "found": looked(configs, how.rounds)})
     made = {
         "about": "answers on the images held out, percentages, means over clients; by seed and round",
         "seeds": how.seeds, "rows": rows,

@@ -232,9 +232,15 @@ def test_what_was_counted_besides_is_told(site):
         shutil.copy(ROOT / "results" / name, site / "results" / name)
     found = [[{"round": 60, "right": 80.0, "right_among_own": 81.0, "stray": 1.5},
               {"round": 200, "right": 70.0, "right_among_own": 80.5, "stray": 12.25}]] * 2  # fmt: skip
-    rows = [{"method": {"name": n}, "found": found} for n in ("fedavg", "fedavg+ft")]
-    (site / "results" / "stray.json").write_text(json.dumps({"seeds": [100, 101], "rows": rows}))
-    said = make(site).split("**Classes that a client does not have**")[1].split("\n- ")[0]
+    kinds = (("fedavg", "crop-flip"), ("fedavg+ft", "crop-flip"), ("fedavg+ft", "none"))
+    rows = [{"method": {"name": n}, "augment": a, "found": found} for n, a in kinds]
+    made = {"seeds": [100, 101], "rows": rows, "environment": WHERE, "date": "2026-01-02"}
+    (site / "results" / "stray.json").write_text(json.dumps(made))
+    put(site, made_up("table1"), made_up("plain"))
+    page = make(site)
+    assert "| `fedavg+ft` | none | 200 | 70.00 | 80.50 | 12.25 |" in page
+    assert "after round 200 12.25% of FedAvg + FT's answers are classes" in page
+    said = page.split("**Classes that a client does not have**")[1].split("\n- ")[0]
     for number in ("1.50%", "12.25%", "81.00 and 80.50%", "2 partitions", "80.50 instead of 70.00%"):
         assert number in said
 

@@ -41,6 +41,8 @@ class Seed:
     curve: tuple[float, ...] = ()  # the accuracy in them
     date: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    local: float | None = None  # the accuracy of models as local training leaves them, whatever the method reports
+    merged: float | None = None  # of these merged with the aggregate
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def _seed(seed: int, place: Path) -> Seed:
         tuple(100 * accuracy for _, accuracy in said["curve"]),
         said["date"],
         said["environment"],
+        *(None if (a := said.get(f"accuracy_{view}")) is None else 100 * a for view in ("local", "merged")),
     )
 
 

@@ -164,6 +164,8 @@ def _row(e: Entry, common: dict[str, Any], difference: float | None) -> dict[str
         "seeds": [s.seed for s in e.seeds],
         "accuracy": [_short(s.accuracy) for s in e.seeds],
         "tail": [_short(s.tail) for s in e.seeds],
+        "local": [_short(s.local) for s in e.seeds],
+        "merged": [_short(s.merged) for s in e.seeds],
         "share": [_short(s.share) for s in e.seeds],
         "share_live": [_short(s.share_live) for s in e.seeds],
         "bytes_up": [round(s.bytes_up) for s in e.seeds],
