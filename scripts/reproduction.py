@@ -17,6 +17,7 @@ import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reproduction_results import RUNS, Results, Table, collect, read, restore
 
+from fedselect.experiments.paper import PUBLISHED
 from fedselect.methods import METHODS
 from fedselect.options import options
 
@@ -49,6 +50,11 @@ def p_value(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
+def published(table: str, row: str, data: str, setting: str | None = None) -> float | None:
+    """What the paper has in a cell of one of its tables."""
+    return PUBLISHED[table].value(row, data, setting)
+
+
 def percent(values: list[float | None]) -> str:
     there = [v for v in values if v is not None]
     return f"{100 * statistics.fmean(there):.1f}%" if there else "-"
@@ -65,21 +71,27 @@ def megabytes(row: Table, way: str, clients: int) -> str:
     return f"{statistics.fmean(row[way]) / clients / 1e6:.2f}" if row[way] else "-"
 
 
-def gain(ours: Table | None, row: Table) -> Table | None:
-    """Our row less another, seed by seed: the mean, its standard error, and whether it is beyond two of them."""
-    if ours is None or ours["row"] == row["row"]:
-        return None
-    own = dict(zip(ours["seeds"], ours["accuracy"], strict=True))
-    off = [own[s] - a for s, a in zip(row["seeds"], row["accuracy"], strict=True) if s in own]
+def gain(ours: Table | None, row: Table, field: str = "accuracy") -> Table | None:
+    """Our row less another, seed by seed."""
+    return None if ours is None or ours["row"] == row["row"] else paired(ours, row, field)
+
+
+def paired(a: Table, b: Table, field: str = "accuracy", other: str | None = None) -> Table | None:
+    """One row less another over the seeds that both have, or two figures of one: the mean, its standard error, Student's p."""
+    from scipy.stats import t
+
+    own = dict(zip(a["seeds"], a[field], strict=True))
+    off = [own[s] - v for s, v in zip(b["seeds"], b[other or field], strict=True) if s in own]
     if not off:
         return None
     mean = statistics.fmean(off)
     error = statistics.stdev(off) / len(off) ** 0.5 if len(off) > 1 else None
-    return {"mean": mean, "error": error, "sure": error is not None and abs(mean) > 2 * error}
+    p = None if error is None else 2 * float(t.sf(abs(mean) / error, len(off) - 1)) if error else float(mean == 0)
+    return {"mean": mean, "error": error, "p": p, "sure": p is not None and p < 0.05}
 
 
 def surely(found: Table | None) -> str:
-    """A gain, bold where it is beyond two standard errors."""
+    """A gain, bold where it is more than chance."""
     if found is None:
         return "-"
     said = points(found["mean"]) + ("" if found["error"] is None else f" ± {two(found['error'])}")
@@ -87,7 +99,7 @@ def surely(found: Table | None) -> str:
 
 
 def won(column: Table, ours: Table) -> dict[str, list[str]]:
-    """Rows that ours is ahead of and behind, beyond two standard errors."""
+    """Rows that ours is ahead of and behind by more than chance."""
     found = {r["row"]: g for r in column["rows"] if (g := gain(ours, r)) is not None and g["sure"]}
     return {
         "ahead": [name for name, g in found.items() if g["mean"] > 0],
@@ -108,10 +120,10 @@ def row_of(column: Table, name: str | None) -> Table | None:
     return next((r for r in column["rows"] if r["row"] == name and r["mean"] is not None), None)
 
 
-def column_of(table: Table | None, data: str) -> Table | None:
-    """The column of a data set, without further settings."""
+def column_of(table: Table | None, data: str, setting: str | None = None) -> Table | None:
+    """The column of a data set, without further settings or with this one."""
     columns = table["columns"] if table else []
-    return next((c for c in columns if (c["data"], c["setting"]) == (data, None)), None)
+    return next((c for c in columns if (c["data"], c["setting"]) == (data, setting)), None)
 
 
 def best(column: Table) -> Table | None:
@@ -122,12 +134,12 @@ def place(rank: int) -> str:
     return ORDER[rank - 1] if rank <= len(ORDER) else f"{rank}th"
 
 
-def agreement(column: Table) -> float | None:
-    """Spearman's correlation of our order of the rows with the paper's."""
+def agreement(column: Table, field: str = "mean", but: str | None = None) -> float | None:
+    """Spearman's correlation of our order of the rows, all or all but one, with the paper's."""
     from scipy.stats import spearmanr
 
-    pairs = [(r["mean"], r["paper"]) for r in column["rows"] if r["mean"] is not None and r["paper"] is not None]
-    return float(spearmanr(pairs).statistic) if len(pairs) > 2 else None
+    rows = [r for r in column["rows"] if r["row"] != but and r["mean"] is not None and r["paper"] is not None]
+    return float(spearmanr([(r[field], r["paper"]) for r in rows]).statistic) if len(rows) > 2 else None
 
 
 def pairs(one: Table) -> Table:
@@ -258,11 +270,11 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
-        farthest, with_limits, spelled,
+        farthest, with_limits, spelled, paired, published,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
-    jinja.tests["match"] = lambda text, start: text.startswith(start)
+    jinja.tests["starting"] = str.startswith
     text = jinja.get_template(name).render(results=results, get=results.get, strays=results.strays, figures=figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

@@ -23,7 +23,16 @@ from fedselect.experiments.reproduce.write import as_json, lean
 ROOT = Path(__file__).parents[2]
 SEEDS = (0, 1, 2)
 WHERE = {"device": "a GPU", "torch": "3.0", "precision": "tf32", "commit": "abc"}
-MORE = {"share": 0.3, "share_live": 0.6, "bytes_up": 4e7, "bytes_down": 3e7, "date": "2026-01-02", "environment": WHERE}
+MORE = {
+    "local": 61.0,
+    "merged": 62.0,
+    "share": 0.3,
+    "share_live": 0.6,
+    "bytes_up": 4e7,
+    "bytes_down": 3e7,
+    "date": "2026-01-02",
+    "environment": WHERE,
+}
 CLASSES = [["cat", "dog"], ["dog", "frog"], ["frog", "ship"], ["ship", "truck"]]
 
 
@@ -187,7 +196,7 @@ def test_only_the_block_of_the_readme_is_written(site):
     text = (site / "README.md").read_text()
     assert text.startswith("above\n<!-- results -->\n| accuracy")
     assert text.endswith("<!-- /results -->\nbelow\n")
-    assert "3 seeds" in text
+    assert "seeds (3 on CIFAR-10, 3 on CIFAR10-C, 3 on Mini-ImageNet)" in text
     assert "a GPU, PyTorch 3.0, tf32, 2026-01-02" in text
 
 
@@ -259,6 +268,25 @@ def test_a_gain_is_paired_by_seed():
     found = reproduction.gain(ours, other)  # differences 3 and 1: standard deviation √2, error 1
     assert (found["mean"], found["error"], found["sure"]) == (2.0, pytest.approx(1.0), False)
     assert reproduction.gain(ours, {**other, "accuracy": [10.0, 9.1]})["sure"]  # 3 and 2.9
+    assert reproduction.gain(ours, ours) is None
+
+
+def test_chance_is_that_of_students_paired_test():
+    from scipy.stats import ttest_rel
+
+    ours = {
+        "row": "a",
+        "seeds": [0, 1, 2],
+        "accuracy": [80.0, 81.0, 85.0],
+        "tail": [1.0, 2.0, 4.0],
+        "local": [70.0, 75.0, 71.0],
+    }
+    other = {"row": "b", "seeds": [0, 1, 2], "accuracy": [79.0, 79.5, 82.0], "tail": [1.0, 1.0, 1.0]}
+    for field in ("accuracy", "tail"):
+        found = reproduction.gain(ours, other, field)
+        assert found["p"] == pytest.approx(ttest_rel(ours[field], other[field]).pvalue)
+        assert found["sure"] == (found["p"] < 0.05)
+    assert reproduction.paired(ours, ours, "accuracy", "local")["mean"] == 10.0
     assert reproduction.gain(ours, ours) is None
 
 
