@@ -140,7 +140,8 @@ def overlap(shown: list[Table]) -> Figure:
 
 def _panel(column: Table, fields: tuple[str, ...]) -> Table:
     rows = [{k: r[k] for k in ("row", "method", *fields)} for r in column["rows"]]
-    return {"title": column["title"], "setting": column["setting"], "rows": rows}
+    size = f", {column['note'].removesuffix(', not comparable')}" if column["note"] else ""
+    return {"title": column["title"] + size, "setting": column["setting"], "rows": rows}
 
 
 def _colours(panel: Table) -> list[str]:
