@@ -288,15 +288,16 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
     if name is None:
         _list("method", METHODS)
         console.print("common to all, local training: " + _inline(options(Training)))
-        for data, said in presets.SUITED.items():
-            values = ", ".join(f"{k}={v}" for table in ("method", "training") for k, v in said.get(table, {}).items())
-            console.print(f"on {data}, where nothing else is said: {values}")
+        console.print(f"on {', '.join(presets.SUITED)} other rates hold where nothing is said: fedselect methods NAME")
         return
     factory = find("method", name, METHODS)
     console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
     _details({**options(factory), **options(Training)})
     for chosen in ("paper", "authors"):
         console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
+    for data in presets.SUITED:
+        values = (f"{k}={v}" for table in presets.suited(name, data).values() for k, v in table.items())
+        console.print(f"  on {data}, where nothing else is said: {', '.join(values)}", highlight=False)
 
 
 @data_app.command("show", context_settings=_EXTRA)

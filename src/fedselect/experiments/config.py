@@ -122,7 +122,7 @@ class Config:
         known = {f.name: f for f in dataclasses.fields(cls)}
         for name in raw:
             if name not in known:
-                raise InputError(f"{where}: {unknown('field', name, known)}")
+                raise InputError(f"{where}: {_misplaced(name) or unknown('field', name, known)}")
         try:
             return cls(**{n: _plain(n, v) for n, v in raw.items()}).complete()
         except InputError as e:
@@ -170,9 +170,28 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
     homes.append(("training", options(Training)))
     found = [(home, name) for home, known in homes if name in known]
     if not found:
+        if elsewhere := _owner(name):
+            raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
         run = {f.name for f in dataclasses.fields(Config)}
         raise unknown("option", name, run.union(*(known for _, known in homes)))
     return found
+
+
+def _misplaced(field: str) -> str | None:
+    """What to say of a field that is one elsewhere."""
+    if field in ("methods", "seeds"):
+        return f"{field!r} is a field of a comparison; use this file with: fedselect compare --config"
+    owner = _owner(field)
+    return f"{field!r} is an option of {owner} and belongs under [{owner.split()[0]}]." if owner else None
+
+
+def _owner(option: str) -> str:
+    """Who has an option: method fedselect or layers. Nobody: an empty text."""
+    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA)):
+        names = [n for n, factory in table.items() if option in options(factory)]
+        if names:
+            return " ".join(filter(None, (kind, " or ".join(names[:3]))))
+    return ""
 
 
 def at_path(data: Mapping[str, Any]) -> dict[str, Any]:
