@@ -53,3 +53,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known) or 'none'}."
     return InputError(f"there is no {kind} {name!r}; {hint}")
+
+
+def diverged(client: int | str, round: int, tensor: str) -> TrainingError:
+    """A TrainingError for a client whose numbers have run away."""
+    return TrainingError(
+        f"client {client}, round {round}: {tensor} is no longer finite; "
+        "lower the learning rate, or limit gradients with clip (--clip 1)."
+    )

@@ -269,6 +269,11 @@ def entries(mask: Mask, tree: Tree) -> Tensor:
     return count(matrix(partly)) + whole
 
 
+def not_finite(tree: Tree) -> str | None:
+    """The first tensor that holds NaN or Inf, if any does."""
+    return next((n for n, v in tree.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())), None)
+
+
 def flat(part: str, state: State) -> Tree:
     """A state as tensors by path: part/tree/name."""
     return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}

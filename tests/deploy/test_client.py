@@ -128,6 +128,18 @@ def test_what_a_server_sends_is_checked_before_use(room, server, spoil, said):
         room.node(1).answer(Letter(last.head, {"values": spoil(last.parts["values"])}))
 
 
+def test_a_client_whose_numbers_run_away_says_so_as_in_simulation(digits, tmp_path):
+    method = fs.FedAvg(lr=1e30)
+    made = task(method, lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
+    room = Room(made, digits, tmp_path)
+    with pytest.raises(fs.RunError) as deployed:
+        Server(made, QUICK, tmp_path / "masks").step(room)
+    with pytest.raises(fs.TrainingError) as simulated:
+        Simulation(method, made.model, digits, seed=4, training=made.training).step()
+    assert str(simulated.value).startswith("client 0, round 1: ")
+    assert f"client 0: {simulated.value}" in str(deployed.value)
+
+
 def test_data_of_another_shape_or_number_of_classes_is_refused(small, digits, tmp_path):
     other = dataclasses.replace(alone(digits, 0), classes=11)
     with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes; this federation has"):

@@ -15,9 +15,9 @@ from fedselect.deploy import wire
 from fedselect.deploy.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.deploy.task import Task, first, first_mask
 from fedselect.deploy.vault import Vault, claim
-from fedselect.errors import CheckpointError, DataError, TrainingError
+from fedselect.errors import CheckpointError, DataError, diverged
 from fedselect.files import locked
-from fedselect.tree import Mask, State, Tree, expand, flat, nested
+from fedselect.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.work import score
 
 MODEL = "model"  # the finished model, beside the generations of a run
@@ -149,12 +149,9 @@ class Node:
 
     def _check(self, round: int, *trees: Tree) -> None:
         for tree in trees:
-            for name, v in tree.items():
-                if v.is_floating_point() and not bool(torch.isfinite(v).all()):
-                    raise TrainingError(
-                        f"client {self.client}, round {round}: {name} is no longer finite; "
-                        "lower the learning rate, or limit gradients with clip (--clip 1)."
-                    )
+            name = not_finite(tree)
+            if name is not None:
+                raise diverged(self.client, round, name)
 
     def _reply(self, kind: str, base: int, head: dict[str, Any], parts: Tree) -> Letter:
         return Letter({"kind": kind, **self.task.address, "client": self.client, "base": base, **head}, parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedselect.deploy.wire import Packet
 from fedselect.errors import DataError
-from fedselect.tree import Tree
+from fedselect.tree import Tree, not_finite
 
 FORMAT = 1
 DTYPES = {
@@ -93,7 +93,7 @@ def take_packet(letter: Letter) -> Packet:
 
 
 def check_finite(tensors: Tree, who: str) -> None:
-    for name, v in tensors.items():
-        if v.is_floating_point() and not bool(torch.isfinite(v).all()):
-            bad = "NaN" if bool(torch.isnan(v).any()) else "Inf"
-            raise DataError(f"{who} {bad} in {name}.")
+    name = not_finite(tensors)
+    if name is not None:
+        bad = "NaN" if bool(torch.isnan(tensors[name]).any()) else "Inf"
+        raise DataError(f"{who} {bad} in {name}.")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedselect.data import Federation
+from fedselect.errors import diverged
 from fedselect.tree import Tree, block, rows
 
 Record = dict[str, Any]
@@ -60,10 +61,7 @@ class Finite:
             lost = (~torch.isfinite(rows(v)).all(1)).nonzero().flatten().tolist()
             if lost:
                 client = int(ids[lost[0]])
-                return (
-                    f"client {self._data.clients[client].name or client}, round {round}: {name} is no longer finite; "
-                    "lower the learning rate, or limit gradients with clip (--clip 1)."
-                )
+                return str(diverged(self._data.clients[client].name or client, round, name))
         return None
 
 

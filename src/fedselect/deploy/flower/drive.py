@@ -12,9 +12,7 @@ from fedselect.errors import FedselectError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.runner import Watch, kept_records, summarise
 from fedselect.files import disk, locked, read_json, write_json
-from fedselect.simulate.notes import LISTS, Record
-
-MEANS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share")
+from fedselect.simulate.notes import LISTS, MEANS, Record, mean_of
 
 
 def prepare(out: Path, plan: Plan) -> None:
@@ -108,7 +106,7 @@ def _record(outcome: Outcome, clients: int) -> Record:
         "round": outcome.round,
         "seconds": round(outcome.seconds, 4),
         **dict.fromkeys(MEANS),
-        "train_loss": _mean(lists["train_loss"]),
+        "train_loss": mean_of(lists["train_loss"]),
         "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
         "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
         "clients": lists,
@@ -121,16 +119,11 @@ def _measured(record: Record, outcome: Outcome) -> None:
     for i, figures in outcome.measured.items():
         for name, value in figures.items():
             record["clients"][name][i] = _rounded(value)
-    record.update({name: _mean(record["clients"][name]) for name in MEANS})
+    record.update({name: mean_of(record["clients"][name]) for name in MEANS})
 
 
 def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
-
-
-def _mean(values: list[Any]) -> float | None:
-    there = [v for v in values if v is not None]
-    return round(sum(there) / len(there), 6) if there else None
 
 
 def config_of(out: Path) -> Config:
