@@ -103,6 +103,8 @@ class Method(ABC):
 
     view: View
     """Which model the tables show: as local training left it, or merged with the aggregate (and fine-tuned)."""
+    not_negative: tuple[str, ...] = ()
+    """Side statistics ("statistics/v") that are never below 0: a server turns away a client that says otherwise."""
 
     @abstractmethod
     def init(self, params: Tree, clients: int, model: Model) -> State:

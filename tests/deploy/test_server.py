@@ -200,13 +200,16 @@ def test_something_that_is_no_letter_is_turned_away(room, server):
 
 
 def test_an_absurd_statistic_is_turned_away(digits, tmp_path):
-    """FedPAC sends heads and prototypes beside its values: both are measured."""
+    """FedPAC sends heads, prototypes and variances beside its values: all are measured."""
     made = task(fs.FedPAC(), lambda d: fs.models.mlp(d, hidden=4), digits, seed=0, training=Training())
     for name, factor, why in (
         ("extra/head/3.weight", 1e6, "times the model's"),
         ("extra/prototypes/mean", 1e12, "the largest taken"),
+        ("extra/prototypes/count", -1.0, "it sent a negative number in extra/prototypes/count"),
+        ("extra/statistics/v", -1e9, "it sent a negative number in extra/statistics/v"),
     ):
-        room, server = Room(made, digits, tmp_path / why), Server(made, QUICK, tmp_path / why / "masks")
+        place = tmp_path / name
+        room, server = Room(made, digits, place), Server(made, QUICK, place / "masks")
         room.spoil = lambda i, letter, name=name, factor=factor: (
             Letter(letter.head, {**letter.parts, name: letter.parts[name] * factor})
             if i == 1 and name in letter.parts
@@ -216,6 +219,20 @@ def test_an_absurd_statistic_is_turned_away(digits, tmp_path):
 
 
 # ---- the server's own life
+
+
+def test_a_state_that_is_not_finite_never_takes_the_old_ones_place(room, server, tmp_path, monkeypatch):
+    rounds(server, room, 1)
+    before, real = server_state(server), fs.Partial.server
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(fs.Partial, "server", lambda *a: {"params": {n: v / 0 for n, v in real(*a)["params"].items()}})
+        with pytest.raises(
+            fs.RunError, match=r"round 2: what clients 0, 1, 2 sent .* server/params/1\.weight .* with --resume"
+        ):
+            server.step(room)
+    assert (server.round, server.accepted) == (1, [1, 1, 1])
+    assert all(v.equal(before[n]) for n, v in server_state(server).items())
+    assert sorted(server.step(room).uploads) == [0, 1, 2]
 
 
 def test_a_resumed_server_goes_on_to_the_same_bits(small, digits, room, server, tmp_path):

@@ -70,6 +70,9 @@ class Examiner:
         if {n: (v.dtype, v.shape) for n, v in extra.items()} != self._extra:
             raise DataError(f"it sent the statistics {_shapes(extra)} where the method has {_shapes_of(self._extra)}")
         check_finite({**values, **extra}, "it sent")
+        for name in self.task.method.not_negative:
+            if bool((extra[f"extra/{name}"] < 0).any()):
+                raise DataError(f"it sent a negative number in extra/{name}")
         self._norms(values, sent, extra, params)
         loss = letter.head.get("train_loss")
         if loss is not None and not _number(loss):

@@ -17,7 +17,7 @@ from fedselect.deploy.task import Task, first
 from fedselect.deploy.vault import Vault, private
 from fedselect.errors import DataError, InputError, RunError
 from fedselect.method import Received
-from fedselect.tree import MaskedSum, expand, flat, nested
+from fedselect.tree import MaskedSum, State, expand, flat, nested, not_finite
 
 Reply = Letter | DataError | str
 """What came back: a letter, something that is none, or in words why nothing came."""
@@ -118,12 +118,7 @@ class Server:
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
-        extra = {
-            k: {n: torch.stack([updates[i][k][n] for i in order]).to(self.task.device) for n in tree}
-            for k, tree in updates[order[0]].items()
-        }
-        got = Received(torch.tensor(order, device=self.task.device), *folded.mean(), extra)
-        self.state = self.task.method.server(self.state, got)
+        self.state = self._next(order, folded, [updates[i] for i in order])
         self.round = outcome.round
         for i in order:
             self.accepted[i] = self.round
@@ -212,7 +207,7 @@ class Server:
             self._mask(i).write_bytes(bits.numpy().tobytes())
         return turned
 
-    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, dict[str, Any]]]:
+    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, State]]:
         """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept."""
         here = torch.tensor(sorted(self._guests))
         count = max(1, round(self.limits.fraction * len(here)))
@@ -244,6 +239,21 @@ class Server:
             if update.measured:
                 outcome.measured[i] = update.measured
         return folded, extras
+
+    def _next(self, order: list[int], folded: MaskedSum, extras: list[State]) -> State:
+        """The state after a round of these clients; one that is not finite takes nobody's place."""
+        extra = {
+            k: {n: torch.stack([e[k][n] for e in extras]).to(self.task.device) for n in tree} for k, tree in extras[0].items()
+        }
+        got = Received(torch.tensor(order, device=self.task.device), *folded.mean(), extra)
+        state = self.task.method.server(self.state, got)
+        lost = not_finite(flat("server", state))
+        if lost is not None:
+            raise RunError(
+                f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but together makes "
+                f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with --resume."
+            )
+        return state
 
     def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
         """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""

@@ -32,6 +32,7 @@ class FedPAC(Method):
     weight: Weight = "samples"
     norm_stats: Stats = "local"
     view: View = "local"
+    not_negative = ("prototypes/count", "statistics/v")  # with a negative variance a mixture has no best
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
