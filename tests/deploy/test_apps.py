@@ -1,16 +1,22 @@
 """Every method over real Flower messages in one process: the same numbers as in simulation, to the bit."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, RecordDict
 from grid import RUN, LocalGrid, run_server
 from safetensors.torch import load_file
 
+from fedselect.deploy.flower.apps import from_record, to_record
 from fedselect.deploy.flower.drive import prepare
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Shape, plan
+from fedselect.deploy.letters import Letter
 from fedselect.deploy.server import Limits
 from fedselect.deploy.vault import Vault
-from fedselect.errors import FedselectError, InputError
+from fedselect.errors import DataError, FedselectError, InputError
 from fedselect.experiments.config import Config
 from fedselect.experiments.report.runs import gather
 from fedselect.experiments.runner import read_records
@@ -94,6 +100,27 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     assert run["missed"]["2"] == [1, 2]
     assert run["rejected"][0]["round"] == 1
     assert run["rejected"][0]["who"] == "node 101"
+
+
+def npz():
+    file = io.BytesIO()
+    np.savez(file, np.zeros(3, np.uint8))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"no array", npz(), npz()[:-9], Array(np.zeros(3)).data, Array(np.zeros((3, 1), "u1")).data]
+)
+def test_a_message_that_holds_no_letter_is_refused(sent):
+    content = to_record(Letter({"kind": "hello"}))
+    content.array_records["body"]["bytes"].data = sent
+    with pytest.raises(DataError, match="a message holds no letter"):
+        from_record(content)
+
+
+def test_a_message_without_its_parts_is_refused():
+    with pytest.raises(DataError, match="a message holds no letter"):
+        from_record(RecordDict())
 
 
 def test_a_client_that_starts_from_other_values_is_refused(tmp_path, monkeypatch):

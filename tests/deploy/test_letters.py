@@ -59,6 +59,9 @@ def layout(*rows):
         (layout(["../x", "uint8", [25]]), BODY, r"names a tensor '\.\./x'"),
         (layout(["a", "uint8", [20]], ["a", "uint8", [5]]), BODY, "names a tensor twice"),
         (layout(["a", "uint8", ["x"]]), BODY, "cannot be read"),
+        (layout(["a", "uint8", [float("inf")]]), BODY, "cannot be read"),
+        (layout(["a", "uint8", [0, 1 << 63]]), BODY[:0], "gives a the shape"),
+        ("[" * 200_000, BODY, "cannot be read"),
     ],
 )
 def test_a_damaged_letter_is_refused(text, body, said):

@@ -8,6 +8,7 @@ from local import QUICK, Room, rounds, server_state, task
 
 import fedselect as fs
 from fedselect import random
+from fedselect.deploy.checks import FIGURES
 from fedselect.deploy.letters import Letter
 from fedselect.deploy.server import Limits, Server
 from fedselect.deploy.vault import Vault
@@ -142,8 +143,10 @@ NONSENSE = {
     "weight": (head(weight=1e9), "it sent the weight 1000000000.0 where 1.0 is due"),
     "weight nan": (head(weight=float("nan")), "it sent the weight nan"),
     "loss": (head(train_loss="low"), "it sent the training loss 'low'"),
-    "accuracy": (head(measured=dict.fromkeys(("accuracy", "accuracy_local", "accuracy_merged", "share", "test_loss"), 2)),
-                 "it measured accuracy 2"),
+    "loss inf": (head(train_loss=float("inf")), "it sent the training loss inf"),
+    "loss long": (head(train_loss=10**400), "it sent the training loss 1000"),
+    "accuracy": (head(measured=dict.fromkeys(FIGURES, 2)), "it measured accuracy 2"),
+    "test loss long": (head(measured={**dict.fromkeys(FIGURES, 1), "test_loss": 10**400}), "it measured test_loss 1000"),
     "figures": (head(measured={"accuracy": 0.5}), "it measured {'accuracy': 0.5}"),
     "statistics": (lambda letter: Letter(letter.head, {**letter.parts, "extra/a/b": torch.ones(2)}),
                    "it sent the statistics extra/a/b (2,) float32 where the method has none"),

@@ -126,7 +126,8 @@ class Examiner:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
+    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
 
 
 def _shapes(tensors: Tree) -> str:

@@ -46,7 +46,7 @@ def unseal(text: str, body: Tensor) -> Letter:
         said = json.loads(text)
         head, layout = said["head"], [(str(n), str(d), [int(k) for k in shape]) for n, d, shape in said["layout"]]
         version = said["format"]
-    except (ValueError, TypeError, KeyError) as e:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
         raise DataError(f"a letter cannot be read ({type(e).__name__}: {e}).") from None
     if version != FORMAT:
         raise DataError(f"a letter has format {version!r}, this version reads {FORMAT}; use the same fedselect on both sides.")
@@ -58,7 +58,7 @@ def unseal(text: str, body: Tensor) -> Letter:
             raise DataError(f"a letter names a tensor {name!r}.")
         if dtype not in DTYPES:
             raise DataError(f"a letter holds {name} as {dtype}; allowed: {', '.join(DTYPES)}.")
-        if len(shape) > 8 or any(k < 0 for k in shape):
+        if len(shape) > 8 or any(not 0 <= k < 1 << 63 for k in shape):
             raise DataError(f"a letter gives {name} the shape {shape}.")
         count = DTYPES[dtype].itemsize
         for k in shape:

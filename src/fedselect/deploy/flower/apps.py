@@ -111,8 +111,8 @@ def from_record(content: RecordDict) -> Letter:
     try:
         text = content.config_records["head"]["letter"]
         array = content.array_records["body"]["bytes"].numpy()
-    except (KeyError, ValueError, TypeError) as e:
+    except Exception as e:  # numpy fed with damaged bytes may raise nearly anything
         raise DataError(f"a message holds no letter ({type(e).__name__}).") from None
-    if not isinstance(text, str) or array.dtype != np.uint8 or array.ndim != 1:
+    if not isinstance(text, str) or not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
         raise DataError("a message holds no letter.")
     return unseal(text, torch.from_numpy(np.array(array)))
