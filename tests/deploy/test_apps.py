@@ -10,16 +10,17 @@ from grid import RUN, LocalGrid, run_server
 from safetensors.torch import load_file
 
 from fedselect.deploy.flower.apps import from_record, to_record
-from fedselect.deploy.flower.drive import prepare
+from fedselect.deploy.flower.drive import over, prepare
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Shape, plan
 from fedselect.deploy.letters import Letter
 from fedselect.deploy.server import Limits
 from fedselect.deploy.vault import Vault
-from fedselect.errors import DataError, FedselectError, InputError
+from fedselect.errors import DataError, FedselectError, InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.report.runs import gather
 from fedselect.experiments.runner import read_records
+from fedselect.files import read_json
 from fedselect.methods import METHODS
 from fedselect.tree import nested
 
@@ -41,17 +42,17 @@ def config(method, model, **given):
     )
 
 
-def deployed(made, folder, monkeypatch, nodes=None, **changed):
+def deployed(made, folder, monkeypatch, nodes=None, grid=LocalGrid, **changed):
     """Run it over messages; returns the run directory."""
     monkeypatch.chdir(folder)
     agreed = plan(made, "site", "", CLIENTS, Shape.of(made.make_data()), LIMITS)
     homes = {100 + i: {"partition-id": i, "vault": str(folder / f"vault-{i}"), "device": "cpu"} for i in range(CLIENTS)}
-    run_server(LocalGrid(homes if nodes is None else nodes, {**agreed.to_flat(), **changed}))
+    run_server(grid(homes if nodes is None else nodes, {**agreed.to_flat(), **changed}))
     return folder / "fedselect-runs" / f"flower-{RUN}"
 
 
 def history(out):
-    drop = ("seconds", "missed", "rejected")
+    drop = ("seconds", "missed", "rejected", "absent")
     return [{k: v for k, v in record.items() if k not in drop} for record in read_records(out / "metrics.jsonl")]
 
 
@@ -100,6 +101,37 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     assert run["missed"]["2"] == [1, 2]
     assert run["rejected"][0]["round"] == 1
     assert run["rejected"][0]["who"] == "node 101"
+
+
+class Leaving(LocalGrid):
+    """Two of three clients go away when the last round is over."""
+
+    def push_messages(self, messages):
+        (message,) = messages
+        gone = message.metadata.dst_node_id != 100 and from_record(message.content).head["kind"] == "close"
+        return [] if gone else super().push_messages(messages)
+
+
+def test_who_missed_the_end_is_named_and_gets_its_model_when_the_run_is_closed_again(tmp_path, monkeypatch):
+    made = config("fedselect", "mlp")
+    simulation = made.simulation()
+    records = [{k: v for k, v in simulation.step().items() if k != "seconds"} for _ in range(ROUNDS)]
+    out = deployed(made, tmp_path, monkeypatch, grid=Leaving)
+    away = {"1": "could not be reached", "2": "could not be reached"}
+    assert read_records(out / "metrics.jsonl")[-1]["absent"] == away
+    assert read_json(out / "summary.json", "")["absent"] == away
+    assert not over(out)
+    with pytest.raises(RunError, match="holds no finished model yet"):
+        export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
+    with pytest.raises(RunError, match="0 of at least 1 clients are there"):
+        deployed(made, tmp_path, monkeypatch, nodes={})
+    assert len(history(out)) == ROUNDS  # what there was is there still
+    homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu"} for i in (1, 2)}
+    deployed(made, tmp_path, monkeypatch, nodes=homes)  # and of client 0 it is known how it did
+    assert over(out)
+    assert history(out) == records
+    assert read_json(out / "summary.json", "")["clients"] == records[-1]["clients"]["accuracy"]
+    export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
 
 
 def npz():

@@ -11,9 +11,10 @@ from PIL import Image
 
 from fedselect.deploy.flower import control, launch, site
 from fedselect.deploy.flower.control import follow
-from fedselect.deploy.flower.drive import say
-from fedselect.deploy.flower.plan import Shape
-from fedselect.errors import RunError
+from fedselect.deploy.flower.drive import prepare, say
+from fedselect.deploy.flower.plan import Shape, plan
+from fedselect.deploy.server import Limits
+from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 
 FEW = ("--train", 20, "--test", 10)
@@ -299,6 +300,36 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     for command in (("server", root / "server"), ("client", root / "client-0"), ("run", root), ("demo",), ("init", root)):
         assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
+
+
+@pytest.fixture
+def ended(root):
+    """A run that is over, one that is not finished, and one whose end client 1 missed, in this order."""
+    part = root / "server"
+    lists = {"accuracy": [0.5, None]}
+    for name, absent in (("whole", {}), ("broken", None), ("left", {"1": "not connected"})):
+        config = Config(data=site.Site.read(part).data).complete()
+        prepare(part / "runs" / name, plan(config, "f", name, 2, Shape((1, 8, 8), tuple("0123456789")), Limits()))
+        if absent is not None:
+            record = {"round": 1, "accuracy": 0.5, "clients": lists, "absent": absent}
+            (part / "runs" / name / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            (part / "runs" / name / "summary.json").write_text(json.dumps({"absent": absent}))
+    return part
+
+
+def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
+    said = cli("deploy", "status", ended).out
+    assert said.count("missed the end") == 1
+    assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
+
+
+def test_a_run_whose_end_a_client_missed_can_be_resumed_after_those_that_are_not_finished(ended):
+    assert control.unfinished(ended, None).name == "broken"
+    assert control.unfinished(ended, "left").name == "left"
+    (ended / "runs" / "broken" / "summary.json").write_text("{}")
+    assert control.unfinished(ended, None).name == "left"
+    with pytest.raises(InputError, match="there is no unfinished run whole"):
+        control.unfinished(ended, "whole")
 
 
 # ---- watching a run

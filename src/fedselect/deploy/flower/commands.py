@@ -193,7 +193,10 @@ def run(
     max_norm: MaxNorm = 100.0,
     name: Annotated[str | None, typer.Option(help="A name for the run, or of the one to resume.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was interrupted: the last, or --name.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on with a run that was interrupted or whose end a client missed: the last, or --name."
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -234,7 +237,7 @@ def status(root: SiteDir) -> None:
         state = read_json(place / "status.json", "it should say how the run goes.")
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
         _say(f"{place.name}: {state['status']}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
-        _attendance(attendance(records))
+        _attendance(place.name, attendance(records))
 
 
 @deploy_app.command()
@@ -282,15 +285,17 @@ def _app(folder: Path, known: Site) -> None:
 
 def _outcome(place: Path) -> None:
     console.print(tables.render(tables.rows([place])))
-    _attendance(read_json(place / "summary.json", "it should hold the outcome of a run."))
+    _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))
     _say(f"run in {place}")
 
 
-def _attendance(summary: dict[str, Any]) -> None:
+def _attendance(name: str, summary: dict[str, Any]) -> None:
     for client, rounds in summary["missed"].items():
         _say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
     for turned in summary["rejected"]:
         _say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
+    for client, why in summary.get("absent", {}).items():
+        _say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
 
 
 def _warn(insecure: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.drive import config_of, prepare, say
+from fedselect.deploy.flower.drive import config_of, over, prepare, say
 from fedselect.deploy.flower.plan import check_name, plan
 from fedselect.deploy.flower.site import Site
 from fedselect.deploy.server import Limits
@@ -67,8 +67,9 @@ def runs(part: Path) -> list[Path]:
 
 
 def unfinished(part: Path, name: str | None) -> Path:
-    """The run to go on with: the last that is not finished, or the one of this name."""
-    there = [p for p in runs(part) if not finished(p) and name in (None, p.name)]
+    """The run to go on with: the last that is not finished, or else not over, or the one of this name."""
+    there = [p for p in runs(part) if not over(p) and name in (None, p.name)]
+    there.sort(key=lambda p: not finished(p))
     if not there:
         raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
     if in_use(there[-1]):

@@ -10,7 +10,7 @@ from fedselect.deploy.server import Nodes, Outcome, Server
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, RunError
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import Watch, kept_records, summarise
+from fedselect.experiments.runner import Watch, finished, kept_records, summarise
 from fedselect.files import disk, locked, read_json, write_json
 from fedselect.simulate.notes import LISTS, MEANS, Record, mean_of
 
@@ -59,10 +59,12 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     vault = Vault(out / "checkpoint")
     done = vault.rounds()
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
-    history = kept_records(out / "metrics.jsonl", max(0, server.round - 1))
+    history: list[Record] = []
 
     def finish(record: Record, outcome: Outcome) -> None:
         """A round is complete when its clients have measured it, which they do as the next one begins."""
+        if not history:  # what is there of this round and later ones, an earlier server wrote
+            history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
         _measured(record, outcome)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
@@ -82,18 +84,25 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     last = server.close(nodes)
     if not last.measured:
         raise RunError(f"nobody measured the last round ({last.why()}); start the clients, then go on with --resume.")
+    _closed(pending, last)
     finish(pending, last)
+    server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
     write_json(out / "summary.json", {**summarise(plan.config, history), **attendance(history)})
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
-    """Who missed which rounds, and who was turned away when and why."""
+    """Who missed which rounds, who was turned away when and why, and who has no final model yet."""
     missed: dict[str, list[int]] = {}
     for record in history:
         for client in record.get("missed", {}):
             missed.setdefault(client, []).append(record["round"])
     rejected = [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get("rejected", {}).items()]
-    return {"missed": missed, "rejected": rejected}
+    return {"missed": missed, "rejected": rejected, "absent": history[-1].get("absent", {}) if history else {}}
+
+
+def over(out: Path) -> bool:
+    """Whether a run is finished and every client has its final model; else it can be resumed, if only to be closed again."""
+    return finished(out) and not read_json(out / "summary.json", "it should hold the outcome of a run.").get("absent")
 
 
 def _record(outcome: Outcome, clients: int) -> Record:
@@ -120,6 +129,13 @@ def _measured(record: Record, outcome: Outcome) -> None:
         for name, value in figures.items():
             record["clients"][name][i] = _rounded(value)
     record.update({name: mean_of(record["clients"][name]) for name in MEANS})
+
+
+def _closed(record: Record, outcome: Outcome) -> None:
+    """Note who missed the end of the run; who was there an earlier time has been measured and has its model."""
+    measured = record["clients"]["accuracy"]
+    record["absent"] = {str(i): why for i, why in sorted(outcome.missed.items()) if measured[i] is None}
+    record["rejected"] = {**outcome.rejected, **record["rejected"]}
 
 
 def _rounded(value: Any) -> Any:

@@ -25,7 +25,10 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> t
     if run is not None and run not in there:
         raise InputError(f"{vault} holds no run {run!r}; it holds {', '.join(there) or 'none'}.")
     if not done or (run is not None and run not in done):
-        raise RunError(f"{vault} holds no finished model{f' of {run}' if run else ''} yet; one is kept when a run ends.")
+        raise RunError(
+            f"{vault} holds no finished model{f' of {run}' if run else ''} yet; one is kept when a run ends, and a client that "
+            "missed the end gets it when the server goes on with --resume."
+        )
     name = run or done[-1]
     kept = Vault(there[name] / MODEL)
     found = kept.load(kept.rounds()[-1])
