@@ -138,7 +138,7 @@ NONSENSE = {
     "stale": (head(round=1), "it sent round 1 where 2 was asked for"),
     "base": (head(base=0), "it sent base 0 where 1 was asked for"),
     "run": (head(run="another"), "it sent run 'another' where 'run' was asked for"),
-    "kind": (head(kind="closed"), "it sent kind 'closed' where 'update' was asked for"),
+    "kind": (head(kind="measured"), "it sent kind 'measured' where 'update' was asked for"),
     "type": (head(client=True), "it sent client True where 1 was asked for"),
     "weight": (head(weight=1e9), "it sent the weight 1000000000.0 where 1.0 is due"),
     "weight nan": (head(weight=float("nan")), "it sent the weight nan"),
@@ -265,6 +265,18 @@ def test_closing_turns_nonsense_away_too(room, server):
     outcome = server.close(room)
     assert sorted(outcome.measured) == [0, 2]
     assert "it measured None" in outcome.rejected["client 1"]
+
+
+def test_who_sits_a_round_out_measures_the_one_before_and_is_checked_too(small, room, tmp_path):
+    server = Server(small, dataclasses.replace(QUICK, fraction=0.3), tmp_path / "masks")
+    first, second = rounds(server, room, 2)
+    assert first.measured == {}
+    assert (len(second.uploads), sorted(second.measured)) == (1, [0, 1, 2])
+    room.spoil = lambda i, letter: head(round=7)(letter) if letter.head["kind"] == "measured" else letter
+    third = server.step(room)
+    assert [*third.measured] == [*third.uploads]
+    assert set(third.rejected.values()) == {"it sent round 7 where 2 was asked for"}
+    assert len(third.rejected) == 2
 
 
 @pytest.mark.parametrize(

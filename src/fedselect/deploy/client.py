@@ -46,7 +46,7 @@ class Node:
             if head.get(name) != own:
                 raise DataError(f"client {self.client} got a letter for {name} {head.get(name)!r}; it is of {own!r}.")
         claim(self.folder, {**self.task.identity, "client": str(self.client)})
-        answers = {"hello": self._hello, "train": self._train, "close": self._close}
+        answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
         if head.get("kind") not in answers:
             raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
         with locked(self.folder):
@@ -85,15 +85,16 @@ class Node:
         self.vault.save(round, {**flat("state", state), "reply": body}, {"base": base, "reply": text}, keep={base})
         return reply
 
-    def _close(self, letter: Letter) -> Letter:
-        """The last round is over: measure, and keep the finished model where `export` finds it."""
+    def _after(self, letter: Letter) -> Letter:
+        """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
         measured, merged = self._measure(round, state, self._down(letter, state))
-        views = {"local": self.method.local(state), "merged": merged}
-        models = {k: self.task.model.state_dict(first(tree)) for k, tree in views.items()}
-        Vault(self.vault.folder / MODEL).save(round, flat("model", models), {"view": self.method.view}, keep=set())
-        return self._reply("closed", base, {"round": round, "measured": measured}, {})
+        if letter.head["kind"] == "close":
+            views = {"local": self.method.local(state), "merged": merged}
+            models = {k: self.task.model.state_dict(first(tree)) for k, tree in views.items()}
+            Vault(self.vault.folder / MODEL).save(round, flat("model", models), {"view": self.method.view}, keep=set())
+        return self._reply("measured", base, {"round": round, "measured": measured}, {})
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""

@@ -133,8 +133,7 @@ class Server:
         letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
         for i, reply in self._answers(nodes, letters, outcome):
             try:
-                self._examiner.head(reply, "closed", client=i, round=self.round, base=self.accepted[i])
-                outcome.measured[i] = self._examiner.figures(reply)
+                outcome.measured[i] = self._figures(i, reply)
             except DataError as e:
                 self._turn_away(i, e, outcome)
         return outcome
@@ -208,11 +207,15 @@ class Server:
         return turned
 
     def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, State]]:
-        """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept."""
+        """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept.
+
+        Where the round before is to be measured, all others do that and no more.
+        """
         here = torch.tensor(sorted(self._guests))
         count = max(1, round(self.limits.fraction * len(here)))
         cohort = random.choose(self.task.seed, here, count, outcome.round - 1, "cohort").tolist()
         params = self.task.method.down(self.state, torch.tensor(cohort, device=self.task.device)).shared["params"]
+        others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
         def letters() -> Iterator[tuple[int, Letter]]:
@@ -220,13 +223,17 @@ class Server:
                 letter = self._letter(i, "train", outcome.round)
                 sizes[i] = letter.nbytes
                 yield self._guests[i].node, letter
+            for i in others:
+                yield self._guests[i].node, self._letter(i, "measure", self.round)
 
         folded, extras = MaskedSum(), {}
         for i, reply in self._answers(nodes, letters(), outcome):
-            guest = self._guests[i]
             try:
+                if i in others:
+                    outcome.measured[i] = self._figures(i, reply)
+                    continue
                 self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
-                update = self._examiner.update(reply, guest.samples, params)
+                update = self._examiner.update(reply, self._guests[i].samples, params)
             except DataError as e:
                 self._turn_away(i, e, outcome)
                 continue
@@ -284,9 +291,17 @@ class Server:
         values = {"values": packet.values} if packet.values.numel() else {}
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
-        measure = kind == "train" and round > 1 and (round - 1) % self.limits.eval_every == 0
-        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i], "measure": measure}
-        return Letter(head, {**values, **shared, **rows})
+        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
+        return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
+
+    def _due(self, round: int) -> bool:
+        """Whether clients measure the round before as this one begins."""
+        return round > 1 and (round - 1) % self.limits.eval_every == 0
+
+    def _figures(self, i: int, reply: Letter) -> dict[str, float]:
+        """What a client measured that was asked for nothing else."""
+        self._examiner.head(reply, "measured", client=i, round=self.round, base=self.accepted[i])
+        return self._examiner.figures(reply)
 
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
         outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
