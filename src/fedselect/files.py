@@ -5,12 +5,15 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedselect.errors import BusyError, RunError
+
+MOMENT = 0.2  # seconds to try for a lock before it counts as taken
 
 
 def is_part(path: Path) -> bool:
@@ -64,11 +67,24 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.fdopen(os.open(out / ".lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise BusyError(f"{out} is in use by another process; wait for it or choose another --out.") from None
+        if wait:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        elif not _taken(handle):
+            raise BusyError(f"{out} is in use by another process; wait for it or choose another --out.")
         yield
+
+
+def _taken(handle: IO[str]) -> bool:
+    """Whether the lock is ours now. Somebody who only looks (`in_use`) has it for an instant, so it is tried for a moment."""
+    until = time.monotonic() + MOMENT
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(MOMENT / 20)
 
 
 def in_use(out: Path) -> bool:

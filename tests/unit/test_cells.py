@@ -1,7 +1,9 @@
 """What a target needs, by which name, and what is made of the outcome."""
 
 import dataclasses
+import fcntl
 import json
+import threading
 
 import pytest
 import torch
@@ -316,6 +318,15 @@ def test_a_lock_can_be_waited_for_or_refused(tmp_path):
         pass
     with locked(tmp_path, wait=True):
         assert shared.in_use(tmp_path)
+
+
+def test_who_only_looks_whether_a_place_is_in_use_is_in_nobodys_way(tmp_path):
+    """A look takes the lock for an instant; here for longer than any."""
+    look = (tmp_path / ".lock").open("w")
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.05, look.close).start()
+    with locked(tmp_path):
+        assert look.closed
 
 
 def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
