@@ -65,12 +65,20 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
     """One process at a time in a directory; another is told so, or waits."""
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.fdopen(os.open(out / ".lock", os.O_CREAT | os.O_WRONLY, 0o600), "w")
+    with held(out / ".lock", wait):
+        yield
+
+
+@contextmanager
+def held(path: Path, wait: bool = True) -> Iterator[None]:
+    """One process at a time holds this file. The system lets go when the process ends, however it ends."""
+    with disk(path):
+        handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w")
     with handle:
         if wait:
             fcntl.flock(handle, fcntl.LOCK_EX)
         elif not _taken(handle):
-            raise BusyError(f"{out} is in use by another process; wait for it or choose another --out.")
+            raise BusyError(f"{path.parent} is in use by another process; wait for it or choose another --out.")
         yield
 
 
@@ -107,7 +115,7 @@ def disk(path: Path) -> Iterator[None]:
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(f"the disk is full: {path} was not written; free some space, then resume.") from e
-        raise RunError(f"{path} cannot be written: {e.strerror or e}.") from e
+        raise RunError(f"{path} cannot be written: {e.strerror or e}; choose a place that can be.") from e
 
 
 def _sync(path: Path) -> None:

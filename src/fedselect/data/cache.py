@@ -4,11 +4,9 @@ import hashlib
 import io
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedselect.data.places import Progress, either, optional, user_cache
 from fedselect.errors import DataError
-from fedselect.files import replace, write_json
+from fedselect.files import held, replace, write_json
 
 Pixels = NDArray[np.uint8]
 CHUNK = 512  # pictures in flight
@@ -62,7 +60,7 @@ def decoded_some(
     where = _digest(str(source.resolve()), *shape)
     path = folder / f"{key}-{where}-{_digest(about.st_size, about.st_mtime_ns, count, stamp)}.npy"
     gaps = path.with_suffix(".gaps.json")
-    with locked(folder / f".{key}-{where}.lock"):
+    with held(folder / f".{key}-{where}.lock"):
         skipped = _read_gaps(gaps)
         x = None if skipped is None else _open(path, (count - len(skipped), *shape))
         if x is None or skipped is None or (every and skipped):
@@ -140,23 +138,6 @@ def listing_stamp(files: Sequence[Path]) -> str:
         about = file.stat()
         stamp.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
     return stamp.hexdigest()
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; a second waits. The system lets go when the process ends, however it ends."""
-    if sys.platform == "win32":
-        yield  # no fcntl there: renaming still keeps files whole, two processes only do the work twice
-        return
-    import fcntl
-
-    try:
-        file = path.open("w")
-    except OSError as e:
-        raise DataError(f"{path.parent} cannot be written ({e.strerror}); use a folder you can write to.") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def picture(raw: bytes | Path, size: int, name: str) -> Pixels:

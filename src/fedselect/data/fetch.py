@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedselect.data.cache import locked
 from fedselect.data.places import Progress, places
 from fedselect.errors import DataError, InputError, unknown
-from fedselect.files import disk
+from fedselect.files import disk, held
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
     final = folder / remote.file
     with disk(final):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(final.with_name(f".{final.name}.lock")):
+    with held(final.with_name(f".{final.name}.lock")):
         if final.exists():
             _verify_present(final, remote)
         else:
