@@ -1,12 +1,15 @@
 """Every method over real Flower messages in one process: the same numbers as in simulation, to the bit."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, RecordDict
 from grid import RUN, LocalGrid, run_server
+from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedselect.deploy.flower.apps import from_record, to_record
@@ -19,7 +22,7 @@ from fedselect.deploy.vault import Vault
 from fedselect.errors import DataError, FedselectError, InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.report.runs import gather
-from fedselect.experiments.runner import read_records
+from fedselect.experiments.runner import read_records, reopen
 from fedselect.files import read_json
 from fedselect.methods import METHODS
 from fedselect.tree import nested
@@ -74,6 +77,34 @@ def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
             tree = simulation.models([i], view)
             found = load_file(tmp_path / "model.safetensors")
             assert all(torch.equal(found[n], v[0]) for n, v in tree.items())
+
+
+def test_an_exported_model_takes_pictures_as_the_client_has_them(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for kind, tone in (("cat", 60), ("dog", 180)):
+        (tmp_path / "zoo" / kind).mkdir(parents=True)
+        for i in range(40):
+            pixels = draw.integers(tone - 50, tone + 50, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "zoo" / kind / f"{i}.png")
+    zoo = {"name": "folder", "path": str(tmp_path / "zoo"), "size": 8, "clients": 1, "split": "iid"}
+    made = config("fedselect", "small_cnn", data=zoo)
+    own = {f"data.{k}": v for k, v in zoo.items()}
+    homes = {
+        100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu", **own} for i in range(CLIENTS)
+    }
+    out = deployed(made, tmp_path, monkeypatch, nodes=homes)
+    with pytest.raises(RunError, match="was deployed: personal models lie with the clients"):
+        reopen(out)
+    exported = export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
+    x, y = made.make_data().clients[0].test  # everybody's here
+    known = {"x": x}
+    exec(exported.snippet, known)
+    accuracy = float((known["logits"].argmax(1) == y).double().mean())
+    assert x.dtype == torch.uint8
+    assert accuracy == pytest.approx(read_json(out / "summary.json", "")["clients"][1], abs=1e-6)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["cat", "dog"]
+    assert not torch.allclose(known["net"](x.float()), known["logits"])  # bytes as they are would be something else
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -91,10 +91,18 @@ class Node:
         state = self._state(base)
         measured, merged = self._measure(round, state, self._down(letter, state))
         if letter.head["kind"] == "close":
-            views = {"local": self.method.local(state), "merged": merged}
-            models = {k: self.task.model.state_dict(first(tree)) for k, tree in views.items()}
-            Vault(self.vault.folder / MODEL).save(round, flat("model", models), {"view": self.method.view}, keep=set())
+            self._keep(round, {"local": self.method.local(state), "merged": merged})
         return self._reply("measured", base, {"round": round, "measured": measured}, {})
+
+    def _keep(self, round: int, views: dict[str, Tree]) -> None:
+        """The finished model, and what one who loads it must know: how pictures become inputs, the classes, the network."""
+        test = self.task.split(self.data, "test")
+        kept = {view: self.task.model.state_dict(first(tree)) for view, tree in views.items()}
+        if test.scale is not None and test.shift is not None:
+            kept["input"] = {"scale": test.scale, "shift": test.shift}
+        kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
+        notes = {"view": self.method.view, **self.task.card, "shape": list(self.task.shape), "kind": kind}
+        Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Task:
     run: str = "run"
     plan: str = ""  # digest of everything the run depends on
     device: torch.device = torch.device("cpu")  # noqa: RUF009
+    card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
 

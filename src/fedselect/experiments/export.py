@@ -149,14 +149,22 @@ def _need(package: str) -> Any:
 
 
 def _shape(simulation: Simulation) -> str:
-    x = simulation.data.clients[0].test[0]
-    return f"{str(x.dtype).removeprefix('torch.')} (N, {', '.join(map(str, x.shape[1:]))})"
+    return _inputs(simulation.data.clients[0].test[0].dtype, simulation.data.shape)
+
+
+def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(kind).removeprefix('torch.')} (N, {', '.join(map(str, shape))})"
 
 
 def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
+    return loading(path, model, s.data.shape, s.data.classes, s.data.clients[0].test[0].dtype)
+
+
+def loading(path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: int, kind: torch.dtype) -> str:
+    """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values."""
     given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
-    scaled = s.data.clients[0].test[0].dtype == torch.uint8
-    torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and s.data.shape[0] == 3
+    scaled = kind == torch.uint8
+    torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
     return "\n".join([
         "from types import SimpleNamespace",
         "import fedselect as fs",
@@ -164,11 +172,11 @@ def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "",
         f"values = load_file({str(path)!r})",
         *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
-        f"data = SimpleNamespace(shape={s.data.shape}, classes={s.data.classes})",
+        f"data = SimpleNamespace(shape={shape}, classes={classes})",
         f"net = fs.models.{model['name']}(data{', ' + given if given else ''}).build()"
-        + (f"  # or torchvision.models.resnet18(num_classes={s.data.classes})" if torchvision else ""),
+        + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else ""),
         "net.load_state_dict(values)",
-        f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_shape(s)}",
+        f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_inputs(kind, shape)}",
     ])  # fmt: skip
 
 

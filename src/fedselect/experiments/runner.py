@@ -112,6 +112,8 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
         raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():
         raise RunError(f"{out} is not a run directory: it has no config.json.")
+    if (out / "plan.json").exists():
+        raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     place = checkpoints.latest(out / "checkpoint")
     if place is None and finished(out):  # of a table, which keeps no models

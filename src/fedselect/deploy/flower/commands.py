@@ -250,8 +250,10 @@ def export(
 ) -> None:
     """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
     out = out or part / "model.safetensors"
-    name, chosen = export_model(vault or part / "vault", out, run, view)
-    _say(f"wrote {out}: the model of {name} ({chosen})")
+    made = export_model(vault or part / "vault", out, run, view)
+    _say(f"wrote {out}: the model of {made.run} ({made.view})")
+    if made.snippet:
+        _say(f"\n{made.snippet}")
 
 
 def _shared(data: dict[str, Any]) -> dict[str, Any]:

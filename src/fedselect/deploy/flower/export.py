@@ -1,13 +1,17 @@
 """What a client has in its vault: its finished model, as a file for the plain network."""
 
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from fedselect.deploy.client import MODEL
 from fedselect.deploy.vault import Vault
 from fedselect.errors import InputError, RunError
+from fedselect.experiments.export import loading
 from fedselect.files import replace
 from fedselect.tree import nested
 
@@ -18,8 +22,15 @@ def runs(vault: Path) -> list[Path]:
     return sorted(found, key=lambda p: p.stat().st_mtime_ns)
 
 
-def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> tuple[str, str]:
-    """Write the model a run ended with; returns the run and which view of it was written."""
+@dataclass(frozen=True)
+class Exported:
+    run: str
+    view: str
+    snippet: str | None  # Python that loads it; none where the vault does not know the network
+
+
+def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> Exported:
+    """Write the model a run ended with, and beside its values how pictures become its inputs."""
     there = {p.name: p for p in runs(vault)}
     done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
     if run is not None and run not in there:
@@ -32,14 +43,19 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> t
     name = run or done[-1]
     kept = Vault(there[name] / MODEL)
     found = kept.load(kept.rounds()[-1])
-    models = nested("model", found.tensors)
-    chosen = view or str(found.notes["view"])
+    models, notes = nested("model", found.tensors), found.notes
+    pixels = {f"input.{n}": v for n, v in models.pop("input", {}).items()}
+    chosen = view or str(notes["view"])
     if chosen not in models:
         raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
 
     def write(fresh: Path) -> None:
         os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
-        save_file({n: v.contiguous() for n, v in models[chosen].items()}, fresh)
+        values = {n: v.contiguous() for n, v in {**models[chosen], **pixels}.items()}
+        save_file(values, fresh, {"run": name, "view": chosen, "classes": json.dumps(notes.get("classes"))})
 
     replace(out, write)
-    return name, chosen
+    if "model" not in notes:
+        return Exported(name, chosen, None)
+    shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
+    return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind))

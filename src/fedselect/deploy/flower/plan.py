@@ -68,6 +68,7 @@ class Plan:
             self.run,
             self.digest(),
             pick_device(device),
+            {"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
