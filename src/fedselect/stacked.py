@@ -74,7 +74,7 @@ class Forward(TorchFunctionMode):
         if kind is None and self.key is not None and not all(map(torch.equal, _generators(), self._drawn)):
             raise InputError(
                 "the model draws random numbers other than by dropout while training; its numbers would depend on how "
-                "clients are stacked. Use nn.Dropout, or draw before training."
+                "clients are stacked. Use nn.Dropout; attention and transformer layers draw by themselves and want dropout=0."
             )
 
     def __torch_function__(
