@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_a_lost_process_ends_the_run_and_any_number_goes_on(tmp_path):
     assert broken.returncode != 0
     assert "a process of this run was lost" in err
     assert "fedselect resume" in err
-    finish(start("resume", tmp_path / "broken"))
-    finish(whole)
-    assert records(tmp_path / "broken") == records(tmp_path / "whole")
+    shutil.copytree(tmp_path / "broken", tmp_path / "broken 2")
+    for process in [start("resume", tmp_path / "broken"), start("resume", tmp_path / "broken 2", processes=2), whole]:
+        finish(process)
+    assert records(tmp_path / "broken") == records(tmp_path / "broken 2") == records(tmp_path / "whole")
