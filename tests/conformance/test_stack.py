@@ -77,8 +77,9 @@ def test_a_run_in_a_stack_is_the_run_alone(case, model):
         lambda d: Simulation(fs.FedSelect(scope="tensor"), MODELS["mlp"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(limit=0.0), MODELS["mlp"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, rows="personal"),
+        lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, fraction=0.5),
     ],
-    ids=["epochs", "method", "model", "batch", "evaluation", "scope", "nothing personal", "rows"],
+    ids=["epochs", "method", "model", "batch", "evaluation", "scope", "nothing personal", "rows", "some sit out"],
 )
 def test_runs_that_differ_in_more_than_numbers_do_not_stack(other):
     data = federation()

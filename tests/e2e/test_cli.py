@@ -226,6 +226,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
         (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),
         (["--late", "soon"], "late is COUNT@ROUND, such as 2@10, not 'soon'"),
+        (["--rows", "personal", "--cross"], "not the models as they trained them; use view='merged' or rows=all"),
         (["--device", "tpu"], "device is auto, cpu or cuda, not 'tpu'"),
         (["--seed", "-1"], "seed must"),
         (["--seed", str(2**70)], "seed must"),

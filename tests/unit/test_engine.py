@@ -19,6 +19,19 @@ def test_a_client_that_has_not_joined_has_no_model(digits):
         result.personal(2)
 
 
+def test_models_that_are_not_kept_are_not_handed_out(digits):
+    how = {"model": fs.models.mlp(digits), "data": digits, "rounds": 1, "rows": "personal"}
+    forgotten = fs.run(fs.FedSelect(), **how)
+    for ask in (lambda: forgotten.personal(0), forgotten.cross, lambda: forgotten.simulation.models([0], "local")):
+        with pytest.raises(fs.InputError, match=r"rows=personal .* use view='merged' or rows=all"):
+            ask()
+    assert forgotten.simulation.models([0], "merged")
+    whole = fs.run(fs.FedSelect(), **{**how, "rows": "all"})
+    merged = fs.run(fs.FedSelect(view="merged"), **how).personal(0)
+    assert all(torch.equal(v[0], merged[n]) for n, v in whole.simulation.models([0], "merged").items())
+    assert fs.run(fs.Ditto(), **how).personal(0)  # the whole personal model is carried
+
+
 def test_what_is_handed_out_is_a_copy(digits):
     result = fs.run(fs.FedSelect(lr=0.1), model=fs.models.mlp(digits), data=digits, rounds=1)
     before = result.personal(0)

@@ -98,7 +98,7 @@ class Config:
         dealt, same = {} if dealt is None else dealt, json.dumps([self.data, self.seed, self.score], sort_keys=True)
         data = dealt[same] = dealt.get(same) or self.make_data()
         how: Any = chunk or self.chunk
-        return Simulation(
+        simulation = Simulation(
             self.make_method(),
             self.make_model(data),
             data,
@@ -113,6 +113,9 @@ class Config:
             deterministic=self.deterministic,
             eval_every=self.eval_every,
         )
+        if self.cross:
+            simulation.need(simulation.method.view)
+        return simulation
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -161,7 +161,9 @@ class Simulation:
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
         for ids in self._chunks(here[~self.store.joined[ranks.place(here)]]):
-            self._put(ids, (yield Job("join", ids, self.round)))
+            state = yield Job("join", ids, self.round)
+            self._put(ids, state, (yield from self._last_look(ids, state, evaluate=False)))
+            del state
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         notes, finite = Notes(self.clients), Finite(self.data)
@@ -173,8 +175,7 @@ class Simulation:
             before, down = self._open(ids, ahead=waiting)
             try:
                 state, up, loss = yield Job("client", ids, self.round, before, down)
-                if evaluate and self._forgets:  # the models as trained are here now and never again
-                    self._note(notes, "local", ids, (yield Job("score", ids, self.round, {"model": self.method.local(state)})))
+                scores = yield from self._last_look(ids, state, evaluate)
             except Full:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
@@ -182,14 +183,14 @@ class Simulation:
             wanted = self.method.wants(self.model, before)
             notes.add("bytes_down", ids, wire.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
-            self._put(ids, state)
+            self._put(ids, state, scores)
             folded.add(up.values, up.sent, up.weight)
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, wire.up_size(up))
             notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
-            del state, up, loss
+            del state, up, loss, scores
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
         ranks.add_up(folded, self.device)
@@ -229,18 +230,25 @@ class Simulation:
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
         """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
-        ids = torch.as_tensor(ids)
+        ids, view = torch.as_tensor(ids), view or self.method.view
+        self.need(view)
         if len(ranks.own(ids)) < len(ids):
             raise InputError("a process holds the models of its own clients alone; ask for those, or run in one process.")
         joined = self.store.joined[ranks.place(ids)]
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         state, down = self._open(ids)
-        if view == "local" and self._forgets:
-            raise InputError("so many clients keep only what is personal, not the models they trained; ask for view='merged'.")
-        if (view or self.method.view) == "local" and not self._forgets:
+        if view == "local":
             return clone(self.method.local(state))
         return self._do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
+
+    def need(self, view: str) -> None:
+        """Refuse what needs a view of clients' models that are not kept."""
+        if view == "local" and self.store.forgets:
+            raise InputError(
+                "with rows=personal clients keep what is personal, not the models as they trained them; use view='merged' or "
+                "rows=all."
+            )
 
     def cross(self) -> Tensor:
         """Accuracy of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
@@ -270,13 +278,15 @@ class Simulation:
             try:
                 merged = yield Job("personal", ids, self.round - 1, state, down)
                 found = yield Job("score", ids, self.round - 1, {"model": merged})
-                if not self._forgets:
+                if isinstance(self.store, Compact) and self.store.forgets:
+                    local = self.store.scores[ids, 0], self.store.scores[ids, 1]
+                else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
-                    self._note(notes, "local", ids, local)
             except Full:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
+            self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
             notes.add("share", ids, self._share(state))
             finite.watch(ids, merged)
@@ -290,10 +300,11 @@ class Simulation:
             notes.add("accuracy", ids, accuracy)
             notes.add("test_loss", ids, loss)
 
-    @property
-    def _forgets(self) -> bool:
-        """Whether clients rest without the entries that the server overwrites, and so without the models they trained."""
-        return self.store.kind == Compact.kind
+    def _last_look(self, ids: Tensor, state: State, evaluate: bool) -> Generator[Job, Any, tuple[Tensor, Tensor] | None]:
+        """What models score that are forgotten with this round, while their clients may sit out those that evaluate."""
+        if self.store.forgets and (evaluate or self.fraction < 1.0):
+            return (yield Job("score", ids, self.round, {"model": self.method.local(state)}))  # type: ignore[no-any-return]
+        return None
 
     def _halve(self, ids: Tensor) -> list[Tensor]:
         """The GPU is full: these clients in two parts, and no more than that at a time from now on."""
@@ -332,8 +343,10 @@ class Simulation:
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
-    def _put(self, ids: Tensor, state: State) -> None:
+    def _put(self, ids: Tensor, state: State, scores: tuple[Tensor, Tensor] | None) -> None:
         self.store.put(ranks.place(ids), state)
+        if scores is not None and isinstance(self.store, Compact):
+            self.store.scores[ids] = torch.stack(scores, 1).cpu()
 
     def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
         """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""

@@ -43,6 +43,11 @@ class Layout:
     names: tuple[tuple[str, str], ...]  # the state's own order
 
     @property
+    def whole(self) -> bool:
+        """Whether rows are all of a state; masks always are."""
+        return all(s.under is True or s.dtype == torch.bool for s in self.sections)
+
+    @property
     def fixed(self) -> Tensor:
         """How many entries of each section a row holds, as far as that is known without looking: (sections,)."""
         return torch.tensor([sum(s.sizes) if s.under is True else 0 for s in self.sections])

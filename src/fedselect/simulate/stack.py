@@ -34,7 +34,7 @@ def stacks(run: Simulation) -> tuple[Any, ...] | None:
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round, run.store.kind)
-    joins = tuple(sorted(set(run._from.tolist())))
+    joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
     return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, form(run.method)
 
 

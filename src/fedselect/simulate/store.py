@@ -22,6 +22,7 @@ class Store:
     """States of all clients, stacked; a cohort that is everybody in order is handed over without a copy."""
 
     kind: ClassVar[str] = "resident"
+    forgets: ClassVar[bool] = False
 
     def __init__(self, clients: int, device: torch.device) -> None:
         self.clients = clients
@@ -79,9 +80,10 @@ class Store:
 class Compact:
     """States of more clients than fit: of each only what it carries from round to round, packed, in host memory or a file.
 
-    What is not carried comes back as zero; the view "local" of a client is therefore gone once it is put. Everything that
-    touches host memory runs on one side stream, in the order of the calls, so no page is read or written too early; a
-    buffer on the device knows both streams it is used on.
+    What is not carried comes back as zero. A store that `forgets` any values loses the view "local" of a client when it is
+    put; `scores` is what the client's last model scored by then, accuracy and loss. Everything that touches host memory runs
+    on one side stream, in the order of the calls, so no page is read or written too early; a buffer on the device knows both
+    streams it is used on.
 
     carries: of a state, which entries; see `Method.carries`.   like: any client's state, for its structure.
     path: a file for the rows; without one they lie in memory, pinned where the device is a GPU.
@@ -101,6 +103,8 @@ class Compact:
         self.joined = torch.zeros(clients, dtype=torch.bool)
         self._carries = carries
         self._layout = flat.layout(like, carries(like))
+        self.forgets = not self._layout.whole
+        self.scores = torch.full((clients, 2), torch.nan, dtype=torch.float64)
         self._counts = self._layout.fixed.repeat(clients, 1)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pages = Pages(clients, pin=self._side is not None, path=path)
@@ -147,16 +151,18 @@ class Compact:
                 self._write(row, part)
 
     def dump(self) -> State:
-        """What a checkpoint holds of the clients, besides `joined`: all rows end to end, their lengths, their entries."""
+        """What a checkpoint holds of the clients, besides `joined`: all rows end to end, their lengths, entries and scores."""
         self._settle()
         parts = [part for row in range(self.clients) for part in self._pages.parts(row)]
         whole = torch.cat([torch.zeros(0, dtype=torch.uint8), *parts])
-        return {"packed": {"bytes": whole, "lengths": torch.tensor(self._pages.sizes), "counts": self._counts}}
+        sizes = {"lengths": torch.tensor(self._pages.sizes), "counts": self._counts}
+        return {"packed": {"bytes": whole, **sizes, "scores": self.scores}}
 
     def load(self, dumped: State) -> None:
         self._settle()
         packed = dumped["packed"]
         self._counts.copy_(packed["counts"])
+        self.scores.copy_(packed.get("scores", self.scores))
         self._ahead = None
         for row, part in enumerate(torch.split(packed["bytes"], packed["lengths"].tolist())):
             self._write(row, part)
