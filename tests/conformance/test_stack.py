@@ -21,7 +21,8 @@ SETTINGS = {
         [{"rate": torch.full((6,), 0.1), "decay": torch.full((6,), 0.9), "lr": torch.linspace(0.01, 0.06, 6)}, {"decay": 0.9}],
     ),
     "fedselect, fine-tuned": (
-        fs.FedSelect, [{"finetune": 1, "finetune_lr": 0.1}, {"finetune": 1, "finetune_lr": 0.02, "limit": 0.1}],
+        fs.FedSelect,
+        [{"finetune": 1, "view": "merged", "finetune_lr": r, "limit": limit} for r, limit in ((0.1, 0.3), (0.02, 0.1))],
     ),
     "fedselect, joint": (
         fs.FedSelect,

@@ -153,3 +153,12 @@ def test_every_entry_says_what_it_is_and_takes_its_own_defaults_as_text(table, n
 def test_every_method_refuses_what_cannot_train(name, bad):
     with pytest.raises(fs.InputError, match=next(iter(bad))):
         METHODS[name](**bad)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "said"),
+    [({"finetune": 3}, "finetune trains the merged model, which view=local does not report; use view=merged")],
+)
+def test_what_would_be_ignored_is_refused(ignored, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.FedSelect(**ignored)

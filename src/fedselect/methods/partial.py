@@ -68,6 +68,8 @@ class Partial(Method):
         for part, epochs in (*self.phases, *self.finetune):
             if epochs < 0:
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
+        if self.view == "local" and any(epochs for _, epochs in self.finetune):
+            raise InputError("finetune trains the merged model, which view=local does not report; use view=merged.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         if isinstance(self.server_momentum, Tensor) and self.server_momentum.ndim:
