@@ -156,6 +156,18 @@ def test_personal_layers_named_as_the_head_train_as_fedrep_alternating():
     assert_same_models(layers, simulate(fs.FedRep(epochs=1, lr=0.05), 3))
 
 
+@pytest.mark.parametrize("stats", ["local", "shared"])
+def test_fedpac_mixes_statistics_in_the_head_only_where_they_are_shared(stats, digits):
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10))
+    )
+    sim = Simulation(fs.FedPAC(norm_stats=stats), fs.Model.wrap(net, head="2"), digits, training=TRAINING)
+    sim.step()
+    own, mixed = (sim.models(range(sim.clients), view) for view in ("local", "merged"))
+    assert not torch.equal(mixed["2.1.weight"], own["2.1.weight"])
+    assert all(torch.equal(mixed[n], own[n]) == (stats == "local") for n in ("2.0.running_mean", "2.0.running_var"))
+
+
 def test_lg_fedavg_warms_up_as_fedavg():
     warm = simulate(fs.LGFedAvg(epochs=1, lr=0.05, warmup=2, norm_stats="shared"), 2)
     fedavg = simulate(fs.FedAvg(epochs=1, lr=0.05), 2)

@@ -45,7 +45,7 @@ class FedPAC(Method):
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         model.need_head("FedPAC")
-        heads = {n: v.expand(clients, *v.shape).clone() for n, v in params.items() if model.is_head(n)}
+        heads = {n: v.expand(clients, *v.shape).clone() for n, v in self._head(model, params).items()}
         return {"params": clone(params), "heads": heads}
 
     def join(self, work: Work, params: Tree) -> State:
@@ -76,7 +76,7 @@ class FedPAC(Method):
             tree = work.train(tree, passes)
         after = work.class_moments(tree)
         extra = {
-            "head": {n: t for n, t in tree.items() if model.is_head(n)},
+            "head": self._head(model, tree),
             "prototypes": {"mean": after["mean"], "count": after["count"]},
             "statistics": {"h": h, "v": v},
         }
@@ -101,8 +101,7 @@ class FedPAC(Method):
         return self._merged(work.model, state, down)
 
     def wants(self, model: Model, state: State) -> Mask:
-        local = set(model.stats) if self.norm_stats == "local" else set()
-        return {n: not model.is_head(n) and n not in local for n in model.names}
+        return {n: not model.is_head(n) and not self._stays(model, n) for n in model.names}
 
     def mask(self, model: Model, state: State) -> Mask:
         return {n: model.is_head(n) for n in model.params}
@@ -112,8 +111,15 @@ class FedPAC(Method):
         return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
     def _merged(self, model: Model, state: State, down: State) -> Tree:
-        body = merge(self.wants(model, state), down["params"], state["params"])
-        return {n: down["head"][n] if model.is_head(n) else v for n, v in body.items()}
+        return {**merge(self.wants(model, state), down["params"], state["params"]), **down["head"]}
+
+    def _head(self, model: Model, tree: Tree) -> Tree:
+        """What the server mixes of a model."""
+        return {n: v for n, v in tree.items() if model.is_head(n) and not self._stays(model, n)}
+
+    def _stays(self, model: Model, name: str) -> bool:
+        """Whether this is a statistic that never leaves its client."""
+        return self.norm_stats == "local" and name in model.stats
 
 
 def mixtures(h: Tensor, v: Tensor) -> Tensor:
