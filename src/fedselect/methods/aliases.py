@@ -134,7 +134,7 @@ def LGFedAvg(
     """Body personal, head averaged, both trained together: the FedSelect paper's reading of a name with four meanings.
 
     The authors' CIFAR code shares the convolutions instead (shared="convolutions") and starts from a model trained by
-    FedAvg (warmup: rounds in which everything is averaged).
+    FedAvg (warmup: rounds in which every parameter is averaged; statistics follow norm_stats then too).
     """
     check_choice(("head", "convolutions"), shared=shared)
     select = Fixed(body if shared == "head" else not_convolutions, warmup)
