@@ -14,9 +14,23 @@ def test_numbers_that_explode_in_fine_tuning_stop_the_run(digits):
 
 
 def test_a_client_that_has_not_joined_has_no_model(digits):
-    result = fs.run(fs.FedSelect(), model=fs.models.mlp(digits), data=digits, rounds=2, late=(1, 5))
+    sim = Simulation(fs.FedSelect(), fs.models.mlp(digits), digits, late=(1, 5))
+    sim.step()
     with pytest.raises(fs.InputError, match="client 2 has not joined yet"):
-        result.personal(2)
+        fs.Result(sim, []).personal(2)
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ((3, 2), "late: 3 of 3 clients cannot join late"),
+        ((1, -5), "rounds are counted from 1, and no client can join in round -5"),
+        ((1, 50), "a client that joins in round 50 of 2 never takes part"),
+    ],
+)
+def test_a_client_that_could_never_join_is_refused(digits, late, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.run(fs.FedAvg(), model=fs.models.mlp(digits), data=digits, rounds=2, late=late)
 
 
 def test_models_that_are_not_kept_are_not_handed_out(digits):

@@ -16,6 +16,7 @@ from fedselect.methods import METHODS
 from fedselect.models import MODELS, Model
 from fedselect.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
+from fedselect.simulate.engine import check_late
 from fedselect.step import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}
@@ -70,9 +71,7 @@ class Config:
             raise InputError(f"seed must lie in 0 to 2**63 - 1, not {self.seed}.")
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
-        late = parse_late(self.late)
-        if late and late[1] > self.rounds:
-            raise InputError(f"late: a client that joins in round {late[1]} of {self.rounds} never takes part.")
+        check_late(parse_late(self.late), self.rounds)
         done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
         done.make_method()
         done.make_training()

@@ -50,6 +50,11 @@ def pick_precision(name: str, device: torch.device) -> str:
     return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
 
 
+def check_late(late: tuple[int, int] | None, rounds: int) -> None:
+    if late is not None and late[1] > rounds:
+        raise InputError(f"late: a client that joins in round {late[1]} of {rounds} never takes part.")
+
+
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
     """Refuse, for the time being, operations of torch whose result on a GPU may differ from one time to the next."""
@@ -95,6 +100,8 @@ class Simulation:
             raise InputError(
                 f"late: {late[0]} of {self.clients} clients cannot join late; at least one must be there at first."
             )
+        if late is not None and late[1] < 1:
+            raise InputError(f"late: rounds are counted from 1, and no client can join in round {late[1]}.")
         if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
             raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
         if rows not in ("auto", "all", "personal"):

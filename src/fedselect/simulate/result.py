@@ -11,7 +11,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.errors import InputError
 from fedselect.method import Method
 from fedselect.models import Model
-from fedselect.simulate.engine import Simulation
+from fedselect.simulate.engine import Simulation, check_late
 from fedselect.simulate.notes import LISTS, Record
 from fedselect.step import Training
 from fedselect.tree import Tree
@@ -99,6 +99,7 @@ def run(
     """Train a federation in memory; `how` takes fraction, late, chunk, device and eval_every, as Simulation does."""
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
+    check_late(how.get("late"), rounds)
     if not isinstance(method, Method):
         raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
     if isinstance(model, nn.Module):
