@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels, random
+from fedselect.checks import check_choice, check_shares
 from fedselect.errors import InputError, nearest
 from fedselect.models import Model
 from fedselect.tree import Mask, Scalar, State, Tree, count, lay, matrix, rows, together
@@ -118,18 +119,16 @@ class DeltaSelect:
     relative: Literal["no", "tensor", "weights"] = "no"
 
     def __post_init__(self) -> None:
-        _check_growth(self.rate, self.limit, self.every, self.first)
-        for option, value, known in (
-            ("by", self.by, ("most", "least", "random")),
-            ("scope", self.scope, ("global", "tensor")),
-            ("share", self.share, ("shared", "all")),
-            ("since", self.since, ("round", "update")),
-            ("counts", self.counts, ("all", "live")),
-            ("start_with", self.start_with, get_args(Start)),
-            ("relative", self.relative, ("no", "tensor", "weights")),
-        ):
-            if value not in known:
-                raise InputError(f"{option} is {' or '.join(known)}, not {value!r}.")
+        check_shares(rate=self.rate, limit=self.limit)
+        check_choice(("most", "least", "random"), by=self.by)
+        check_choice(("global", "tensor"), scope=self.scope)
+        check_choice(("shared", "all"), share=self.share)
+        check_choice(("round", "update"), since=self.since)
+        check_choice(("all", "live"), counts=self.counts)
+        check_choice(get_args(Start), start_with=self.start_with)
+        check_choice(("no", "tensor", "weights"), relative=self.relative)
+        if self.every < 1 or self.first < 0:
+            raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 
     def start(self, work: Work, params: Tree) -> State:
         memory = {"mask": _empty(work, params)}
@@ -279,15 +278,6 @@ def _size(v: Tensor) -> Tensor:
 
 def _vectors(tree: Tree) -> frozenset[str]:
     return frozenset(n for n, v in tree.items() if v.ndim <= 2)  # (C, k): one number per unit
-
-
-def _check_growth(rate: Scalar, limit: Scalar, every: int = 1, first: int = 0) -> None:
-    for option, value in (("rate", rate), ("limit", limit)):
-        v = torch.as_tensor(value)
-        if not bool(((v >= 0) & (v <= 1)).all()):
-            raise InputError(f"{option} is a share and must lie in [0, 1], not {value}.")
-    if every < 1 or first < 0:
-        raise InputError(f"every must be at least 1 and first at least 0, not {every} and {first}.")
 
 
 @cache  # the same choice is the same function, so that runs which make it stack

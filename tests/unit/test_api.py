@@ -21,7 +21,7 @@ LAYERS = [
     {"errors"},
     {"kernels"},
     {"tree", "random", "options", "files", "rules"},
-    {"stacked", "transforms", "room"},
+    {"stacked", "transforms", "room", "checks"},
     {"models"},
     {"objectives", "split"},
     {"step"},

@@ -3,8 +3,9 @@ rates, which were chosen from its grid on held-out data (docs/reproduction.md)."
 
 from typing import Literal
 
+from fedselect.checks import check_choice
 from fedselect.method import View
-from fedselect.methods.common import Stats, Weight, check_choice
+from fedselect.methods.common import Stats, Weight
 from fedselect.methods.partial import Partial, Phases
 from fedselect.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
 from fedselect.select import layers as by_name

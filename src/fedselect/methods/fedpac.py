@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedselect.checks import check_choice, check_not_negative, check_positive
 from fedselect.errors import InputError
 from fedselect.method import Carried, Down, Method, Received, Up, View
-from fedselect.methods.common import Stats, Weight, check_choice, check_not_negative, check_positive, per_row, weights
+from fedselect.methods.common import Stats, Weight, per_row, weights
 from fedselect.models import Model
 from fedselect.objectives import align
 from fedselect.tree import Mask, Scalar, State, Tree, clone, merge

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedselect.checks import check_choice, check_positive, check_shares
 from fedselect.errors import InputError
 from fedselect.method import Carried, Down, Method, Received, Up, View
-from fedselect.methods.common import Stats, Weight, check_choice, check_positive, check_shares, weights
+from fedselect.methods.common import Stats, Weight, weights
 from fedselect.models import Model
 from fedselect.select import top
 from fedselect.tree import Mask, Scalar, State, Tree, clone, entries, merge, rows

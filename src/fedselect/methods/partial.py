@@ -11,18 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedselect.checks import check_choice, check_not_negative, check_positive, check_shares
 from fedselect.errors import InputError
 from fedselect.method import Carried, Down, Method, Received, Up, View
-from fedselect.methods.common import (
-    Stats,
-    Weight,
-    check_choice,
-    check_not_negative,
-    check_positive,
-    check_shares,
-    towards,
-    weights,
-)
+from fedselect.methods.common import Stats, Weight, towards, weights
 from fedselect.models import Model
 from fedselect.select import Selector, Which, nothing
 from fedselect.step import Rate

@@ -1,0 +1,31 @@
+"""Checks of options: a value that cannot be used is refused in words, by its name."""
+
+import torch
+
+from fedselect.errors import InputError
+from fedselect.tree import Scalar
+
+
+def check_positive(**given: Scalar | None) -> None:
+    for name, value in given.items():
+        if value is not None and not bool((torch.as_tensor(value) > 0).all()):
+            raise InputError(f"{name} must be positive, not {value}.")
+
+
+def check_not_negative(**given: Scalar) -> None:
+    for name, value in given.items():
+        if not bool((torch.as_tensor(value) >= 0).all()):
+            raise InputError(f"{name} must not be negative, not {value}.")
+
+
+def check_shares(**given: Scalar) -> None:
+    for name, value in given.items():
+        v = torch.as_tensor(value)
+        if not bool(((v >= 0) & (v <= 1)).all()):
+            raise InputError(f"{name} is a share and must lie in [0, 1], not {value}.")
+
+
+def check_choice(known: tuple[str, ...], **given: str) -> None:
+    for name, value in given.items():
+        if value not in known:
+            raise InputError(f"{name} is {' or '.join(known)}, not {value!r}.")
