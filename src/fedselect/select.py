@@ -127,6 +127,8 @@ class DeltaSelect:
         check_choice(("all", "live"), counts=self.counts)
         check_choice(get_args(Start), start_with=self.start_with)
         check_choice(("no", "tensor", "weights"), relative=self.relative)
+        if self.by == "random" and (self.relative != "no" or self.since != "round"):
+            raise InputError("by=random looks at no movement; use relative=no and since=round with it.")
         if self.every < 1 or self.first < 0:
             raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 

@@ -157,7 +157,12 @@ def test_every_method_refuses_what_cannot_train(name, bad):
 
 @pytest.mark.parametrize(
     ("ignored", "said"),
-    [({"finetune": 3}, "finetune trains the merged model, which view=local does not report; use view=merged")],
+    [
+        ({"finetune": 3}, "finetune trains the merged model, which view=local does not report; use view=merged"),
+        ({"by": "random", "relative": "tensor"}, "by=random looks at no movement"),
+        ({"by": "random", "since": "update"}, "by=random looks at no movement"),
+    ],
+    ids=str,
 )
 def test_what_would_be_ignored_is_refused(ignored, said):
     with pytest.raises(fs.InputError, match=said):
