@@ -262,7 +262,10 @@ def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _check_count(count: int) -> None:
     if count == 1:
-        raise InputError("BatchNorm needs more than one value per channel: raise batch_size, or give each client two samples.")
+        raise InputError(
+            "BatchNorm needs more than one value per channel; leave out clients with one sample or give them more, raise "
+            "batch_size, or use a model without BatchNorm."
+        )
 
 
 def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

@@ -92,12 +92,16 @@ def test_layers_that_cannot_be_a_clients_own(layer, said):
 
 
 def test_batch_norm_with_one_sample_is_refused_stacked_or_not(digits):
-    one = fs.Federation([fs.ClientData((c.train[0][:1], c.train[1][:1]), c.test) for c in digits.clients], 10)
+    """Before any round, and the client is named, wherever it stands."""
+    x, y = digits.clients[1].train
+    one = fs.Federation([digits.clients[0], fs.ClientData((x[:1], y[:1]), (x, y), name="Ada"), *digits.clients[2:]], 10)
     model = fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
     for stackable in (True, False):
         model.stackable = stackable
-        with pytest.raises(fs.InputError, match="more than one value per channel"):
+        with pytest.raises(fs.InputError, match=r"client Ada, one sample a step: BatchNorm needs more .* leave out clients"):
             Simulation(fs.FedAvg(), model, one)
+        with pytest.raises(fs.InputError, match=r"client 0, one sample a step: .* raise batch_size"):
+            Simulation(fs.FedAvg(), model, digits, training=fs.Training(batch_size=1))
 
 
 def test_floats_are_augmented_too():

@@ -179,7 +179,7 @@ def test_a_frozen_convolution_passes_gradients_on():
 
 
 def test_batch_norm_on_one_value_says_what_to_do():
-    with Forward(None, stacked=True), pytest.raises(fs.InputError, match="more than one value per channel: raise batch_size"):
+    with Forward(None, stacked=True), pytest.raises(fs.InputError, match="more than one value per channel; leave out clients"):
         vmap(lambda x: F.batch_norm(x, None, None, training=True))(randn(CLIENTS, 1, 4))
 
 

@@ -132,6 +132,9 @@ class Simulation:
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
         self.fits = self._fit()
+        sizes = splits["train"].sizes or ()
+        if 1 in sizes:  # it may be too little for a BatchNorm
+            self._try_step(sizes.index(1))
         if model.slow:
             what = ", ".join(sorted(model.slow))
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
@@ -413,7 +416,7 @@ class Simulation:
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            self._try_step()
+            self._try_step(0)
         weights = sum(v.nbytes for v in self.initial.values())
         alone = one_by_one(self.model, self.device)
         room = 0.5 * (_free_on(self.device) if self.device.type == "cuda" else _host_memory())
@@ -421,9 +424,9 @@ class Simulation:
             room = min(room, CPU_ROOM)
         return min(MOST, max(1, int(room / (10 * weights + (0 if alone else 2 * kept)))))
 
-    def _try_step(self) -> None:
-        """One step of one client, thrown away: does this model run stacked?"""
-        train = self._split["train"].rows(slice(0, 1))
+    def _try_step(self, client: int) -> None:
+        """One step of one client, thrown away: does this model run stacked, and on as little as this client has?"""
+        train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
         x, y = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
         for _ in range(2):
@@ -435,6 +438,10 @@ class Simulation:
                     self.model, tree, speed, x, y, torch.zeros_like(y[:, 0]), everything, 0.01, cross_entropy, {}, self.training
                 )
                 return
+            except InputError as e:
+                if size > 1:
+                    raise
+                raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
             except RuntimeError as e:
                 if not self.model.stackable:
                     raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
