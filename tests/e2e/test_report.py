@@ -9,7 +9,7 @@ import sys
 import pytest
 from browser import CHROMIUM, Browser
 
-from fedselect.experiments import runner
+from fedselect.experiments import runner, tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.masks import unpack
 from fedselect.experiments.report import gather, page, write_report
@@ -96,6 +96,22 @@ def test_a_run_under_way_is_shown_as_far_as_it_is(compared, tmp_path):
     (shown,) = gather([run])["runs"]
     assert (shown["round"], shown["rounds"], shown["finished"]) == ([1, 2], 4, False)
     assert [r for r, _ in shown["shares"]] == [1, 2]
+
+
+def test_the_view_that_counts_is_not_guessed_from_equal_numbers(compared, tmp_path):
+    """FedAvg reports the merged model, also where both views score alike; of older runs the numbers tell."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_bytes((compared / "fedavg-seed0" / "config.json").read_bytes())
+    (line,) = (json.loads(m) for m in (compared / "fedavg-seed0" / "metrics.jsonl").read_text().splitlines()[-1:])
+    line |= {"accuracy_local": line["accuracy"]}
+    line["clients"]["accuracy_local"] = line["clients"]["accuracy"]
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    summary = {**summaries(compared, "fedavg")[0], "accuracy_local": line["accuracy"]}
+    older = {k: v for k, v in summary.items() if k != "view"}
+    for said, view in ((summary, "merged"), (older, "local")):
+        (run / "summary.json").write_text(json.dumps(said))
+        assert gather([run])["runs"][0]["view"] == tables.rows([run])[0].reports == view
 
 
 def test_a_run_without_records_of_masks_still_has_a_report(compared, tmp_path):

@@ -303,6 +303,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "model": config.model["name"],
         "seed": config.seed,
         "score": config.score,
+        "view": config.make_method().view,  # the one that accuracy is of
         "rounds": last["round"],
         "accuracy": last["accuracy"],
         "accuracy_local": last["accuracy_local"],
@@ -318,6 +319,11 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "environment": environment(config.device, config.precision),
     }
+
+
+def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What a run's accuracy is of; older runs and those under way do not say, but by the numbers that were found."""
+    return str(summary.get("view", "local" if found["accuracy"] == found["accuracy_local"] else "merged"))
 
 
 def identity(config: Config) -> str:

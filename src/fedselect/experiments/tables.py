@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import finished
+from fedselect.experiments.runner import finished, view_of
 from fedselect.files import read_json
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
@@ -68,7 +68,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             statistics.fmean(s["share"] for s in group),
             statistics.fmean(s["bytes_up"] for s in group),
             statistics.fmean(s["seconds"] for s in group),
-            "local" if all(s["accuracy"] == s["accuracy_local"] for s in group) else "merged",
+            "local" if all(view_of(s, s) == "local" for s in group) else "merged",
             group[0].get("score", "test"),
             statistics.fmean(_elsewhere(s["cross"]) for s in group) if all("cross" in s for s in group) else None,
         )

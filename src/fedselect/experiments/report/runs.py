@@ -10,7 +10,7 @@ from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels
 from fedselect.experiments.masks import read_lines, unpack
-from fedselect.experiments.runner import finished, read_configs, read_records
+from fedselect.experiments.runner import finished, read_configs, read_records, view_of
 from fedselect.files import read_json
 from fedselect.simulate.notes import Record
 
@@ -93,7 +93,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
             "down": last["sent"]["clients"]["bytes_down"],
         },
         "last": {k: last["clients"][k] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")},
-        "view": "local" if last["clients"]["accuracy"] == last["clients"]["accuracy_local"] else "merged",
+        "view": view_of(summary, last["clients"]),
         "down": last["sent"]["down"],
         "seconds": last["sent"]["seconds"],
         "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
