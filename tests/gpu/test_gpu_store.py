@@ -36,8 +36,7 @@ def test_kernels_are_their_twins(dtype, size, monkeypatch):
     assert torch.equal(made["cuda"][2], torch.where(marks, values, torch.zeros_like(values)))
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_streamed_is_put(in_file, tmp_path):
+def test_streamed_is_put():
     """Rounds over chunks, each asked for while the one before it is worked on and overwritten after it was put."""
     clients, chunk, size = 12, 4, 300_000
 
@@ -47,7 +46,7 @@ def test_streamed_is_put(in_file, tmp_path):
     g = torch.Generator(GPU).manual_seed(0)
     mask = torch.rand(clients, size, device=GPU, generator=g) < torch.linspace(0.05, 0.6, clients, device=GPU).unsqueeze(1)
     state = {"w": {"": torch.where(mask, 1.0, 0.0)}, "mask": {"": mask}, "kept": {"": mask.clone()}}
-    compact = Compact(clients, GPU, carried, state, tmp_path / "rows" if in_file else None)
+    compact = Compact(clients, GPU, carried, state)
     chunks = torch.arange(clients).split(chunk)
     for ids in chunks:
         compact.put(ids, {k: {n: v[ids.to(GPU)] for n, v in t.items()} for k, t in state.items()})

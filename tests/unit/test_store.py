@@ -1,4 +1,4 @@
-"""Clients' states packed and unpacked: what is carried comes back to the bit, in little memory, from RAM or a file."""
+"""Clients' states packed and unpacked: what is carried comes back to the bit, in little memory."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedselect as fs
-from fedselect.errors import InputError, RunError
+from fedselect.errors import InputError
 from fedselect.models import Model
 from fedselect.simulate import flat, pages
 from fedselect.simulate.pages import Pages
@@ -91,13 +91,11 @@ def test_compact_is_the_store_whatever_is_put_and_taken(cohorts, seed):
     assert_same(again.take(everybody, CPU), store.take(everybody, CPU))
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_rows_longer_than_a_page(tmp_path, monkeypatch, in_file):
+def test_rows_longer_than_a_page(monkeypatch):
     """Rows of one and of many pages, more of them than are made at a time; what one row gives up another uses."""
     monkeypatch.setattr(pages, "PAGE", 64)
     monkeypatch.setattr(pages, "TOGETHER", 4)
-    path = tmp_path / "rows" if in_file else None
-    compact = Compact(6, CPU, carried_under_kept, make([(400,)], 1, 1.0, 0), path)
+    compact = Compact(6, CPU, carried_under_kept, make([(400,)], 1, 1.0, 0))
     held = []
     for turn, share in enumerate((2.0, 0.1, 2.0)):
         state = make([(400,)], 6, share, turn)
@@ -107,9 +105,6 @@ def test_rows_longer_than_a_page(tmp_path, monkeypatch, in_file):
         assert_same(compact.take(ids, CPU), rows_of(expected(state), ids))
         held.append(compact.nbytes)
     assert held[0] == held[1] == held[2]
-    if path is not None:
-        assert path.stat().st_size <= held[0]
-        assert path.stat().st_size > 6 * 400
 
 
 def test_pages_are_few_views_and_never_shared():
@@ -125,11 +120,6 @@ def test_pages_are_few_views_and_never_shared():
     assert all(bool((p == row).all()) for row in (0, 1) for p in held.parts(row))
     held.resize(0, 0)
     assert list(held.parts(0)) == []
-
-
-def test_a_full_disk_says_so(tmp_path):
-    with pytest.raises(RunError, match="cannot be written"):
-        Pages(1, path=tmp_path / "no such folder" / "rows").resize(0, 1)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.5])

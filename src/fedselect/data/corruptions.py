@@ -56,10 +56,6 @@ def _grid(x: Pixels) -> tuple[int, int]:
     return round(h / _scale(x)), round(w / _scale(x))
 
 
-def _unit(x: Pixels) -> Floats:
-    return x.astype(np.float32) / np.float32(255)
-
-
 def _levels(values: NDArray[Any]) -> Floats:
     return values.astype(np.float32, copy=False)
 

@@ -1,13 +1,9 @@
-"""Host memory in pages: rows of bytes that grow and shrink without being moved, in RAM or in one file."""
+"""Host memory in pages: rows of bytes that grow and shrink without being moved."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from fedselect.files import disk
 
 PAGE = 2**16
 TOGETHER = 64
@@ -15,14 +11,10 @@ TOGETHER = 64
 
 
 class Pages:
-    """Rows by number. Memory once taken serves other rows when one shrinks; it is not given back.
+    """Rows by number. Memory once taken serves other rows when one shrinks; it is not given back."""
 
-    With a path, memory is a file of that name, mapped. It is begun afresh: what it held is gone, and it is of no use to
-    anybody later.
-    """
-
-    def __init__(self, rows: int, pin: bool = False, path: Path | None = None) -> None:
-        self._pin, self._path = pin, path
+    def __init__(self, rows: int, pin: bool = False) -> None:
+        self._pin = pin
         self._blocks: list[Tensor] = []
         self._free: list[int] = []
         self._rows: list[list[int]] = [[] for _ in range(rows)]
@@ -56,13 +48,6 @@ class Pages:
             at, left = at + run, left - size
 
     def _more(self) -> None:
-        at, size = len(self._blocks), TOGETHER * PAGE
-        if self._path is None:
-            block = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-        else:
-            with disk(self._path), self._path.open("r+b" if at else "wb") as f:
-                f.seek(at * size)
-                f.write(bytes(size))  # a full disk shows here, not when the memory is touched
-            block = torch.from_numpy(np.memmap(self._path, np.uint8, "r+", at * size, (size,)))
-        self._blocks.append(block)
+        at = len(self._blocks)
+        self._blocks.append(torch.empty(TOGETHER * PAGE, dtype=torch.uint8, pin_memory=self._pin))
         self._free += reversed(range(at * TOGETHER, (at + 1) * TOGETHER))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -78,26 +77,20 @@ class Store:
 
 
 class Compact:
-    """States of more clients than fit: of each only what it carries from round to round, packed, in host memory or a file.
+    """States of more clients than fit: of each only what it carries from round to round, packed, in host memory.
 
     What is not carried comes back as zero. A store that `forgets` any values loses the view "local" of a client when it is
-    put; `scores` is what the client's last model scored by then, accuracy and loss. Everything that touches host memory runs
-    on one side stream, in the order of the calls, so no page is read or written too early; a buffer on the device knows both
-    streams it is used on.
+    put; `scores` is what the client's last model scored by then, accuracy and loss. Host memory is pinned where the device
+    is a GPU. Everything that touches it runs on one side stream, in the order of the calls, so no page is read or written
+    too early; a buffer on the device knows both streams it is used on.
 
     carries: of a state, which entries; see `Method.carries`.   like: any client's state, for its structure.
-    path: a file for the rows; without one they lie in memory, pinned where the device is a GPU.
     """
 
     kind: ClassVar[str] = "compact"
 
     def __init__(
-        self,
-        clients: int,
-        device: torch.device,
-        carries: Callable[[State], Mapping[str, Carried]],
-        like: State,
-        path: Path | None = None,
+        self, clients: int, device: torch.device, carries: Callable[[State], Mapping[str, Carried]], like: State
     ) -> None:
         self.clients, self.device = clients, device
         self.joined = torch.zeros(clients, dtype=torch.bool)
@@ -107,12 +100,12 @@ class Compact:
         self.scores = torch.full((clients, 2), torch.nan, dtype=torch.float64)
         self._counts = self._layout.fixed.repeat(clients, 1)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._pages = Pages(clients, pin=self._side is not None, path=path)
+        self._pages = Pages(clients, pin=self._side is not None)
         self._ahead: Fetched | None = None
 
     @property
     def nbytes(self) -> int:
-        """Host memory (or disk) held."""
+        """Host memory held."""
         return self._pages.nbytes + self._counts.nbytes + self.joined.nbytes
 
     def to(self, device: torch.device) -> None:
