@@ -1,4 +1,4 @@
-"""Several runs as one program: each comes out bit for bit as it would alone."""
+"""Several runs as one program: each comes out bit for bit as it would alone, on a CPU."""
 
 import weakref
 

@@ -36,6 +36,8 @@ def test_runs_of_a_kind_are_cut_evenly_and_stay_in_order(monkeypatch):
     monkeypatch.setattr(fs.simulate.Simulation, "_fit", lambda self: 3 * self.clients)
     configs = {str(s): dataclasses.replace(SMALL_RUN, seed=s) for s in range(7)}
     assert list(runner.groups(configs)) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
+    assert list(runner.groups(configs, {"0", "1", "3"}.__contains__)) == [["2"], ["4", "5", "6"]]  # as they began
+    assert list(runner.groups(configs, configs.__contains__)) == []
 
 
 def test_a_target_is_rows_times_data_times_settings_times_seeds():

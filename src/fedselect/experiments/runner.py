@@ -136,7 +136,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
     """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
     failed: dict[str, str] = {}
-    for group in groups({n: c for n, c in configs.items() if not finished(out / n)}):
+    for group in groups(configs, lambda name: finished(out / name)):
         with ExitStack() as locks:
             for name in group:
                 locks.enter_context(_locked(out / name))
@@ -167,25 +167,35 @@ def prepare(out: Path, config: Config) -> None:
         write_json(there, config.to_json())
 
 
-def groups(configs: Mapping[str, Config]) -> Iterator[list[str]]:
-    """Runs that may train as one program, as many at a time as fit; `go_on` has the last word."""
+def groups(configs: Mapping[str, Config], done: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
+    """Runs that may train as one program, as many at a time as fit; `go_on` has the last word.
+
+    Those that are done are left out but counted, so that runs which began together go on together after an interruption.
+    """
     apart = ("seed", "method", "preset", "cross")
     alike: dict[Any, list[str]] = {}
     for name, config in configs.items():
         rest = {k: v for k, v in config.to_json().items() if k not in apart}
         alike.setdefault((json.dumps(rest, sort_keys=True), form(config.make_method())), []).append(name)
     for names in alike.values():
+        if all(map(done, names)):
+            continue
         gc.collect()  # what the group before held of a GPU
         one = configs[names[0]].simulation()
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
         del one
         parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
         for part in range(parts):
-            yield names[part * len(names) // parts : (part + 1) * len(names) // parts]
+            group = names[part * len(names) // parts : (part + 1) * len(names) // parts]
+            if left := [name for name in group if not done(name)]:
+                yield left
 
 
 class _Run:
-    """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives."""
+    """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives.
+
+    On a GPU that is so for a run that is stacked with as many as before; else it agrees up to rounding.
+    """
 
     def __init__(self, out: Path, simulation: Simulation | None = None, dealt: dict[str, Federation] | None = None) -> None:
         self.out = out

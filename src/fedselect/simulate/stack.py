@@ -2,7 +2,7 @@
 
 Settings and seeds stack along the client axis: what clients do is done for the clients of all runs at once, what a
 server does is done for each run. A client's numbers do not depend on who else is there, so every run comes out as it
-would alone.
+would alone: to the bit on a CPU; on a GPU up to rounding, for kernels cut their sums by how many clients there are.
 """
 
 import warnings
