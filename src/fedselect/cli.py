@@ -174,11 +174,12 @@ def compare(
     for name in names:
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
-            runs[f"{name}-seed{s}"] = _config(
+            made = _config(
                 one, None, data, model, flags, among=names, where=str(config or "this run"),
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
                 precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
+            runs[f"{name}-seed{made.seed}"] = made
     out = out or _free("compare")
     with _watching(out, len(runs), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
@@ -217,7 +218,7 @@ def sweep(
     raw = read(config) if config else {}
     flags = {name: [v.strip() for v in value.split(",")] for name, value in _flags(ctx.args).items()}
     many = [name for name, values in flags.items() if len(values) > 1]
-    runs = {}
+    runs: dict[str, Config] = {}
     for values in itertools.product(*flags.values()):
         one = dict(zip(flags, values, strict=True))
         for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
@@ -226,7 +227,8 @@ def sweep(
                 rounds=rounds, seed=s, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows,
                 device=device, precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
-            runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
+            if made not in runs.values():  # 0.1 and 0.10 are one setting
+                runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
     out = out or _free("sweep")
     with _watching(out, len(runs), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)

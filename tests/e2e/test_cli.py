@@ -141,6 +141,18 @@ def test_compare_reads_methods_from_toml_and_a_flag_can_single_one_out(cli, tmp_
     assert all(c["training"]["momentum"] == 0.0 for c in configs.values())
 
 
+def test_a_value_or_a_seed_that_is_said_twice_counts_once(cli, tmp_path):
+    said = cli("sweep", *TINY, "--limit", "0.1,0.3,0.1,0.10", "--seeds", "0,0", "--rounds", 1, "--out", tmp_path / "s")
+    assert "data, 1 seed " in said.out
+    assert list(json.loads((tmp_path / "s" / "compare.json").read_text())) == [
+        "fedselect-limit=0.1-seed0",
+        "fedselect-limit=0.3-seed0",
+    ]
+    (tmp_path / "e.toml").write_text('seeds = [0, "0"]\n[methods.local]\n')
+    assert cli("compare", *TINY, "--config", tmp_path / "e.toml", "--rounds", 1, "--out", tmp_path / "c").code == 0
+    assert list(json.loads((tmp_path / "c" / "compare.json").read_text())) == ["local-seed0"]
+
+
 def test_resume_leaves_a_finished_run_as_it_is(cli, done):
     before = {p: p.read_bytes() for p in done.rglob("*") if p.is_file()}
     assert "fedselect" in cli("resume", done, "-q").out

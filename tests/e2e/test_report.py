@@ -1,6 +1,7 @@
 """The report: what the page says, in a real browser; its figures and tables as files."""
 
 import csv
+import dataclasses
 import json
 import re
 import statistics
@@ -13,6 +14,7 @@ from fedselect.experiments import runner, tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.masks import unpack
 from fedselect.experiments.report import gather, page, write_report
+from fedselect.experiments.report.runs import distinct
 
 METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
 FIGURES = ["convergence", "gains", "bytes", "shares", "overlap", "cross"]
@@ -83,6 +85,24 @@ def test_several_directories_make_one_page_and_settings_are_told_apart(compared,
         "fedselect rate=0.2, limit=0.4", "local", "fedavg", "fedselect rate=0.05, limit=0.1",
     ]  # fmt: skip
     assert (tmp_path / "report.html").stat().st_size > 1e6
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_same_configuration_and_seed_counts_once(compared, cli, tmp_path):
+    runner.start(dataclasses.replace(config("fedselect", 0), cross=False), tmp_path / "again")
+    said = cli("report", compared, tmp_path / "again", "--figures", "--out", tmp_path / "r.html")
+    kept = compared / "fedselect-seed0"
+    assert said.err == f"note: {tmp_path / 'again'} is left out: {kept} has the same configuration and seed.\n"
+    assert [r["seed"] for r in gather([tmp_path / "again", compared])["runs"] if r["group"] == 0] == [0, 1]
+    with (tmp_path / "figures" / "table.csv").open() as f:
+        assert {r["method"]: r["seeds"] for r in csv.DictReader(f)} == dict.fromkeys(METHODS, "2")
+
+
+def test_of_equal_runs_the_finished_one_is_shown(compared, tmp_path):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
+    with pytest.warns(UserWarning, match="begun is left out"):
+        assert distinct([tmp_path / "begun", compared / "local-seed0"]) == [compared / "local-seed0"]
 
 
 def test_a_run_under_way_is_shown_as_far_as_it_is(compared, tmp_path):

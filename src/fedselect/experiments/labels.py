@@ -1,5 +1,6 @@
 """What to call runs that stand beside each other: the method's name, and whatever else tells them apart."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,11 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         out.append(" ".join([own["method.name"], *([", ".join(told)] if told else [])]))
     return out
+
+
+def same(config: Mapping[str, Any]) -> str:
+    """Equal for runs that would count as the same seed of the same label."""
+    return json.dumps({k: v for k, v in config.items() if k == "seed" or k not in APART}, sort_keys=True)
 
 
 def colours(methods: Sequence[str]) -> list[tuple[str, str]]:

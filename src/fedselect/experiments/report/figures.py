@@ -14,7 +14,7 @@ import numpy as np
 from fedselect.errors import RunError
 from fedselect.experiments import tables
 from fedselect.experiments.masks import unpack
-from fedselect.experiments.report.runs import Data, expand, gather
+from fedselect.experiments.report.runs import Data, distinct, gather
 from fedselect.files import disk, write_bytes
 
 Points = list[tuple[float, float, float, float]]
@@ -30,7 +30,7 @@ def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     """All figures and tables, into a folder."""
     require_matplotlib()
     data = gather(places)
-    rows = tables.rows([run for place in places for run in expand(place)])
+    rows = tables.rows(distinct(places))
     made = save_all(_figures(data), folder)
     texts = {"table.csv": tables.as_csv(rows), "table.tex": tables.as_latex(rows), "clients.csv": _clients(data)}
     for name, text in texts.items():

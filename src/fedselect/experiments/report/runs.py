@@ -2,13 +2,14 @@
 
 import datetime
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
-from fedselect.experiments.labels import APART, colours, labels
+from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.runner import finished, read_configs, read_records, view_of
 from fedselect.files import read_json
@@ -21,7 +22,7 @@ MOST_SHARES = 60  # columns of a picture of shares over rounds
 
 def gather(places: Sequence[Path]) -> Data:
     """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
-    paths = list(dict.fromkeys(run for place in places for run in expand(place)))
+    paths = distinct(places)
     configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h]
@@ -59,6 +60,17 @@ def gather(places: Sequence[Path]) -> Data:
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": package_version(),
     }
+
+
+def distinct(places: Sequence[Path]) -> list[Path]:
+    """The run directories that these stand for, each configuration and seed once: of equal ones, the first that is finished."""
+    paths = list(dict.fromkeys(run for place in places for run in expand(place)))
+    kept: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda p: not finished(p)):
+        first = kept.setdefault(same(read_json(path / "config.json", "it should say how to run.")), path)
+        if first != path:
+            warnings.warn(f"{path} is left out: {first} has the same configuration and seed.", stacklevel=1)  # said once
+    return [p for p in paths if p in kept.values()]
 
 
 def expand(place: Path) -> list[Path]:
