@@ -132,11 +132,21 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
+def failure(out: Path) -> str | None:
+    """Why a run among others did not come to its end: its numbers stopped being finite, which they always will."""
+    path = out / "failed.json"
+    return str(read_json(path, "delete it to try this run again.").get("why")) if path.exists() else None
+
+
+def done(out: Path) -> bool:
+    """Whether there is nothing left to do."""
+    return finished(out) or failure(out) is not None
+
+
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
     """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
-    failed: dict[str, str] = {}
-    for group in groups(configs, lambda name: finished(out / name)):
+    for group in groups(configs, lambda name: done(out / name)):
         with ExitStack() as locks:
             for name in group:
                 locks.enter_context(_locked(out / name))
@@ -145,11 +155,11 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
             if stop():
                 raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
             try:
-                runs = go_on([out / name for name in group], stop, watch)
-                failed |= {run.out.name: run.failed for run in runs if run.failed}
-                del runs  # and what they hold of a GPU, before the next are fitted into it
+                go_on([out / name for name in group], stop, watch, alone=False)
             except Stopped as e:
                 raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
+    ranks.everywhere(None)  # wait for the last of the files
+    failed = {name: why for name in configs if (why := failure(out / name))}
     if len(failed) == len(configs):
         raise RunError(f"no run came to its end; {next(iter(failed))}: {next(iter(failed.values()))}")
     for name, why in failed.items():
@@ -233,6 +243,10 @@ class _Run:
         checkpoints.save(self.out / "checkpoint", self.simulation, self._id)
 
     def finish(self) -> None:
+        if self.failed:
+            if ranks.rank() == 0:
+                write_json(self.out / "failed.json", {"why": self.failed})
+            return
         cross = self.simulation.cross().tolist() if self.config.cross else None
         live = self.simulation.live_share()
         if ranks.rank() != 0:
@@ -248,12 +262,12 @@ def go_on(
     stop: Callable[[], bool],
     watch: Watch | None,
     simulation: Simulation | None = None,
-    alone: bool | None = None,
+    alone: bool = True,
     keep: bool = True,
 ) -> list[_Run]:
     """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
 
-    Numbers that stop being finite are an error where a run is alone, by default the only one; else that run has `failed`.
+    Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
     """
     dealt: dict[str, Federation] = {}
@@ -262,10 +276,9 @@ def go_on(
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, alone=len(places) == 1 if alone is None else alone, keep=keep)
+        _drive(runs, stop, watch, alone=alone, keep=keep)
         for run in runs:
-            if not run.failed:
-                run.finish()
+            run.finish()
     return opened
 
 

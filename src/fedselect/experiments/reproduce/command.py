@@ -9,12 +9,12 @@ from fedselect.errors import InputError
 from fedselect.experiments import tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.flags import numbers, words
-from fedselect.experiments.reproduce import shared, write
+from fedselect.experiments.reproduce import write
 from fedselect.experiments.reproduce.make import Work, gather, rates, run, with_data
 from fedselect.experiments.reproduce.plan import How
 from fedselect.experiments.reproduce.progress import overall
 from fedselect.experiments.reproduce.protocol import Target, choose, targets
-from fedselect.experiments.runner import ctrl_c
+from fedselect.experiments.runner import ctrl_c, done
 from fedselect.simulate import ranks
 
 console = tables.terminal()
@@ -91,13 +91,13 @@ def _list(work: Work) -> None:
     seen: dict[Path, Config] = {}
     for name, runs in parts.items():
         fresh = {place: config for place, config in runs.items() if place not in seen}
-        left = [config for place, config in fresh.items() if not shared.done(place)]
+        left = [config for place, config in fresh.items() if not done(place)]
         if runs:
             rest = f"{len(runs) - len(fresh)} of them listed above, " if len(fresh) < len(runs) else ""
             there = len(fresh) - len(left)
             _say(f"{name:<16} {len(runs):>5} runs, {rest}{there} there, {sum(c.rounds for c in left)} rounds to run")
         seen |= fresh
-    left = [config for place, config in seen.items() if not shared.done(place)]
+    left = [config for place, config in seen.items() if not done(place)]
     _say(f"{'in all':<16} {len(seen):>5} runs, {len(seen) - len(left)} there, {sum(c.rounds for c in left)} rounds to run")
     if work.how.mark:
         _say(work.how.mark)

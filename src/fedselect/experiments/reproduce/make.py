@@ -14,6 +14,7 @@ from fedselect.experiments.reproduce.pictures import draw, overlaps
 from fedselect.experiments.reproduce.plan import How, Rates, cells, configure, name_of
 from fedselect.experiments.reproduce.progress import Overall
 from fedselect.experiments.reproduce.protocol import Row, Setting, Target, read_column
+from fedselect.experiments.runner import done
 from fedselect.files import write_bytes
 
 
@@ -109,5 +110,5 @@ def gather(work: Work, target: Target, found: dict[tune.Key, dict[str, Any]]) ->
 
 
 def _expect(told: Overall, *runs: dict[Path, Config]) -> None:
-    ahead = [config for some in runs for place, config in some.items() if not shared.done(place)]
+    ahead = [config for some in runs for place, config in some.items() if not done(place)]
     told.expect(len(ahead), sum(config.rounds for config in ahead))

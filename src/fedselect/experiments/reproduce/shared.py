@@ -13,8 +13,8 @@ from typing import Protocol
 
 from fedselect.errors import BusyError
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import Stopped, finished, go_on, groups, prepare
-from fedselect.files import disk, in_use, locked, write_json
+from fedselect.experiments.runner import Stopped, done, go_on, groups, prepare
+from fedselect.files import disk, in_use, locked
 from fedselect.simulate.notes import Record
 
 WAIT = 0.5  # seconds between looks at what others are doing
@@ -26,11 +26,6 @@ class Told(Protocol):
     def round(self, config: Config, record: Record) -> None: ...
     def done(self, config: Config) -> None: ...
     def waiting(self, runs: int) -> None: ...
-
-
-def done(place: Path) -> bool:
-    """Whether there is nothing left to do: it came to its end, or its numbers stopped being finite, which they always will."""
-    return finished(place) or (place / "failed.json").exists()
 
 
 def finish(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
@@ -76,8 +71,6 @@ def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> 
             raise Stopped("stopped; the same command goes on.")
         try:
             for run in go_on(mine, stop, told.round, alone=False, keep=False):
-                if run.failed:
-                    write_json(run.out / "failed.json", {"why": run.failed})
                 _tidy(run.out)
         except Stopped as e:
             raise Stopped(f"{str(e).partition(';')[0]}; the same command goes on.") from None
