@@ -425,6 +425,8 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     if ranks.rank() > 0:
         return
     console.print(tables.render(tables.rows(done)))
+    for run, why in tables.failures(done):
+        _say(f"{run} did not come to its end: {why}")
     if report:
         _say(f"wrote {write_report([out])}")
     _say(f"runs in {out}")

@@ -429,17 +429,21 @@ def test_numbers_that_explode_stop_the_run_at_its_last_checkpoint(cli, tmp_path)
     assert cli("resume", tmp_path / "a", "-q").sentence() == said  # the same client, round and tensor
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("seeds", ["0", "0,1"])
 def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
     args = ("--methods", "fedavg,local", "--fedavg.lr", 1e38, "--seeds", seeds, "--rounds", 1)
     said = cli("compare", *TINY, *args, "--out", tmp_path / "c")
     assert said.code == 0
-    assert "fedavg-seed0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.err
+    assert "fedavg, seed 0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.out
     assert cli("resume", tmp_path / "c", "-q") == said
 
 
-@pytest.mark.filterwarnings("default")
+def test_a_setting_that_is_left_of_a_sweep_keeps_its_name(cli, tmp_path):
+    said = cli("sweep", *TINY, "--lr", "0.1,1e38", "--rounds", 1, "--out", tmp_path / "s").out
+    assert "fedselect lr=0.1 " in said
+    assert "fedselect lr=1e+38, seed 0 did not come to its end: client 0, round 1" in said
+
+
 def test_where_all_diverge_there_is_nothing_to_show(cli, tmp_path):
     said = cli("sweep", *TINY, "--lr", "1e37,1e38", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "s").sentence()
     assert "no run came to its end; fedavg-lr=1e37-seed0: client 0, round 1" in said

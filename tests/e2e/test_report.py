@@ -10,6 +10,7 @@ import sys
 import pytest
 from browser import CHROMIUM, Browser
 
+from fedselect.errors import RunError
 from fedselect.experiments import runner, tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.masks import unpack
@@ -301,6 +302,33 @@ def test_the_page_says_who_missed_which_round(browser, compared, deployed):
     assert browser.problems == []
     show(browser, compared)
     assert browser.ask("document.querySelector('#missed').hidden")
+
+
+@pytest.fixture
+def diverged(tmp_path):
+    """A sweep of two rates, one of them far too high."""
+    runs = {f"lr={lr}": config("local", 0, lr=lr) for lr in (0.1, 1e38)}
+    runner.start_comparison(runner.Comparison(runs), tmp_path / "s")
+    return tmp_path / "s"
+
+
+def test_a_run_that_diverged_is_listed_and_the_others_keep_their_names(diverged):
+    data = gather([diverged])
+    assert [g["label"] for g in data["groups"]] == ["local lr=0.1"]
+    ((run, why),) = data["failed"]
+    assert (run, why.partition(";")[0]) == ("local lr=1e+38, seed 0", "client 0, round 1: 1.weight is no longer finite")
+    with pytest.raises(RunError, match="no run came to its end; local, seed 0: client 0"):
+        gather([diverged / "lr=1e+38"])
+
+
+@needs_chromium
+def test_the_page_says_what_diverged(browser, compared, diverged):
+    browser.open(write_report([diverged]).as_uri(), "document.querySelector('#gains .main-svg')")
+    said = browser.ask("document.querySelector('#table').innerText")
+    assert "local lr=1e+38, seed 0 did not come to its end: client 0, round 1" in said
+    assert browser.problems == []
+    show(browser, compared)
+    assert browser.ask("document.querySelector('#table .failed').hidden")
 
 
 @needs_chromium

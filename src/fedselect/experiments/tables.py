@@ -5,7 +5,7 @@ import io
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import finished, view_of
+from fedselect.experiments.runner import failure, finished, view_of
 from fedselect.files import read_json
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
@@ -49,9 +49,10 @@ class Row:
 
 def rows(runs: Sequence[Path]) -> list[Row]:
     """The finished runs, grouped by what they are runs of, best first."""
-    done = [run for run in runs if finished(run)]
     summaries: dict[str, list[dict[str, Any]]] = {}
-    for label, run in zip(labels([read_json(r / "config.json", "it should say how to run.") for r in done]), done, strict=True):
+    for label, run in _named(runs):
+        if not finished(run):
+            continue
         summary = read_json(run / "summary.json", "it should hold the outcome of a run.")
         if "accuracy" not in summary:
             raise RunError(f"{run / 'summary.json'} holds no outcome of a run; remove it and resume the run.")
@@ -75,6 +76,11 @@ def rows(runs: Sequence[Path]) -> list[Row]:
         for method, group in summaries.items()
     ]
     return sorted(made, key=lambda r: -r.mean)
+
+
+def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
+    """The runs that did not come to their end, by label and seed, and why."""
+    return [(f"{label}, seed {_config(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
 
 
 def render(found: Sequence[Row]) -> Table:
@@ -101,6 +107,15 @@ def render(found: Sequence[Row]) -> Table:
     table.caption = "local: after local training; merged: after aggregation; bold: the one that counts"
     table.caption_justify = "left"
     return table
+
+
+def _named(runs: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
+    return zip(labels([_config(run) for run in runs]), runs, strict=True)
+
+
+def _config(run: Path) -> dict[str, Any]:
+    return read_json(run / "config.json", "it should say how to run.")
 
 
 def _elsewhere(cross: list[list[float | None]]) -> float:

@@ -117,6 +117,9 @@ function table() {
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate.";
   place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
+  const failed = place.querySelector(".failed");
+  failed.hidden = !data.failed.length;
+  failed.replaceChildren(...data.failed.flatMap(([run, why]) => [`${run} did not come to its end: ${why}`, element("br")]));
 }
 
 // deployed runs alone: who was not heard, and what was turned away
@@ -141,7 +144,8 @@ function attendance() {
 
 function frame() {
   const main = byId("main"), pair = element("div", { class: "pair" });
-  main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" })));
+  main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" }),
+    element("p", { class: "failed say" })));
   for (const f of FIGURES) {
     const details = element("details", {}, element("summary", {}, "Numbers as a table"));
     details.addEventListener("toggle", () => numbers(f));

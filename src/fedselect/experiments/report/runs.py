@@ -11,7 +11,8 @@ from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
-from fedselect.experiments.runner import finished, read_configs, read_records, view_of
+from fedselect.experiments.runner import failure, finished, read_configs, read_records, view_of
+from fedselect.experiments.tables import failures
 from fedselect.files import read_json
 from fedselect.simulate.notes import Record
 
@@ -24,8 +25,11 @@ def gather(places: Sequence[Path]) -> Data:
     """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
     paths = distinct(places)
     configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
+    named, failed = labels(configs), failures(paths)
     histories = [_evaluated(p) for p in paths]
-    there = [i for i, h in enumerate(histories) if h]
+    there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
+    if not there and len(failed) == len(paths):
+        raise RunError(f"no run came to its end; {': '.join(failed[0])}")
     if not there and all(finished(p) for p in paths):
         raise RunError(
             f"{paths[0]} has its outcome alone, without its rounds; make it anew with: "
@@ -34,7 +38,7 @@ def gather(places: Sequence[Path]) -> Data:
     if not there:
         raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
-    named = labels(configs)
+    named = [named[i] for i in there]
     order = list(dict.fromkeys(named))
     methods = [configs[named.index(label)]["method"]["name"] for label in order]
     federations: list[Data] = []
@@ -55,6 +59,7 @@ def gather(places: Sequence[Path]) -> Data:
             for label, method, colour in zip(order, methods, colours(methods), strict=True)
         ],
         "runs": runs,
+        "failed": failed,
         "federations": federations,
         "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
