@@ -38,7 +38,7 @@ def halfway(done):
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
     manifest = done / "checkpoint" / "000002" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": runner.identity(config)}))
+    edit(manifest, run=runner.identity(config), config=runner.core(config))
     return done
 
 
@@ -383,7 +383,6 @@ DAMAGE = {
     "a list for a manifest": (lambda r: manifest(r).write_text("[]"), "manifest.json"),
     "another round": (lambda r: edit(manifest(r), round=1), "000002"),
     "another format": (lambda r: edit(manifest(r), format=9), "has format 9, this version reads 1"),
-    "another seed": (lambda r: edit(r / "config.json", seed=5), "000002 belongs to another run"),
     "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
     "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
     "a metrics line lost": (
@@ -405,6 +404,22 @@ def test_a_damaged_run_is_refused_with_the_files_name(cli, halfway, damage):
     hurt(halfway)
     assert said in cli("resume", halfway, "-q").sentence()
     assert not (halfway / "summary.json").exists()
+
+
+def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(cli, halfway):
+    method = json.loads((halfway / "config.json").read_text())["method"]
+    edit(halfway / "config.json", seed=5, method={**method, "limit": 0.7})
+    said = cli("resume", halfway, "-q").sentence()
+    assert (
+        f"000002 is of another configuration (limit was 0.3, is 0.7, seed was 0, is 5); put {halfway / 'config.json'}" in said
+    )
+    assert "delete" not in said
+    made = json.loads(manifest(halfway).read_text())
+    made.pop("config")  # as checkpoints were at first
+    manifest(halfway).write_text(json.dumps(made))
+    assert "(config.json was changed since); put " in cli("resume", halfway, "-q").sentence()
+    edit(halfway / "config.json", seed=0, method=method)
+    assert cli("resume", halfway, "-q").code == 0
 
 
 def test_a_lost_newline_does_not_glue_two_rounds_together(cli, halfway):

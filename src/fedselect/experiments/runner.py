@@ -7,7 +7,6 @@ A comparison holds compare.json and one run directory for each method and seed.
 
 import datetime
 import gc
-import hashlib
 import json
 import os
 import re
@@ -121,9 +120,8 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
         )
     if place is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
-    run_id = identity(config)
-    simulation = config.simulation(*checkpoints.how(place, run_id))
-    checkpoints.load(place, simulation, run_id)
+    simulation = config.simulation(*checkpoints.how(place, core(config)))
+    checkpoints.load(place, simulation, core(config))
     return config, simulation
 
 
@@ -208,12 +206,11 @@ class _Run:
         self.out = out
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
-        self._id = identity(self.config)
         place = checkpoints.latest(out / "checkpoint")
-        chunk, rows = checkpoints.how(place, self._id) if place else (None, None)
+        chunk, rows = checkpoints.how(place, core(self.config)) if place else (None, None)
         self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
         if place:
-            checkpoints.load(place, self.simulation, self._id)
+            checkpoints.load(place, self.simulation, core(self.config))
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
@@ -237,7 +234,7 @@ class _Run:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
         if self._masks:
             self._masks.sync()
-        checkpoints.save(self.out / "checkpoint", self.simulation, self._id)
+        checkpoints.save(self.out / "checkpoint", self.simulation, core(self.config))
 
     def finish(self) -> None:
         if self.failed:
@@ -346,10 +343,13 @@ def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     return str(summary.get("view", "local" if found["accuracy"] == found["accuracy_local"] else "merged"))
 
 
-def identity(config: Config) -> str:
+def core(config: Config) -> dict[str, Any]:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
-    core = {k: v for k, v in config.to_json().items() if k not in ("device", "chunk", "rows")}
-    return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()
+    return {k: v for k, v in config.to_json().items() if k not in ("device", "chunk", "rows")}
+
+
+def identity(config: Config) -> str:
+    return checkpoints.identity(core(config))
 
 
 def read_records(path: Path, growing: bool = False) -> list[Record]:

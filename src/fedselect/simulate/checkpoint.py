@@ -5,7 +5,9 @@ name only when it is whole; the one before it stays, in case a disk damages the 
 """
 
 import hashlib
+import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from fedselect.tree import flat, nested, together
 FORMAT = 1
 
 
-def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
+def save(folder: Path, simulation: Simulation, run: Mapping[str, Any]) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     place = folder / f"{simulation.round:06d}"
     rows = ranks.collect({**simulation.store.dump(), "": {"joined": simulation.store.joined}}, simulation.clients)
@@ -45,7 +47,8 @@ def save(folder: Path, simulation: Simulation, run_id: str) -> Path:
         manifest = {
             "format": FORMAT,
             "round": simulation.round,
-            "run": run_id,
+            "run": identity(run),
+            "config": run,
             "chunk": simulation.chunk,
             "store": simulation.store.kind,
             "tensors": list(tensors),  # in the model's own order, which decides between equals; files sort by name
@@ -64,7 +67,7 @@ def latest(folder: Path) -> Path | None:
     return places[-1] if places else None
 
 
-def manifest(place: Path, run_id: str) -> dict[str, Any]:
+def manifest(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint says of itself, once its files are checked."""
     advice = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
     try:
@@ -73,8 +76,12 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
         raise CheckpointError(str(e)) from None
     if said.get("format") != FORMAT:
         raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
-    if said.get("run") != run_id:
-        raise CheckpointError(f"{place} belongs to another run (its configuration differs); {advice}")
+    if said.get("run") != identity(run):
+        changed = ", ".join(differing(said["config"], run)) if "config" in said else "config.json was changed since"
+        raise CheckpointError(
+            f"{place} is of another configuration ({changed}); put {place.parents[1] / 'config.json'} back as it was, "
+            "or begin another run: --config with a new --out."
+        )
     if str(said.get("round")) != str(int(place.name)):
         raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
     state = place / "state.safetensors"
@@ -83,15 +90,28 @@ def manifest(place: Path, run_id: str) -> dict[str, Any]:
     return said
 
 
-def how(place: Path, run_id: str) -> tuple[int, str]:
+def identity(run: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What changed from one configuration, as it was read from a file, to another: "limit was 0.3, is 0.5"."""
+    for name, value in json.loads(json.dumps(now)).items():
+        if isinstance(value, dict) and isinstance(was.get(name), dict):
+            yield from differing(was[name], value)
+        elif was.get(name) != value:
+            yield f"{name} was {was.get(name)}, is {value}"
+
+
+def how(place: Path, run: Mapping[str, Any]) -> tuple[int, str]:
     """In what pieces a run must go on: clients at a time, and what rests of them between rounds."""
-    said = manifest(place, run_id)
+    said = manifest(place, run)
     return int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all"
 
 
-def load(place: Path, simulation: Simulation, run_id: str) -> None:
+def load(place: Path, simulation: Simulation, run: Mapping[str, Any]) -> None:
     """Put a simulation where the checkpoint left it."""
-    said = manifest(place, run_id)
+    said = manifest(place, run)
     store = simulation.store
     if said.get("store", "resident") != store.kind:
         raise CheckpointError(
