@@ -38,7 +38,7 @@ def halfway(done):
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
     manifest = done / "checkpoint" / "000002" / "manifest.json"
-    edit(manifest, run=runner.identity(config), config=runner.core(config))
+    edit(manifest, run=runner.identity(config), config=runner.core(config.to_json()))
     return done
 
 
@@ -420,6 +420,22 @@ def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(
     assert "(config.json was changed since); put " in cli("resume", halfway, "-q").sentence()
     edit(halfway / "config.json", seed=0, method=method)
     assert cli("resume", halfway, "-q").code == 0
+
+
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_a_configuration_that_was_changed_after_the_run_is_refused(cli, done, command):
+    edit(done / "config.json", rounds=3, device="cpu")
+    assert "000002 is of another configuration (rounds was 2, is 3); put " in cli(command, done).sentence()
+    edit(done / "config.json", rounds=2)  # where it ran does not matter
+    assert cli(command, done).code == 0
+
+
+def test_a_comparison_says_so_before_it_goes_on(cli, tmp_path):
+    assert cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 1, "--out", tmp_path / "c").code == 0
+    edit(tmp_path / "c" / "local-seed0" / "config.json", rounds=3)
+    (tmp_path / "c" / "fedavg-seed0" / "summary.json").unlink()
+    assert "(rounds was 1, is 3)" in cli("resume", tmp_path / "c", "-q").sentence()
+    assert not (tmp_path / "c" / "fedavg-seed0" / "summary.json").exists()
 
 
 def test_a_lost_newline_does_not_glue_two_rounds_together(cli, halfway):

@@ -120,13 +120,24 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
         )
     if place is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
-    simulation = config.simulation(*checkpoints.how(place, core(config)))
-    checkpoints.load(place, simulation, core(config))
+    simulation = config.simulation(*checkpoints.how(place, core(config.to_json())))
+    checkpoints.load(place, simulation, core(config.to_json()))
     return config, simulation
 
 
 def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """What a finished run came to; its config.json must still say what ran."""
+    summary, again = out / "summary.json", f"delete it, then: fedselect resume {out}"
+    found = read_json(summary, again)
+    if "accuracy" not in found:
+        raise RunError(f"{summary} holds no outcome of a run; {again}")
+    if place := checkpoints.latest(out / "checkpoint"):
+        checkpoints.claim(place, core(read_json(out / "config.json", "it should say how to run.")))
+    return found
 
 
 def failure(out: Path) -> str | None:
@@ -143,6 +154,9 @@ def done(out: Path) -> bool:
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
     """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
+    for name in configs:
+        if finished(out / name):
+            outcome(out / name)  # what is wrong with it shows before anything runs
     for group in groups(configs, lambda name: done(out / name)):
         with ExitStack() as locks:
             for name in group:
@@ -206,11 +220,12 @@ class _Run:
         self.out = out
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
+        self._core = core(self.config.to_json())
         place = checkpoints.latest(out / "checkpoint")
-        chunk, rows = checkpoints.how(place, core(self.config)) if place else (None, None)
+        chunk, rows = checkpoints.how(place, self._core) if place else (None, None)
         self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
         if place:
-            checkpoints.load(place, self.simulation, core(self.config))
+            checkpoints.load(place, self.simulation, self._core)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
@@ -234,7 +249,7 @@ class _Run:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
         if self._masks:
             self._masks.sync()
-        checkpoints.save(self.out / "checkpoint", self.simulation, core(self.config))
+        checkpoints.save(self.out / "checkpoint", self.simulation, self._core)
 
     def finish(self) -> None:
         if self.failed:
@@ -343,13 +358,13 @@ def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     return str(summary.get("view", "local" if found["accuracy"] == found["accuracy_local"] else "merged"))
 
 
-def core(config: Config) -> dict[str, Any]:
+def core(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
-    return {k: v for k, v in config.to_json().items() if k not in ("device", "chunk", "rows")}
+    return {k: v for k, v in config.items() if k not in ("device", "chunk", "rows")}
 
 
 def identity(config: Config) -> str:
-    return checkpoints.identity(core(config))
+    return checkpoints.identity(core(config.to_json()))
 
 
 def read_records(path: Path, growing: bool = False) -> list[Record]:

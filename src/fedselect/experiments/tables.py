@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import failure, finished, view_of
+from fedselect.experiments.runner import failure, finished, outcome, view_of
 from fedselect.files import read_json
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
@@ -53,10 +53,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
     for label, run in _named(runs):
         if not finished(run):
             continue
-        summary = read_json(run / "summary.json", "it should hold the outcome of a run.")
-        if "accuracy" not in summary:
-            raise RunError(f"{run / 'summary.json'} holds no outcome of a run; remove it and resume the run.")
-        summaries.setdefault(label, []).append(summary)
+        summaries.setdefault(label, []).append(outcome(run))
     if not summaries:
         raise RunError("there is no finished run to show yet; finish it with: fedselect resume DIR")
     made = [

@@ -22,6 +22,7 @@ from fedselect.simulate.store import Compact, Store
 from fedselect.tree import flat, nested, together
 
 FORMAT = 1
+ADVICE = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
 
 
 def save(folder: Path, simulation: Simulation, run: Mapping[str, Any]) -> Path:
@@ -67,26 +68,31 @@ def latest(folder: Path) -> Path | None:
     return places[-1] if places else None
 
 
-def manifest(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of itself, once its files are checked."""
-    advice = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
+def claim(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of itself, which must be of this run."""
     try:
-        said: dict[str, Any] = read_json(place / "manifest.json", advice)
+        said: dict[str, Any] = read_json(place / "manifest.json", ADVICE)
     except RunError as e:
         raise CheckpointError(str(e)) from None
-    if said.get("format") != FORMAT:
-        raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
-    if said.get("run") != identity(run):
+    if said.get("run", identity(run)) != identity(run):
         changed = ", ".join(differing(said["config"], run)) if "config" in said else "config.json was changed since"
         raise CheckpointError(
             f"{place} is of another configuration ({changed}); put {place.parents[1] / 'config.json'} back as it was, "
             "or begin another run: --config with a new --out."
         )
+    return said
+
+
+def manifest(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of itself, once its files are checked."""
+    said = claim(place, run)
+    if said.get("format") != FORMAT:
+        raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {ADVICE}")
     if str(said.get("round")) != str(int(place.name)):
-        raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
+        raise CheckpointError(f"{place} says it is of round {said.get('round')}; {ADVICE}")
     state = place / "state.safetensors"
     if not state.is_file() or _digest(state) != said.get("sha256"):
-        raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
+        raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {ADVICE}")
     return said
 
 

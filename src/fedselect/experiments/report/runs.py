@@ -11,7 +11,7 @@ from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
-from fedselect.experiments.runner import failure, finished, read_configs, read_records, view_of
+from fedselect.experiments.runner import failure, finished, outcome, read_configs, read_records, view_of
 from fedselect.experiments.tables import failures
 from fedselect.files import read_json
 from fedselect.simulate.notes import Record
@@ -152,7 +152,7 @@ def _paired(pairs: int) -> int:
 
 
 def _summary(path: Path) -> Data:
-    return read_json(path / "summary.json", "it should hold the outcome of a run.") if finished(path) else {}
+    return outcome(path) if finished(path) else {}
 
 
 def _title(configs: Sequence[Data], order: Sequence[str]) -> str:
