@@ -127,7 +127,7 @@ def run(
         precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
     )  # fmt: skip
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
-    with _watching(out, 1, quiet, live, port, track) as watch:
+    with _watching(out, [made], quiet, live, port, track) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
     _say_outcome(made, result.accuracy, out)
 
@@ -181,7 +181,7 @@ def compare(
             )  # fmt: skip
             runs[f"{name}-seed{made.seed}"] = made
     out = out or _free("compare")
-    with _watching(out, len(runs), quiet, live, port, track) as watch:
+    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
 
@@ -230,7 +230,7 @@ def sweep(
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
     out = out or _free("sweep")
-    with _watching(out, len(runs), quiet, live, port, track) as watch:
+    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
 
@@ -244,8 +244,8 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with a run or a comparison that was interrupted, as if it had not been."""
-    many = len(runner.read_configs(out)) if (out / "compare.json").exists() else 1
-    with _watching(out, many, quiet, live, port, track) as watch:
+    runs = list(runner.read_configs(out).values()) if (out / "compare.json").exists() else []
+    with _watching(out, runs, quiet, live, port, track) as watch:
         done = runner.resume(out, watch)
     _say_table(done, out, report=False)
 
@@ -372,7 +372,7 @@ def _fail(message: str, code: int) -> None:
 
 
 @contextmanager
-def _watching(out: Path, runs: int, quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
+def _watching(out: Path, runs: list[Config], quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
     with ExitStack() as stack:
         told: list[runner.Watch] = []
@@ -383,7 +383,7 @@ def _watching(out: Path, runs: int, quiet: bool, live: bool, port: int, track: s
             told.append(stack.enter_context(tracking(track, out)))
         if live:
             _say(f"watch it at {stack.enter_context(serve(out, port))}")
-        shown = stack.enter_context(progress(console, runs, quiet))
+        shown = stack.enter_context(progress(console, len(runs), quiet, runs))
         told += [shown] if shown else []
 
         def watch(config: Config, record: Record) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -108,6 +109,17 @@ def test_a_run_prints_a_line_a_round_and_quiet_the_result_alone(cli, tmp_path):
     quiet = cli("run", *TINY, "--rounds", 2, "--out", tmp_path / "b").out.splitlines()
     assert len(quiet) == 1
     assert quiet[0].startswith("accuracy ")
+
+
+def test_lines_of_a_sweep_name_what_is_swept(cli, tmp_path):
+    args = ("--limit", "0.1,0.3", "--seeds", "0,1", "--rounds", 1)
+    said = cli("sweep", *TINY[:-1], *args, "--out", tmp_path / "s").out.splitlines()
+    named = {f"fedselect limit={limit} seed {seed}" for limit in (0.1, 0.3) for seed in (0, 1)}
+    assert {line.split("  ")[0] for line in said[:4]} == named
+    for summary in (tmp_path / "s").glob("*/summary.json"):
+        summary.unlink()
+    shutil.rmtree(tmp_path / "s" / "fedselect-limit=0.1-seed0" / "checkpoint")
+    assert "fedselect limit=0.1 seed 0  round 1/1" in cli("resume", tmp_path / "s").out
 
 
 def test_a_run_without_out_goes_to_a_new_directory_under_runs(cli, tmp_path, monkeypatch):

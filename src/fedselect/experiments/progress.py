@@ -1,14 +1,15 @@
 """Progress: bars on a terminal, a plain line a round elsewhere, nothing when quiet."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import Watch
+from fedselect.experiments.labels import labels
+from fedselect.experiments.runner import Watch, identity
 from fedselect.simulate.notes import Record
 
 
@@ -21,40 +22,46 @@ def describe(record: Record) -> str:
     return "  ".join(parts)
 
 
+def names(configs: Sequence[Config]) -> Callable[[Config], str]:
+    """What to call a run: its method, what tells it from others that are known, and its seed."""
+    said = dict(zip(map(identity, configs), labels([c.to_json() for c in configs]), strict=True))
+    return lambda config: f"{said.get(identity(config), config.method['name'])} seed {config.seed}"
+
+
 @contextmanager
-def progress(console: Console, runs: int, quiet: bool) -> Iterator[Watch | None]:
+def progress(console: Console, runs: int, quiet: bool, configs: Sequence[Config] = ()) -> Iterator[Watch | None]:
     """What to call after every round; shows one bar for the run in progress and, of several runs, one for them all."""
     if quiet:
         yield None
         return
+    name = names(configs)
     if not console.is_terminal:
         began = time.perf_counter()
 
         def line(config: Config, record: Record) -> None:
             took = time.perf_counter() - began
             console.print(
-                f"{config.method['name']} seed {config.seed}  round {record['round']}/{config.rounds}  "
-                f"{describe(record)}  {took:.1f} s",
-                highlight=False, soft_wrap=True,
+                f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record)}  {took:.1f} s",
+                highlight=False, soft_wrap=True, markup=False,
             )  # fmt: skip
 
         yield line
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as bars:
         total = bars.add_task("all runs", total=runs, note="") if runs > 1 else None
-        tasks: dict[tuple[str, int], object] = {}
+        tasks: dict[str, object] = {}
         waiting = [bars.add_task("reading data", total=None, note="")]
 
         def draw(config: Config, record: Record) -> None:
             while waiting:
                 bars.remove_task(waiting.pop())
-            key = (config.method["name"], config.seed)
+            key = name(config)
             if key not in tasks:
-                tasks[key] = bars.add_task(f"{key[0]} seed {key[1]}", total=config.rounds, note="")
+                tasks[key] = bars.add_task(key, total=config.rounds, note="")
             task = tasks[key]
             bars.update(task, completed=record["round"], note=describe(record))  # type: ignore[arg-type]
             if record["round"] == config.rounds and total is not None:
