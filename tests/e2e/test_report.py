@@ -106,6 +106,14 @@ def test_of_equal_runs_the_finished_one_is_shown(compared, tmp_path):
         assert distinct([tmp_path / "begun", compared / "local-seed0"]) == [compared / "local-seed0"]
 
 
+def test_runs_scored_on_different_data_do_not_share_a_page(compared, cli, tmp_path):
+    held = config("local", 0)
+    runner.start(dataclasses.replace(held, data={**held.data, "val": 5}, score="val"), tmp_path / "v")
+    said = cli("report", compared, tmp_path / "v", "--out", tmp_path / "r.html").sentence()
+    assert f"fedavg-seed1 is scored on test data and {tmp_path / 'v'} on validation data; make a report of each" in said
+    assert gather([tmp_path / "v"])["scored"] == "validation"
+
+
 def test_a_run_under_way_is_shown_as_far_as_it_is(compared, tmp_path):
     run = tmp_path / "a"
     run.mkdir()

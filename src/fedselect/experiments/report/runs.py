@@ -12,6 +12,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.runner import failure, finished, outcome, read_configs, read_records, view_of
+from fedselect.experiments.tables import DATA as SCORED
 from fedselect.experiments.tables import failures
 from fedselect.files import read_json
 from fedselect.simulate.notes import Record
@@ -39,6 +40,7 @@ def gather(places: Sequence[Path]) -> Data:
         raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = [named[i] for i in there]
+    scored = _scored(paths, configs)
     order = list(dict.fromkeys(named))
     methods = [configs[named.index(label)]["method"]["name"] for label in order]
     federations: list[Data] = []
@@ -47,8 +49,8 @@ def gather(places: Sequence[Path]) -> Data:
         for path, config, history, label in zip(paths, configs, histories, named, strict=True)
     ]
     return {
-        "title": _title(configs, order),
-        "scored": "validation" if any(c.get("score") == "val" for c in configs) else "test",
+        "title": _title(configs, order, scored),
+        "scored": scored,
         "groups": [
             {
                 "label": label,
@@ -155,11 +157,20 @@ def _summary(path: Path) -> Data:
     return outcome(path) if finished(path) else {}
 
 
-def _title(configs: Sequence[Data], order: Sequence[str]) -> str:
+def _scored(paths: Sequence[Path], configs: Sequence[Data]) -> str:
+    """The data that accuracies are of: one kind, for numbers of different ones say nothing about each other."""
+    by = {SCORED[c.get("score", "test")]: path for path, c in zip(paths, configs, strict=True)}
+    if len(by) > 1:
+        (one, first), (other, second) = by.items()
+        raise RunError(f"{first} is scored on {one} data and {second} on {other} data; make a report of each.")
+    return next(iter(by))
+
+
+def _title(configs: Sequence[Data], order: Sequence[str], scored: str) -> str:
     data = sorted({c["data"]["name"] for c in configs})
     methods = len({c["method"]["name"] for c in configs})
     many = f"{len(order)} methods" if methods == len(order) else f"{len(order)} settings"
-    held = " (validation data)" if any(c.get("score") == "val" for c in configs) else ""
+    held = " (validation data)" if scored == "validation" else ""
     return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}{held}"
 
 
