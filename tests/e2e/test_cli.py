@@ -450,6 +450,29 @@ def test_a_comparison_says_so_before_it_goes_on(cli, tmp_path):
     assert not (tmp_path / "c" / "fedavg-seed0" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("command", ["resume", "report"])
+@pytest.mark.parametrize("text", ['{"method', "{}"], ids=["half of it", "nothing in it"])
+def test_a_damaged_summary_says_how_to_mend_it(cli, done, command, text):
+    whole = json.loads((done / "summary.json").read_text())
+    (done / "summary.json").write_text(text)
+    assert cli(command, done).sentence().endswith(f"delete it, then: fedselect resume {done}\n")
+    (done / "summary.json").unlink()
+    assert cli("resume", done, "-q").code == 0
+    assert {**json.loads((done / "summary.json").read_text()), "date": whole["date"]} == whole
+
+
+def test_a_damaged_list_of_clients_is_written_anew_or_can_be_spared(cli, halfway):
+    place = halfway / "federation.json"
+    whole = place.read_bytes()
+    place.write_bytes(whole[:40])
+    assert cli("resume", halfway, "-q").code == 0
+    assert place.read_bytes() == whole
+    place.write_bytes(whole[:40])
+    assert cli("report", halfway).sentence().endswith("delete it: clients are then known by number.\n")
+    place.unlink()
+    assert cli("report", halfway).code == 0
+
+
 def test_a_lost_newline_does_not_glue_two_rounds_together(cli, halfway):
     cut_newline(halfway)
     assert cli("resume", halfway, "-q").code == 0

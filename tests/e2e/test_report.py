@@ -162,7 +162,8 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
-    assert "nothing was evaluated yet" in cli("report", tmp_path / "begun").sentence()
+    finish = f"finish it with: fedselect resume {tmp_path / 'begun'}\n"
+    assert cli("report", tmp_path / "begun").sentence().endswith(f"nothing was evaluated yet; {finish}")
     (tmp_path / "begun" / "summary.json").write_bytes((compared / "local-seed0" / "summary.json").read_bytes())
     again = f"make it anew with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
     assert again in cli("report", tmp_path / "begun").sentence()  # a run of a table that came from another machine

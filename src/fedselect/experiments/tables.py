@@ -55,7 +55,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             continue
         summaries.setdefault(label, []).append(outcome(run))
     if not summaries:
-        raise RunError("there is no finished run to show yet; finish it with: fedselect resume DIR")
+        raise RunError(f"there is no finished run to show yet; finish it with: fedselect resume {runs[0]}")
     made = [
         Row(
             method,

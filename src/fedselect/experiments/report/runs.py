@@ -37,7 +37,9 @@ def gather(places: Sequence[Path]) -> Data:
             f"fedselect run --config {paths[0] / 'config.json'} --out DIR"
         )
     if not there:
-        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume DIR")
+        raise RunError(
+            f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume {places[0]}"
+        )
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = [named[i] for i in there]
     scored = _scored(paths, configs)
@@ -140,7 +142,7 @@ def _evaluated(path: Path) -> list[Record]:
 def _federation(path: Path, last: Record, federations: list[Data]) -> int:
     """Which federation a run is of; runs of the same data and model share one. Older runs know their clients by number."""
     if (path / "federation.json").exists():
-        own = read_json(path / "federation.json", "it should say who takes part.")
+        own = read_json(path / "federation.json", "delete it: clients are then known by number.")
     else:
         own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["accuracy"]))], "layers": {}}
     if own not in federations:
