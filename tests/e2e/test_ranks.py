@@ -43,6 +43,23 @@ def records(out):
     ]
 
 
+def test_a_command_that_ends_leaves_the_group(tmp_path):
+    """Left to the end of a process, the group's threads aborted it now and then."""
+    (tmp_path / "ends.py").write_text(
+        "import sys, torch.distributed as dist\n"
+        "from fedselect.simulate import ranks\n"
+        "try:\n"
+        "    with ranks.joined():\n"
+        "        ranks.everywhere(1)\n"
+        "        sys.exit(0)\n"
+        "finally:\n"
+        "    sys.stdout.write('in it still\\n' if dist.is_initialized() else 'left\\n')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "ends.py"]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.split()) == (0, ["left", "left"]), done.stderr[-2000:]
+
+
 def test_two_processes_find_what_one_finds(tmp_path):
     """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort."""
     how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross"]

@@ -284,7 +284,8 @@ def deployed(tmp_path):
     """A run whose summary says, as that of a deployment does, who was away."""
     runner.start(config("fedselect", 0), tmp_path / "d")
     path = tmp_path / "d" / "summary.json"
-    away = {"missed": {"2": [1, 3]}, "rejected": [{"round": 3, "who": "client 2", "why": "its values are <b>not finite</b>"}]}
+    turned = {"round": 3, "who": "client 2", "why": "its values are <b>not finite</b>"}
+    away = {"missed": {"2": [1, 3]}, "rejected": [turned], "absent": {"2": "not connected"}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **away}))
     return tmp_path / "d"
 
@@ -303,6 +304,7 @@ def test_the_page_says_who_missed_which_round(browser, compared, deployed):
     assert browser.ask(rows) == [
         ["fedselect, seed 0", "2", "1, 3"],
         ["fedselect, seed 0", "3", "client 2", "its values are <b>not finite</b>"],
+        ["fedselect, seed 0", "2", "not connected"],
     ]
     browser.click("button[data-client='1']")
     browser.wait("location.hash === '#client=1'")

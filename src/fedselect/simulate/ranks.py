@@ -39,6 +39,10 @@ def joined() -> Iterator[None]:
     signal.signal(signal.SIGTERM, _lost)  # torchrun ends those that are left
     try:
         yield
+    except SystemExit as e:  # how a command ends
+        if not e.code:
+            dist.destroy_process_group()  # left to the end of the process, its threads may abort it
+        raise
     except (RuntimeError, dist.DistError) as e:
         if isinstance(e, torch.cuda.OutOfMemoryError):
             raise

@@ -132,6 +132,8 @@ function attendance() {
     .map(([c, rounds]) => [name(r), clientName(+c), rounds.join(", ")]));
   const turned = runs.flatMap(r => r.rejected.filter(x => one === null || x.who === `client ${one}`)
     .map(x => [name(r), x.round, x.who, x.why]));
+  const away = runs.flatMap(r => Object.entries(r.absent).filter(([c]) => one === null || +c === one)
+    .map(([c, why]) => [name(r), clientName(+c), why]));
   const say = (list, none, some) => element("p", { class: "say" }, list.length ? some : none);
   section.replaceChildren(
     element("h2", {}, "Who missed which round"),
@@ -139,6 +141,8 @@ function attendance() {
       "Rounds went on without these clients; they joined again with what they had."),
     ...(gaps.length ? [grid(["run", "client", "rounds missed"], gaps)] : []),
     ...(turned.length ? [say(turned, "", "Turned away:"), grid(["run", "round", "who", "why"], turned)] : []),
+    ...(away.length ? [say(away, "", "Not there at the end, so without a final model until the run is resumed:"),
+      grid(["run", "client", "why"], away)] : []),
   );
 }
 

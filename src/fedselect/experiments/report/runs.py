@@ -123,6 +123,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "cross": summary.get("cross"),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
+        "absent": summary.get("absent", {}),  # who has no final model, and why
     }
 
 
