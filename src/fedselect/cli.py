@@ -383,7 +383,7 @@ def _watching(out: Path, runs: list[Config], quiet: bool, live: bool, port: int,
             told.append(stack.enter_context(tracking(track, out)))
         if live:
             _say(f"watch it at {stack.enter_context(serve(out, port))}")
-        shown = stack.enter_context(progress(console, len(runs), quiet, runs))
+        shown = stack.enter_context(progress(console, quiet, runs))
         told += [shown] if shown else []
 
         def watch(config: Config, record: Record) -> None:

@@ -29,12 +29,12 @@ def names(configs: Sequence[Config]) -> Callable[[Config], str]:
 
 
 @contextmanager
-def progress(console: Console, runs: int, quiet: bool, configs: Sequence[Config] = ()) -> Iterator[Watch | None]:
-    """What to call after every round; shows one bar for the run in progress and, of several runs, one for them all."""
+def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
+    """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
     if quiet:
         yield None
         return
-    name = names(configs)
+    name = names(runs)
     if not console.is_terminal:
         began = time.perf_counter()
 
@@ -52,7 +52,7 @@ def progress(console: Console, runs: int, quiet: bool, configs: Sequence[Config]
         TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as bars:
-        total = bars.add_task("all runs", total=runs, note="") if runs > 1 else None
+        total = bars.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
         tasks: dict[str, object] = {}
         waiting = [bars.add_task("reading data", total=None, note="")]
 

@@ -186,10 +186,10 @@ def prepare(out: Path, config: Config) -> None:
         write_json(there, config.to_json())
 
 
-def groups(configs: Mapping[str, Config], done: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
+def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
     """Runs that may train as one program, as many at a time as fit; `go_on` has the last word.
 
-    Those that are done are left out but counted, so that runs which began together go on together after an interruption.
+    Those that are over are left out but counted, so that runs which began together go on together after an interruption.
     """
     apart = ("seed", "method", "preset", "cross")
     alike: dict[Any, list[str]] = {}
@@ -197,7 +197,7 @@ def groups(configs: Mapping[str, Config], done: Callable[[str], bool] = lambda n
         rest = {k: v for k, v in config.to_json().items() if k not in apart}
         alike.setdefault((json.dumps(rest, sort_keys=True), form(config.make_method())), []).append(name)
     for names in alike.values():
-        if all(map(done, names)):
+        if all(map(over, names)):
             continue
         gc.collect()  # what the group before held of a GPU
         one = configs[names[0]].simulation()
@@ -206,7 +206,7 @@ def groups(configs: Mapping[str, Config], done: Callable[[str], bool] = lambda n
         parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
         for part in range(parts):
             group = names[part * len(names) // parts : (part + 1) * len(names) // parts]
-            if left := [name for name in group if not done(name)]:
+            if left := [name for name in group if not over(name)]:
                 yield left
 
 

@@ -86,7 +86,7 @@ def demo(
             home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu")
             stack.enter_context(launch.client(part, home, part / "log.txt"))
         place = start(out / "server", config, Limits(), None)
-        with progress(console, 1, quiet) as watch:
+        with progress(console, quiet) as watch:
             follow(out / "server", place, watch)
     _outcome(place)
     _say(f"wrote {write_report([place])}")
@@ -216,7 +216,7 @@ def run(
             rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
         )  # fmt: skip
         place = start(part, config, limits, name)
-    with progress(console, 1, quiet) as watch:
+    with progress(console, quiet) as watch:
         follow(part, place, watch)
     _outcome(place)
 
