@@ -70,7 +70,7 @@ def test_a_target_of_ours_has_its_own_seeds_rates_and_data():
 def test_a_target_may_be_a_table_with_rows_above_its_own():
     (target,), (table,) = targets("beyond"), targets("table1")
     assert target.rows[1:] == table.rows
-    assert (target.rows[0].name, len(target.on)) == (target.against, 2)
+    assert (target.rows[0].name, len(target.on)) == (target.against, 4)
 
 
 def test_a_target_may_be_a_table_run_in_another_way():
