@@ -15,7 +15,7 @@ from typing import Any
 
 import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from reproduction_results import RUNS, Results, Table, collect, read, restore
+from reproduction_results import RUNS, Results, Table, collect, read, restore, with_ours
 
 from fedselect.experiments.paper import PUBLISHED
 from fedselect.methods import METHODS
@@ -98,12 +98,13 @@ def surely(found: Table | None) -> str:
     return f"**{said}**" if found["sure"] else said
 
 
-def won(column: Table, ours: Table) -> dict[str, list[str]]:
-    """Rows that ours is ahead of and behind by more than chance."""
-    found = {r["row"]: g for r in column["rows"] if (g := gain(ours, r)) is not None and g["sure"]}
+def won(column: Table, ours: Table, but: str | None = None) -> dict[str, Any]:
+    """How many others there are, and which ours is ahead of and behind by more than chance; `but`: without those called so."""
+    found = {r["row"]: g for r in column["rows"] if (g := gain(ours, r)) is not None and not (but and r["row"].startswith(but))}
     return {
-        "ahead": [name for name, g in found.items() if g["mean"] > 0],
-        "behind": [name for name, g in found.items() if g["mean"] < 0],
+        "others": len(found),
+        "ahead": [name for name, g in found.items() if g["sure"] and g["mean"] > 0],
+        "behind": [name for name, g in found.items() if g["sure"] and g["mean"] < 0],
     }
 
 
@@ -275,7 +276,10 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
     jinja.tests["starting"] = str.startswith
-    text = jinja.get_template(name).render(results=results, get=results.get, strays=results.strays, figures=figures)
+    text = jinja.get_template(name).render(
+        results=results, get=results.get, strays=results.strays, figures=figures,
+        all_ours=with_ours(results.targets) if results.get("table1") else None,
+    )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

@@ -9,11 +9,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from reproduction_results import Table, with_ours
 
 from fedselect.experiments.labels import colours
 from fedselect.experiments.report.figures import STYLE, draw_matrix
 
-Table = dict[str, Any]
 Drawings = dict[str, tuple[Any, Callable[[Any], Figure]]]
 LOOK = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedselect", "figure.dpi": 72}
 DASHES: dict[str, Any] = {"local": ":", "fedavg": "--", "ditto": "-.", "lg-fedavg": (0, (6, 1))}  # where colours are near
@@ -25,7 +25,7 @@ def drawings(targets: dict[str, Table]) -> Drawings:
     """By name: the data of a figure and what draws it. Figures of targets that were not run are left out."""
     out: Drawings = {}
     if table := targets.get("table1"):
-        out["accuracy"] = [_panel(c, ("mean", "error", "paper")) for c in table["columns"]], accuracy
+        out["accuracy"] = [_panel(c, ("mean", "error", "paper")) for c in with_ours(targets)["columns"]], accuracy
         out["convergence"] = [_panel(c, ("rounds", "curve")) for c in table["columns"]], convergence
     if table := targets.get("alpha"):
         out["alpha"] = [_panel(c, ("mean", "error", "paper")) for c in table["columns"]], limits
@@ -116,8 +116,9 @@ def sizes(panels: list[Table]) -> Figure:
     """Panels are settings here: one data set, more and more images."""
     figure, (ax,) = _grid(1, 1, 3.0)
     x = [int(p["setting"].partition("=")[2]) for p in panels]
-    for at, (row, colour) in enumerate(zip(panels[0]["rows"], _colours(panels[0]), strict=True)):
-        _ours_and_paper(ax, x, [p["rows"][at] for p in panels], colour, row["row"], row["method"] == "fedselect")
+    for row, colour in zip(panels[0]["rows"], _colours(panels[0]), strict=True):
+        there = {at: r for at, p in zip(x, panels, strict=True) for r in p["rows"] if r["row"] == row["row"]}
+        _ours_and_paper(ax, [*there], [*there.values()], colour, row["row"], row["method"] == "fedselect")
     ax.set_xscale("log")
     ax.set_xticks(x, [str(v) for v in x])
     ax.minorticks_off()

@@ -12,6 +12,7 @@ from typing import Any
 from fedselect.data.places import find
 from fedselect.errors import DataError, InputError
 from fedselect.experiments.config import Config
+from fedselect.experiments.reproduce.outcome import ranks
 from fedselect.experiments.reproduce.plan import FILES, name_of, named
 from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS
 from fedselect.experiments.reproduce.write import lean
@@ -52,6 +53,19 @@ class Results:
                     if (column["data"], column["setting"], r["row"]) == (data, None, row) and r["mean"] is not None:
                         return dict(r)
         return None
+
+
+def with_ours(targets: dict[str, Table]) -> Table:
+    """Table 1 with our reading of FedSelect below the paper's, where that was run; ranked anew."""
+    more = {(c["data"], c["note"]): c["rows"] for c in targets.get("beyond", {}).get("columns", ())}
+
+    def joined(column: Table) -> Table:
+        there = {r["row"] for r in column["rows"]}
+        rows = [*column["rows"], *(r for r in more.get((column["data"], column["note"]), ()) if r["row"] not in there)]
+        found = ranks({r["row"]: r["mean"] for r in rows if r["mean"] is not None})
+        return {**column, "rows": [{**r, "rank": found.get(r["row"])} for r in rows]}
+
+    return {**targets["table1"], "columns": [joined(c) for c in targets["table1"]["columns"]]}
 
 
 def read(folder: Path) -> Results:

@@ -81,7 +81,9 @@ Score = Annotated[
 Cross = Annotated[
     bool | None, typer.Option("--cross", help="At the end, also try every client's model on every other client's data.")
 ]
-Preset = Annotated[str | None, typer.Option(help="Published values to start from: paper, or authors (the method's own).")]
+Preset = Annotated[
+    str | None, typer.Option(help="Values to start from: paper, authors (the method's own), or ours (fedselect).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory.")]
 Live = Annotated[bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")]
@@ -295,7 +297,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
     factory = find("method", name, METHODS)
     console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
     _details({**options(factory), **options(Training)})
-    for chosen in ("paper", "authors"):
+    for chosen in presets.NAMES:
         console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
     for data in presets.SUITED:
         values = (f"{k}={v}" for table in presets.suited(name, data).values() for k, v in table.items())

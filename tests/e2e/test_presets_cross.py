@@ -1,6 +1,7 @@
 """Presets, and every client's model on every other client's data."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ import torch
 import fedselect as fs
 from fedselect.experiments.config import Config
 from fedselect.experiments.presets import AUTHORS, PAPER_RATES
+from fedselect.experiments.reproduce.protocol import targets
 from fedselect.methods import METHODS
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--model", "mlp", "--clients", 3, "--train", 20, "--test", 10, "-q")
 
 
@@ -50,6 +53,14 @@ def test_what_suits_the_data_is_filled_in_where_nothing_is_said():
     assert config("fedselect", None, data="domains").method["lr"] == 0.01
 
 
+def test_our_own_values_are_those_that_the_table_beyond_has():
+    made, (target,) = config("fedselect", "ours").method, targets("beyond")
+    tuned = json.loads((ROOT / "results" / "tuned.json").read_text())
+    rates = [tuned[f"fedbabu on {column}"]["chosen"] for column in ("cifar10", "cifar10c", "pacs")]
+    for values in (target.rows[0].options, *rates):
+        assert {k: made[k] for k in values} == values
+
+
 def test_what_is_said_beats_a_preset():
     assert config("fedpac", "authors", lr=0.5).method["lr"] == 0.5
     assert config("fedpac", "authors", lr=0.5).method["head_lr"] == 0.1
@@ -77,7 +88,7 @@ def test_presets_are_shown(cli):
     assert "--preset paper    epochs=3, lr=0.01" in said
     assert "head_lr=0.1" in said
     assert "scope=tensor, weights_only=yes, strict=no" in " ".join(cli("methods", "fedselect").out.split())
-    assert "none published" in cli("methods", "local").out
+    assert "--preset authors  none" in cli("methods", "local").out
 
 
 def test_no_such_preset(cli, tmp_path):
@@ -85,6 +96,8 @@ def test_no_such_preset(cli, tmp_path):
     assert "there is no preset 'papers'; did you mean 'paper'" in said
     said = cli("run", *TINY, "--method", "local", "--preset", "authors", "--out", tmp_path / "a").sentence()
     assert "there are no authors' values for local" in said
+    said = cli("run", *TINY, "--method", "fedavg", "--preset", "ours", "--out", tmp_path / "a").sentence()
+    assert "there are no values of ours for fedavg; there are for fedselect" in said
 
 
 def test_cross_is_every_model_on_every_clients_data(digits):

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def outcome(out):
         metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
         found[run.name] = metrics, (run / "masks.jsonl").read_bytes()
     return found
+
+
+def configs(out):
+    return [{**json.loads(p.read_text()), "place": p.parent} for p in out.glob("cells/*/config.json")]
 
 
 def times(out):
@@ -122,6 +127,27 @@ def test_more_seeds_run_only_what_is_new(made, cli):
     said = cli(*TINY, "--seeds", "0,1,2", "--out", out)
     assert "2/2 runs" in said.out
     assert before.items() <= times(out).items()
+
+
+def test_rows_that_are_there_show_before_all_are(cli, tmp_path):
+    args = (*SMALL, "--rounds", 2, "--seeds", "0,1", "--rates", "paper", "--out", tmp_path)
+    assert "table1: no row has all its runs yet" in cli("reproduce", "table1", *args, "--there").out
+    assert not list(tmp_path.glob("table1*"))
+    assert cli("reproduce", "table1", *args, "--methods", "local,fedselect", "-q").code == 0
+    (gone,) = [c for c in configs(tmp_path) if (c["method"]["name"], c["seed"]) == ("local", 1)]
+    shutil.rmtree(gone["place"])
+    before = times(tmp_path)
+    said = cli("reproduce", "table1", *args, "--there").out
+    assert times(tmp_path) == before
+    assert "FedSelect" in said
+    assert "Local Only" not in said  # of one seed alone
+    assert (
+        json.loads((tmp_path / "table1-paper-rates-scaled-0.2-rounds-2.json").read_text())["columns"][0]["rows"][0]["rank"] == 1
+    )
+    sizes = ("reproduce", "fig-data-size", *args, "--methods", "fedavg,fedselect")
+    assert cli(*sizes, "-q").code == 0
+    shutil.rmtree(next(c["place"] for c in configs(tmp_path) if c["method"]["name"] == "fedavg"))
+    assert cli(*sizes, "--there").code == 0
 
 
 def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):

@@ -431,13 +431,21 @@ def test_a_share_of_live_parameters_is_taken_where_it_is_recorded(tmp_path):
     assert blocks(target, how, {}, tmp_path)[0].entries[0].seeds[0].share_live == 0.75
 
 
+def all_failed(target, how, folder):
+    for cell in cells(target, how, {}):
+        place = folder / name_of(cell.config)
+        place.mkdir(parents=True)
+        (place / "failed.json").write_text('{"why": "it had to"}')
+    return folder
+
+
 def test_files_name_files_not_places(tmp_path, monkeypatch):
     (tmp_path / "resnet18.safetensors").write_bytes(b"x")
     (tmp_path / "PACS").mkdir()
     monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path))
     target = dataclasses.replace(targets("table1")[0], on=("pacs",))
     how = How(seeds=(0,))
-    found = blocks(target, how, {}, tmp_path)
+    found = blocks(target, how, {}, all_failed(target, how, tmp_path / "cells"))
     text = lean(as_json(target, found, how, {}))
     assert str(tmp_path) not in text
     assert found[0].weights == "resnet18.safetensors"
@@ -458,7 +466,8 @@ def test_a_whole_table_is_a_small_file(cifar):
 def test_a_target_of_ours_has_no_published_numbers(tmp_path):
     how = How(scale=0.5)
     (target,) = choose(targets("readings"), ["digits"], None)
-    found = blocks(target, how, {}, tmp_path)
+    assert blocks(target, how, {}, tmp_path) == []
+    found = blocks(target, how, {}, all_failed(target, how, tmp_path))
     assert all(e.paper is None for e in found[0].entries)
     said = as_json(target, found, how, {})
     assert (said["paper"], said["score"], said["how"]["rates"]) == (None, "val", "own")

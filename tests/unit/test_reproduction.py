@@ -142,6 +142,7 @@ def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
         "plain",
         "readings",
         "little",
+        "beyond",
         "stem",
     ):
         assert f"Not run yet: `fedselect reproduce {name}`" in page
@@ -149,7 +150,20 @@ def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
     assert not list((site / "docs" / "img").iterdir())
 
 
-NAMES = ("table1", "table2", "alpha", "table3", "p-alpha", "data-size", "fig-iou", "plain", "readings", "little", "stem")
+NAMES = (
+    "table1",
+    "table2",
+    "alpha",
+    "table3",
+    "p-alpha",
+    "data-size",
+    "fig-iou",
+    "plain",
+    "readings",
+    "little",
+    "beyond",
+    "stem",
+)
 
 
 def test_all_targets_are_shown_with_their_figures(site):

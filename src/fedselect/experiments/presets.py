@@ -1,7 +1,8 @@
-"""Presets: published values by name. What a flag or a file says comes on top of them.
+"""Presets: values by name, published ones or our own. What a flag or a file says comes on top of them.
 
 paper    FedSelect's comparison: three local epochs, one tuned rate for every method and data set
 authors  each method's own published values; of FedSelect, the reading of its released code
+ours     the reading of FedSelect that did best on held-out images here (docs/reproduction.md)
 """
 
 from typing import Any
@@ -37,6 +38,15 @@ AUTHORS: dict[str, Values] = {
     "lotteryfl": {"method": {"rate": 0.2, "floor": 0.5, "above": 0.2}},
 }  # fmt: skip
 
+OURS: dict[str, Values] = {
+    "fedselect": {
+        "method": {
+            "limit": 0.002, "start_with": "norms", "freeze": "head", "lr": 0.1, "personal_lr": 0.01,
+            "finetune": 3, "finetune_lr": 0.01, "view": "merged",
+        }
+    },
+}  # fmt: skip
+NAMES = ("paper", "authors", "ours")
 
 SUITED: dict[str, Values] = {
     "digits": {"method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16}},
@@ -63,11 +73,12 @@ def preset(name: str, method: str, data: str) -> Values:
         common = {"epochs": 3, "lr": PAPER_RATES.get(data, 0.01)}
         known = options(METHODS[method])
         return {"method": {k: v for k, v in {**common, **PAPER.get(method, {})}.items() if k in known}}
-    if name == "authors":
-        if method not in AUTHORS:
-            raise InputError(f"there are no authors' values for {method}; there are for {', '.join(AUTHORS)}.")
-        return AUTHORS[method]
-    raise unknown("preset", name, ("paper", "authors"))
+    if name not in NAMES:
+        raise unknown("preset", name, NAMES)
+    table, whose = (AUTHORS, "authors' values") if name == "authors" else (OURS, "values of ours")
+    if method not in table:
+        raise InputError(f"there are no {whose} for {method}; there are for {', '.join(table)}.")
+    return table[method]
 
 
 def describe(name: str, method: str, data: str) -> str:
@@ -75,7 +86,7 @@ def describe(name: str, method: str, data: str) -> str:
     try:
         values = preset(name, method, data)
     except InputError:
-        return "none published"
+        return "none"
     said = {
         k: {True: "yes", False: "no"}[v] if isinstance(v, bool) else v for table in values.values() for k, v in table.items()
     }

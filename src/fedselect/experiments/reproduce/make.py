@@ -90,6 +90,8 @@ def gather(work: Work, target: Target, found: dict[tune.Key, dict[str, Any]]) ->
     """A target's numbers, and the files they are written to."""
     how = work.how.on(target)
     columns = blocks(target, how, rates(found), work.cells)
+    if not columns:
+        return [], []
     used = tune.needed([target], how)
     own = {f"{method} on {column}": e["chosen"] for (column, method), e in found.items() if (column, method) in used}
     data = write.as_json(target, columns, how, own)

@@ -60,6 +60,10 @@ class Entry:
     compared: Compared | None = None
 
     @property
+    def ended(self) -> bool:
+        return len(self.seeds) + len(self.failed) == len(self.runs)
+
+    @property
     def mean(self) -> float | None:
         return statistics.fmean(s.accuracy for s in self.seeds) if self.seeds else None
 
@@ -101,17 +105,12 @@ class Block:
 
 
 def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
-    """What there is of a target, column by column."""
+    """What there is of a target, column by column: the rows of which every seed has ended."""
     found: dict[tuple[str, str | None], dict[str, list[Cell]]] = {}
     for cell in cells(target, how, tuned):
         found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
-    return [
-        Block(
-            *key,
-            tuple(_ranked(target, [_entry(target, own, folder) for own in rows.values()])),
-        )
-        for key, rows in found.items()
-    ]
+    there = {key: [e for own in rows.values() if (e := _entry(target, own, folder)).ended] for key, rows in found.items()}
+    return [Block(*key, tuple(_ranked(target, entries))) for key, entries in there.items() if entries]
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, int]:

@@ -47,19 +47,20 @@ def _need(path: Path) -> None:
 def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
     """Accuracy over training images; the paper's numbers hollow and dashed."""
     figure, axes = canvas(5.6, 3.1)
-    sizes = [s.data["train"] for s in target.settings]
+    sizes = sorted({e.config["data"]["train"] for b in found for e in b.entries})
     methods = [r.method for r in target.rows]
     published = any(e.paper is not None for b in found for e in b.entries)
     for row, (colour, _) in zip(target.rows, colours(methods), strict=True):
-        own = [next(e for e in b.entries if e.row == row.name) for b in found]
+        own = [e for b in found for e in b.entries if e.row == row.name]
         look: dict[str, Any] = {"color": colour, "linewidth": 2.0 if row.method == "fedselect" else 1.1, "markersize": 3}
         mean, std, paper = (
             [np.nan if v is None else v for v in values]
             for values in ([e.mean for e in own], [e.std or 0.0 for e in own], [e.paper for e in own])
         )
-        axes.errorbar(sizes, mean, std, marker="o", label=row.name, **look)
+        at = [e.config["data"]["train"] for e in own]
+        axes.errorbar(at, mean, std, marker="o", label=row.name, **look)
         if published:
-            axes.plot(sizes, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
+            axes.plot(at, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(s) for s in sizes])
     axes.minorticks_off()
