@@ -98,9 +98,10 @@ def surely(found: Table | None) -> str:
     return f"**{said}**" if found["sure"] else said
 
 
-def won(column: Table, ours: Table, but: str | None = None) -> dict[str, Any]:
-    """How many others there are, and which ours is ahead of and behind by more than chance; `but`: without those called so."""
-    found = {r["row"]: g for r in column["rows"] if (g := gain(ours, r)) is not None and not (but and r["row"].startswith(but))}
+def won(column: Table, ours: Table, field: str = "accuracy", but: str | None = None) -> dict[str, Any]:
+    """How many others there are, and which ours is ahead of and behind with p < 0.05; `but`: without those called so."""
+    others = [r for r in column["rows"] if not (but and r["row"].startswith(but))]
+    found = {r["row"]: g for r in others if (g := gain(ours, r, field)) is not None}
     return {
         "others": len(found),
         "ahead": [name for name, g in found.items() if g["sure"] and g["mean"] > 0],
@@ -241,14 +242,6 @@ def with_limits(column: Table, other: Table) -> list[Table]:
     return [r for r in column["rows"] if r["options"]["limit"] in there]
 
 
-def twice(look: Table) -> list[float]:
-    """How far settings that were tried twice came out apart, in points, the nearest first."""
-    found: dict[str, list[float]] = {}
-    for r in tried(look):
-        found.setdefault(r["said"], []).append(r["mean"])
-    return sorted(max(means) - min(means) for means in found.values() if len(means) > 1)
-
-
 def by_said(look: Table, said: str) -> Table:
     """The one line of a look that says this."""
     found = [r for r in tried(look) if r["said"] == f"`{said}`"]
@@ -270,7 +263,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     )  # fmt: skip
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
-        machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, twice, by_said, apart, repeats,
+        machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
         farthest, with_limits, spelled, paired, published,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})

@@ -367,7 +367,6 @@ def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_
     assert (best["said"], best["lead"]) == ("`fedselect lr=0.03 start_with=head`", 3.5)
     assert (last["said"], last["lead"]) == ("`local`", 0.0)
     assert reproduction.by_said({"rows": rows}, "local") == last
-    assert reproduction.twice({"rows": [*rows, {**rows[0], "tail": [69.0, 72.0]}]}) == [0.5]  # 71 and 70.5
     assert reproduction.apart(best["tail"], last["tail"]) == "+3.50 ± 1.50"  # 5 and 2
     (own,) = reproduction.tried({"rows": [{**rows[1], "training": {"weight_decay": 0.002}}]})
     assert (own["said"], own["lead"]) == ("`fedselect lr=0.03 start_with=head weight_decay=0.002`", None)
