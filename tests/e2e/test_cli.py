@@ -450,6 +450,23 @@ def test_a_comparison_says_so_before_it_goes_on(cli, tmp_path):
     assert not (tmp_path / "c" / "fedavg-seed0" / "summary.json").exists()
 
 
+def test_a_comparison_never_throws_away_what_was_trained_with_another_configuration(cli, tmp_path):
+    out = tmp_path / "c"
+    assert cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 2, "--out", out).code == 0
+    (out / "local-seed0" / "summary.json").unlink()
+    shutil.rmtree(out / "fedavg-seed0")  # it would run first
+    asked = json.loads((out / "compare.json").read_text())
+    edit(out / "compare.json", **{name: {**config, "rounds": 3, "device": "cpu"} for name, config in asked.items()})
+    kept = {p: p.read_bytes() for p in (out / "local-seed0").rglob("*") if p.is_file()}
+    said = cli("resume", out, "-q").sentence()
+    assert f"(rounds was 2, is 3); put {out / 'compare.json'} back as it was, or remove {out / 'local-seed0'} to" in said
+    assert {p: p.read_bytes() for p in kept} == kept
+    assert not (out / "fedavg-seed0").exists()
+    edit(out / "compare.json", **{name: {**config, "device": "cpu"} for name, config in asked.items()})  # where it runs is free
+    assert cli("resume", out, "-q").code == 0
+    assert (out / "local-seed0" / "metrics.jsonl").read_bytes() == kept[out / "local-seed0" / "metrics.jsonl"]
+
+
 @pytest.mark.parametrize("command", ["resume", "report"])
 @pytest.mark.parametrize("text", ['{"method', "{}"], ids=["half of it", "nothing in it"])
 def test_a_damaged_summary_says_how_to_mend_it(cli, done, command, text):

@@ -303,8 +303,8 @@ def test_runs_of_one_stack_share_data_that_is_the_same():
     assert len(dealt) == 2
 
 
-def test_an_unfinished_run_whose_files_lay_elsewhere_begins_anew(tmp_path):
-    old, new = tiny(), tiny(lr=0.05)  # as if they differed in where a file lies alone
+def test_a_run_of_another_configuration_begins_anew_where_nothing_was_kept_of_it(tmp_path):
+    old, new = tiny(), tiny(lr=0.05)
     (tmp_path / "a").mkdir()
     runner.prepare(tmp_path / "a", old)
     (tmp_path / "a" / "metrics.jsonl").write_text("{}")
@@ -313,6 +313,53 @@ def test_an_unfinished_run_whose_files_lay_elsewhere_begins_anew(tmp_path):
     runner.prepare(tmp_path / "a", new)
     assert not (tmp_path / "a" / "metrics.jsonl").exists()
     assert json.loads((tmp_path / "a" / "config.json").read_text())["method"]["lr"] == 0.05
+
+
+def halted(place, config):
+    """Stop a run after its first round; returns what it kept."""
+    with pytest.raises(runner.Stopped):
+        shared.finish({place: config}, iter([False, True]).__next__, Silent())  # before the run no, after a round yes
+    return {p: p.read_bytes() for p in place.glob("checkpoint/*/*.safetensors")}
+
+
+def rounds_left(place, config):
+    shared.finish({place: config}, lambda: False, told := Silent())
+    return [r for _, r in told.rounds]
+
+
+def test_what_was_trained_with_another_configuration_is_refused_and_stays(tmp_path):
+    place = tmp_path / "a"
+    assert (kept := halted(place, tiny()))
+    with pytest.raises(fs.RunError) as said:
+        rounds_left(place, tiny(lr=0.05))
+    assert f"(lr was 0.1, is 0.05); choose another --out, or remove {place} to begin this run anew." in str(said.value)
+    assert {p: p.read_bytes() for p in kept} == kept
+    assert rounds_left(place, tiny()) == [2]
+
+
+def test_a_run_goes_on_on_another_device(tmp_path):
+    halted(tmp_path / "a", tiny())
+    assert rounds_left(tmp_path / "a", dataclasses.replace(tiny(), device="cpu")) == [2]
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["device"] == "cpu"
+
+
+def test_a_run_goes_on_where_its_files_lie_elsewhere_now(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    for i in range(40):
+        (tmp_path / "here/set" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (4, 4), (i, i, i)).save(tmp_path / "here/set" / "ab"[i % 2] / f"{i}.png")
+
+    def at(folder):
+        data = {"name": "folder", "path": str(tmp_path / folder / "set"), "size": 4, "clients": 2, "classes_per_client": 1}
+        return Config.from_dict({**tiny().to_json(), "data": {**data, "train": 8, "test": 2, "val": 0}}, "test")
+
+    here = at("here")
+    place = tmp_path / name_of(here)
+    halted(place, here)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert name_of(at("there")) == place.name
+    assert rounds_left(place, at("there")) == [2]
+    assert json.loads((place / "config.json").read_text())["data"]["path"] == str(tmp_path / "there/set")
 
 
 def test_a_lock_can_be_waited_for_or_refused(tmp_path):

@@ -154,9 +154,11 @@ def done(out: Path) -> bool:
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
     """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
     configs = read_configs(out)
-    for name in configs:
+    for name, config in configs.items():  # what is wrong with one shows before anything runs
         if finished(out / name):
-            outcome(out / name)  # what is wrong with it shows before anything runs
+            outcome(out / name)
+        elif not done(out / name):
+            _may_go_on(out / name, config)
     for group in groups(configs, lambda name: done(out / name)):
         with ExitStack() as locks:
             for name in group:
@@ -177,13 +179,28 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
 
 
 def prepare(out: Path, config: Config) -> None:
-    """Make a directory whose lock we hold that of this run, unless it is already; one whose files lay elsewhere begins anew."""
+    """Make a directory whose lock we hold that of this run, unless it is already.
+
+    What was trained stays: where and in how large pieces it goes on may change, another configuration is refused.
+    """
     if ranks.rank() != 0:
         return
-    there = out / "config.json"
-    if not there.exists() or read_json(there, "it should say how to run.") != json.loads(json.dumps(config.to_json())):
+    there, asked = out / "config.json", json.loads(json.dumps(config.to_json()))
+    if there.exists() and read_json(there, "it should say how to run.") == asked:
+        return
+    if not _may_go_on(out, config):
         _clear(out)
-        write_json(there, config.to_json())
+    write_json(there, asked)
+
+
+def _may_go_on(out: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to go on from, which must be of this run: hours of training may lie in it."""
+    place, asked = checkpoints.latest(out / "checkpoint"), out.parent / "compare.json"
+    if place is None:
+        return False
+    other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
+    checkpoints.claim(place, core(config.to_json()), f"{other}, or remove {out} to begin this run anew.")
+    return True
 
 
 def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:

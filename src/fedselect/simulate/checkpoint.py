@@ -68,19 +68,24 @@ def latest(folder: Path) -> Path | None:
     return places[-1] if places else None
 
 
-def claim(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of itself, which must be of this run."""
+def claim(place: Path, run: Mapping[str, Any], mend: str | None = None) -> dict[str, Any]:
+    """What a checkpoint says of itself, which must be of this run; `mend`: what to do where it is not."""
     try:
         said: dict[str, Any] = read_json(place / "manifest.json", ADVICE)
     except RunError as e:
         raise CheckpointError(str(e)) from None
     if said.get("run", identity(run)) != identity(run):
         changed = ", ".join(differing(said["config"], run)) if "config" in said else "config.json was changed since"
-        raise CheckpointError(
-            f"{place} is of another configuration ({changed}); put {place.parents[1] / 'config.json'} back as it was, "
-            "or begin another run: --config with a new --out."
-        )
+        back = f"put {place.parents[1] / 'config.json'} back as it was, or begin another run: --config with a new --out."
+        raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or back}")
     return said
+
+
+def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Make the checkpoints of a run those of the same run whose files lie elsewhere now."""
+    for place in _places(folder):
+        if read_json(place / "manifest.json", ADVICE).get("run") != identity(now):  # else a kill came in between
+            write_json(place / "manifest.json", {**claim(place, was), "run": identity(now), "config": now})
 
 
 def manifest(place: Path, run: Mapping[str, Any]) -> dict[str, Any]:

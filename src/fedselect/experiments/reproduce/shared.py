@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedselect.errors import BusyError
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import Stopped, done, go_on, groups, prepare
-from fedselect.files import disk, in_use, locked
+from fedselect.experiments.reproduce.plan import named
+from fedselect.experiments.runner import Stopped, core, done, go_on, groups, prepare
+from fedselect.files import disk, in_use, locked, read_json
+from fedselect.simulate.checkpoint import identity, moved
 from fedselect.simulate.notes import Record
 
 WAIT = 0.5  # seconds between looks at what others are doing
@@ -62,6 +64,7 @@ def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> 
                 except BusyError:
                     continue
                 if not done(place):
+                    _moved(place, config)
                     prepare(place, config)
                     locks.push(one.pop_all())
                     mine.append(place)
@@ -74,6 +77,20 @@ def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> 
                 _tidy(run.out)
         except Stopped as e:
             raise Stopped(f"{str(e).partition(';')[0]}; the same command goes on.") from None
+
+
+def _moved(place: Path, config: Config) -> None:
+    """A run whose files lie elsewhere now goes on: its directory is named by what they are, wherever they lie."""
+    there = place / "config.json"
+    if there.exists():
+        was, now = core(read_json(there, "it should say how to run.")), core(config.to_json())
+        if was != now and identity(_nowhere(was)) == identity(_nowhere(now)):
+            moved(place / "checkpoint", was, now)
+
+
+def _nowhere(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration without the places of its files."""
+    return {k: named(v) if k in ("data", "model") else v for k, v in run.items()}
 
 
 def _tidy(place: Path) -> None:
