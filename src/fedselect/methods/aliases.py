@@ -4,6 +4,7 @@ rates, which were chosen from its grid on held-out data (docs/reproduction.md)."
 from typing import Literal
 
 from fedselect.checks import check_choice
+from fedselect.errors import InputError
 from fedselect.method import View
 from fedselect.methods.common import Stats, Weight
 from fedselect.methods.partial import Partial, Phases
@@ -49,6 +50,14 @@ def FedSelect(
     """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
     check_choice(("alternate", "joint"), order=order)
     check_choice(("nothing", "head"), freeze=freeze)
+    if finetune == 0 and finetune_lr is not None:
+        raise InputError(
+            "FedSelect without finetune has no use for finetune_lr; set it too, or say whose it is (--fedbabu.finetune-lr)."
+        )
+    if finetune == 0 and freeze == "head":
+        raise InputError(
+            "FedSelect without finetune would never train a head that freeze=head keeps as it was; set finetune too."
+        )
     select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()
