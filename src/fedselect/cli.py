@@ -429,6 +429,8 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     console.print(tables.render(tables.rows(done)))
     for run, why in tables.failures(done):
         _say(f"{run} did not come to its end: {why}")
+    if failed := [run for run in done if runner.failure(run)]:
+        _say(f"such a run is tried again by its own name: fedselect resume {failed[0]}")
     if report:
         _say(f"wrote {write_report([out])}")
     _say(f"runs in {out}")

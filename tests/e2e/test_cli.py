@@ -518,7 +518,22 @@ def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
     said = cli("compare", *TINY, *args, "--out", tmp_path / "c")
     assert said.code == 0
     assert "fedavg, seed 0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.out
+    assert f"tried again by its own name: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'}\n" in said.out
     assert cli("resume", tmp_path / "c", "-q") == said
+
+
+def test_a_run_that_failed_is_tried_again_by_its_own_name(cli, tmp_path, monkeypatch):
+    step = runner.Stack.step
+    with monkeypatch.context() as once:  # a GPU that rounds otherwise the next time
+        bad = fs.TrainingError("client 0, round 1: 1.weight is no longer finite.")
+        once.setattr(runner.Stack, "step", lambda self, **kw: [bad, *step(self, **kw)[1:]])
+        assert cli("sweep", *TINY, "--lr", "0.1,0.2", "--rounds", 1, "--out", tmp_path / "s").code == 0
+    failed = tmp_path / "s" / "fedselect-lr=0.1-seed0"
+    assert cli("resume", failed, "-q").code == 0
+    assert not (failed / "failed.json").exists()
+    said = cli("resume", tmp_path / "s", "-q").out
+    assert "fedselect lr=0.1 " in said
+    assert "did not come to its end" not in said
 
 
 def test_a_setting_that_is_left_of_a_sweep_keeps_its_name(cli, tmp_path):

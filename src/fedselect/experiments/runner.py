@@ -141,9 +141,12 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 def failure(out: Path) -> str | None:
-    """Why a run among others did not come to its end: its numbers stopped being finite, which they always will."""
+    """Why a run among others did not come to its end: its numbers stopped being finite, which on a CPU they always will.
+
+    It is left alone, unless it is resumed by its own name.
+    """
     path = out / "failed.json"
-    return str(read_json(path, "delete it to try this run again.").get("why")) if path.exists() else None
+    return str(read_json(path, f"delete it, then: fedselect resume {out}").get("why")) if path.exists() else None
 
 
 def done(out: Path) -> bool:
@@ -280,6 +283,8 @@ class _Run:
         summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
+        with disk(self.out):
+            (self.out / "failed.json").unlink(missing_ok=True)  # of an earlier time
         write_json(self.out / "summary.json", summary)
 
 
