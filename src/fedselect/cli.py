@@ -91,6 +91,19 @@ Port = Annotated[int, typer.Option(help="Port for --watch. (default: a free one)
 Track = Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
 @app.command(context_settings=_EXTRA, epilog=_MORE)
 def run(
     ctx: typer.Context,

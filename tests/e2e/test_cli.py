@@ -210,6 +210,11 @@ def test_the_module_runs_as_a_program_and_says_its_version():
     assert (said.returncode, said.stdout.strip()) == (0, "0.1.0")
 
 
+def test_the_version_is_an_option_too(cli):
+    assert (cli("--version").code, cli("--version").out) == (0, cli("version").out)
+    assert "Personalized federated learning" in cli("--help").out
+
+
 def test_an_error_of_the_program_is_one_sentence():
     said = subprocess.run([sys.executable, "-m", "fedselect", "methods", "fedvg"], capture_output=True, text=True, timeout=60)
     assert said.returncode == 2
