@@ -155,6 +155,7 @@ def test_who_missed_the_end_is_named_and_gets_its_model_when_the_run_is_closed_a
     away = {"1": "could not be reached", "2": "could not be reached"}
     assert read_records(out / "metrics.jsonl")[-1]["absent"] == away
     assert read_json(out / "summary.json", "")["absent"] == away
+    assert read_json(out / "status.json", "") == {"status": "finished", "error": "", "absent": away}
     assert not over(out)
     with pytest.raises(RunError, match="holds no finished model yet"):
         export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
@@ -164,6 +165,7 @@ def test_who_missed_the_end_is_named_and_gets_its_model_when_the_run_is_closed_a
     homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu"} for i in (1, 2)}
     deployed(made, tmp_path, monkeypatch, nodes=homes)  # and of client 0 it is known how it did
     assert over(out)
+    assert read_json(out / "status.json", "") == {"status": "finished", "error": "", "absent": {}}
     assert history(out) == records
     assert read_json(out / "summary.json", "")["clients"] == records[-1]["clients"]["accuracy"]
     export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)

@@ -36,7 +36,7 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
     with locked(out):
         say(out, "running")
         try:
-            _rounds(plan, out, nodes, keys, watch)
+            away = _rounds(plan, out, nodes, keys, watch)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -46,15 +46,16 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
         except BaseException as e:
             say(out, "failed", f"the server failed ({type(e).__name__}: {e}); mend that, then go on with --resume.")
             raise
-        say(out, "finished")
+        say(out, "finished", absent=away)
 
 
-def say(out: Path, status: str, error: str = "") -> None:
-    """Note how a run goes: prepared, submitted, running, stopped, failed or finished."""
-    write_json(out / "status.json", {"status": status, "error": error})
+def say(out: Path, status: str, error: str = "", **more: Any) -> None:
+    """Note how a run goes: prepared, submitted, running, stopped, failed or finished; then also who was away at its end."""
+    write_json(out / "status.json", {"status": status, "error": error, **more})
 
 
-def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
+def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
+    """Returns who has no final model yet, and why."""
     server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
     vault = Vault(out / "checkpoint")
     done = vault.rounds()
@@ -88,6 +89,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     finish(pending, last)
     server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
     write_json(out / "summary.json", {**summarise(plan.config, history), **attendance(history)})
+    return dict(pending["absent"])
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
