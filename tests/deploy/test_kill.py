@@ -22,6 +22,7 @@ import fedselect as fs
 from local import alone, task
 from fedselect.deploy.letters import unseal
 from fedselect.deploy.client import Node
+from fedselect import generations
 from fedselect.deploy import vault
 from fedselect.step import Training
 from fedselect.work import Work
@@ -52,8 +53,8 @@ MOMENTS = {
     "while training": ("at(Work, 'train', 1, after=True)", ""),
     "after training": ("at(fs.Partial, 'client', 1, after=True)", ""),
     "before writing": ("at(vault.Vault, 'save', 1)", ""),
-    "while writing the tensors": ("at(vault, 'save_file', 1)", ""),
-    "with the tensors written": ("at(vault, 'save_file', 1, after=True)", ""),
+    "while writing the tensors": ("at(generations, 'save_file', 1)", ""),
+    "with the tensors written": ("at(generations, 'save_file', 1, after=True)", ""),
     "before the generation is in place": ("at(os, 'replace', 2)", ""),
     "with the generation in place": ("at(os, 'replace', 2, after=True)", ""),
     "while dropping an old one": ("at(shutil, 'rmtree', 1)", ""),

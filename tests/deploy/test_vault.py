@@ -5,8 +5,10 @@ import stat
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import fedselect as fs
+from fedselect import generations
 from fedselect.deploy.vault import Vault, claim
 
 
@@ -47,6 +49,12 @@ def test_a_damaged_generation_counts_as_absent_and_the_one_before_it_stays(vault
         vault.load(3)
 
 
+def test_a_manifest_without_a_checksum_counts_as_damaged(vault):
+    path = vault.folder / "000003" / "manifest.json"
+    path.write_text(path.read_text().replace("sha256", "sha255"))
+    assert vault.rounds() == [2]
+
+
 def test_everything_is_private(vault):
     for path in [vault.folder, *vault.folder.rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -60,11 +68,21 @@ def test_what_a_killed_writer_left_is_cleared_away(vault):
     assert sorted(p.name for p in vault.folder.iterdir()) == ["000003", "000004"]
 
 
-def test_a_full_disk_leaves_what_was_there(vault, monkeypatch):
-    def full(*args):
-        raise OSError(28, os.strerror(28))
+FULL = {
+    "rename": (os, "replace", OSError(28, os.strerror(28))),
+    "tensors": (generations, "save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
+    "quota": (generations, "save_file", SafetensorError("I/O error: Disk quota exceeded (os error 122)")),
+}
 
-    monkeypatch.setattr(os, "replace", full)
+
+@pytest.mark.parametrize("at", FULL)
+def test_a_full_disk_leaves_what_was_there(vault, monkeypatch, at):
+    module, name, error = FULL[at]
+
+    def full(*args):
+        raise error
+
+    monkeypatch.setattr(module, name, full)
     with pytest.raises(fs.RunError, match="the disk is full"):
         vault.save(4, state(4), {}, keep={3})
     assert vault.rounds() == [2, 3]

@@ -11,8 +11,8 @@ import time
 import pytest
 from safetensors import SafetensorError
 
+from fedselect import generations
 from fedselect.experiments import runner
-from fedselect.simulate import checkpoint
 from fedselect.simulate.engine import Simulation
 
 TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "--fraction", "0.7", "--limit", "0.4", "-q")
@@ -235,7 +235,7 @@ def no_space_for_tensors(*args, **kwargs):
 
 @pytest.mark.parametrize(
     ("module", "name", "fails"),
-    [(checkpoint, "save_file", no_space_for_tensors), (os, "replace", no_space), (os, "fsync", no_space)],
+    [(generations, "save_file", no_space_for_tensors), (os, "replace", no_space), (os, "fsync", no_space)],
     ids=["tensors", "rename", "flush"],
 )
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(cli, tmp_path, monkeypatch, module, name, fails):

@@ -21,7 +21,7 @@ LAYERS = [
     {"errors"},
     {"kernels"},
     {"tree", "random", "options", "files", "rules"},
-    {"stacked", "transforms", "room", "checks"},
+    {"stacked", "transforms", "room", "checks", "generations"},
     {"models"},
     {"objectives", "split"},
     {"step"},
