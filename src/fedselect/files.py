@@ -22,19 +22,22 @@ def is_part(path: Path) -> bool:
 
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Put a new file (or folder) in place of an old one at a stroke."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Put a new file in place of an old one at a stroke; of a folder that is there the old one first steps aside, whole."""
+    fresh, old = (path.with_name(f".{path.name}.{os.getpid()}{end}.part") for end in ("", ".old"))
     with disk(path):
         try:
             write(fresh)
             for part in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
                 _sync(part)
             if path.is_dir() and fresh.is_dir():  # a file never takes the place of a folder
-                shutil.rmtree(path)
+                os.replace(path, old)
             os.replace(fresh, path)
             _sync(path.parent)
         finally:
-            shutil.rmtree(fresh, ignore_errors=True) if fresh.is_dir() else fresh.unlink(missing_ok=True)
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            for left in (fresh, old):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from fedselect.deploy.client import MODEL
 from fedselect.deploy.vault import Vault
@@ -50,9 +50,9 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
         raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
 
     def write(fresh: Path) -> None:
-        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
         values = {n: v.contiguous() for n, v in {**models[chosen], **pixels}.items()}
-        save_file(values, fresh, {"run": name, "view": chosen, "classes": json.dumps(notes.get("classes"))})
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            file.write(save(values, {"run": name, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
 
     replace(out, write)
     if "model" not in notes:
