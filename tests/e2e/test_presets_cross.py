@@ -59,6 +59,7 @@ def test_our_own_values_are_those_that_the_table_beyond_has():
     rates = [tuned[f"fedbabu on {column}"]["chosen"] for column in ("cifar10", "cifar10c", "pacs")]
     for values in (target.rows[0].options, *rates):
         assert {k: made[k] for k in values} == values
+    assert config("fedselect", "ours").training["batch_size"] == 16  # what suits digits
 
 
 def test_what_is_said_beats_a_preset():

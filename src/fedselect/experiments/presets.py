@@ -78,7 +78,7 @@ def preset(name: str, method: str, data: str) -> Values:
     table, whose = (AUTHORS, "authors' values") if name == "authors" else (OURS, "values of ours")
     if method not in table:
         raise InputError(f"there are no {whose} for {method}; there are for {', '.join(table)}.")
-    return table[method]
+    return table[method] if name == "authors" else {**suited(method, data), **table[method]}
 
 
 def describe(name: str, method: str, data: str) -> str:
