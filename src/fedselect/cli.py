@@ -48,7 +48,7 @@ console = tables.terminal()
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = (
-    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 20 "
+    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
     "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
 )
 

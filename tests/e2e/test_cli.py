@@ -284,6 +284,8 @@ def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path,
         (["--methods", "local", "--fedrep.lr", "1"], "there is no method in this command 'fedrep'"),
         (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
         (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
+        (["--methods", "local", "--seed", "1"], "there is no option 'seed'; did you mean 'seeds'"),
+        (["--method", "local"], "there is no option 'method'; did you mean 'methods'"),
     ],
     ids=lambda a: " ".join(a) if isinstance(a, list) else "",
 )

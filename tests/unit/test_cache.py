@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -179,3 +180,12 @@ def test_the_stamp_of_a_listing_follows_every_file(tmp_path):
     assert first == listing_stamp([a, b]) != listing_stamp([a])
     b.write_text("22")
     assert first != listing_stamp([a, b])
+
+
+def test_others_cannot_enter_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "pictures"
+    source.mkdir()
+    (tmp_path / "fedselect" / "decoded").mkdir(parents=True, mode=0o755)  # as older versions made it
+    decoded("x", source, 1, (2, 2, 3), lambda i: np.zeros((2, 2, 3), np.uint8))
+    assert stat.S_IMODE((tmp_path / "fedselect" / "decoded").stat().st_mode) == 0o700

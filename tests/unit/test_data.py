@@ -110,3 +110,11 @@ def test_load_is_decided_by_its_seed():
     a, b, c = (fs.load("digits", clients=2, train=8, test=4, seed=s).clients[0].train[0] for s in (1, 1, 2))
     assert a.equal(b)
     assert not a.equal(c)
+
+
+def test_a_federation_is_shown_in_a_line_and_clients_may_be_compared():
+    data = fs.load("digits")
+    assert repr(data) == "Federation('digits': 10 clients, 10 classes, inputs (1, 8, 8))"
+    assert repr(data.clients[0]).startswith("ClientData(train 20, val 5, test 100, name=")
+    assert data.clients[0] == data.clients[0]
+    assert data.clients[0] != data.clients[1]

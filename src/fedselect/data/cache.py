@@ -54,6 +54,7 @@ def decoded_some(
     folder = user_cache() / "decoded"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # pictures may be of people, in a folder that others cannot read
     except OSError as e:
         raise DataError(f"{folder} cannot be made ({e.strerror}); set XDG_CACHE_HOME to a folder you can write to.") from None
     about = source.stat()

@@ -13,7 +13,7 @@ from fedselect.transforms import check_augment
 Part = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """One client's samples: (inputs, labels) to train on, to test on, and optionally to validate on."""
 
@@ -22,8 +22,12 @@ class ClientData:
     val: Part | None = None
     name: str | None = None
 
+    def __repr__(self) -> str:
+        parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}
+        return f"ClientData({', '.join(f'{part} {len(y)}' for part, (_, y) in parts.items())}, name={self.name!r})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """The data of all clients. `classes` is found from the labels when it is not given."""
 
@@ -34,8 +38,11 @@ class Federation:
     mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
     std: tuple[float, ...] = ()
     augment: str = "none"  # of training pictures: none or crop-flip
-    pools: dict[str, Part] = field(default_factory=dict, repr=False)  # clients' parts as slices of these, where they are
+    pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these, where they are
     shape: tuple[int, ...] = field(init=False)
+
+    def __repr__(self) -> str:
+        return f"Federation({self.name!r}: {len(self.clients)} clients, {self.classes} classes, inputs {self.shape})"
 
     def __post_init__(self) -> None:
         if not self.clients:

@@ -175,6 +175,8 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
         if elsewhere := _owner(name):
             raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
         run = {f.name for f in dataclasses.fields(Config)}
+        if name in run:  # a field that this command asks for in another way
+            run = run - {name} | {"seeds", "methods"}
         raise unknown("option", name, run.union(*(known for _, known in homes)))
     return found
 
