@@ -332,6 +332,16 @@ def test_a_run_whose_end_a_client_missed_can_be_resumed_after_those_that_are_not
         control.unfinished(ended, "whole")
 
 
+def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
+    run = ended / "runs" / "broken"
+    before = sorted(run.iterdir())
+    again = f"fedselect deploy run {ended} --resume --name broken"
+    assert f"{run} was deployed; go on with: {again}" in cli("resume", run).sentence()
+    assert sorted(run.iterdir()) == before
+    assert f"nothing was evaluated yet; finish it with: {again}" in cli("report", run).sentence()
+    assert "there: fedselect deploy export" in cli("export", run, "--client", 0).sentence()
+
+
 # ---- watching a run
 
 

@@ -90,6 +90,8 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
     if not any((out / f).exists() for f in ("compare.json", "config.json")):
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
+    if deployed(out):
+        raise RunError(f"{out} was deployed; go on with: {again(out)}")
     with _locked(out), ctrl_c() as stop:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
@@ -110,7 +112,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
         raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():
         raise RunError(f"{out} is not a run directory: it has no config.json.")
-    if (out / "plan.json").exists():
+    if deployed(out):
         raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     place = checkpoints.latest(out / "checkpoint")
@@ -129,12 +131,25 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
+def deployed(out: Path) -> bool:
+    """Whether this is a run over a network, in the server's part of a site."""
+    return (out / "plan.json").exists()
+
+
+def again(out: Path) -> str:
+    """The command that goes on with a run."""
+    if not deployed(out):
+        return f"fedselect resume {out}"
+    place = out.resolve()
+    return f"fedselect deploy run {place.parent.parent} --resume --name {place.name}"
+
+
 def outcome(out: Path) -> dict[str, Any]:
     """What a finished run came to; its config.json must still say what ran."""
-    summary, again = out / "summary.json", f"delete it, then: fedselect resume {out}"
-    found = read_json(summary, again)
+    summary, mend = out / "summary.json", f"delete it, then: {again(out)}"
+    found = read_json(summary, mend)
     if "accuracy" not in found:
-        raise RunError(f"{summary} holds no outcome of a run; {again}")
+        raise RunError(f"{summary} holds no outcome of a run; {mend}")
     if place := checkpoints.latest(out / "checkpoint"):
         checkpoints.claim(place, core(read_json(out / "config.json", "it should say how to run.")))
     return found

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import failure, finished, outcome, view_of
+from fedselect.experiments.runner import again, failure, finished, outcome, view_of
 from fedselect.files import read_json
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
@@ -55,7 +55,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             continue
         summaries.setdefault(label, []).append(outcome(run))
     if not summaries:
-        raise RunError(f"there is no finished run to show yet; finish it with: fedselect resume {runs[0]}")
+        raise RunError(f"there is no finished run to show yet; finish it with: {again(runs[0])}")
     made = [
         Row(
             method,

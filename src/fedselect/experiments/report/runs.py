@@ -11,7 +11,7 @@ from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
-from fedselect.experiments.runner import failure, finished, outcome, read_configs, read_records, view_of
+from fedselect.experiments.runner import again, failure, finished, outcome, read_configs, read_records, view_of
 from fedselect.experiments.tables import DATA as SCORED
 from fedselect.experiments.tables import failures
 from fedselect.files import read_json
@@ -37,9 +37,7 @@ def gather(places: Sequence[Path]) -> Data:
             f"fedselect run --config {paths[0] / 'config.json'} --out DIR"
         )
     if not there:
-        raise RunError(
-            f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: fedselect resume {places[0]}"
-        )
+        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: {again(places[0])}")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = [named[i] for i in there]
     scored = _scored(paths, configs)
