@@ -1,9 +1,12 @@
 """The commands with wrong input: one sentence that says what to do, and exit code 2; nothing is started for it."""
 
+import itertools
 import json
 import shutil
 import socket
 import stat
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -251,6 +254,47 @@ def test_a_path_that_flower_cannot_carry(cli, zoo, tmp_path, started, name):
 
 def test_data_that_is_not_there(cli, zoo, started):
     assert "cannot be read as a folder" in cli("deploy", "client", zoo / "client-0", "--data", "folder:/nowhere").err
+
+
+REFUSED = "Starting Flower SuperNode\nExit Code: 300\n[code: 2004] Failed to activate SuperNode.\n"
+
+
+@pytest.fixture
+def supernodes(monkeypatch):
+    """Call it with what the SuperNodes that are started say, one after the other; each ends at once with code 1."""
+    monkeypatch.setattr(launch, "PAUSE", 0.01)
+
+    def say_(words):
+        words = iter(words)
+
+        @contextmanager
+        def pretend(command, cwd, env, log):
+            with log.open("a") as out:
+                out.write(next(words))
+            yield SimpleNamespace(wait=lambda: 1)
+
+        monkeypatch.setattr(launch, "_process", pretend)
+
+    return say_
+
+
+def test_a_client_that_the_server_still_counts_as_connected_tries_again(cli, root, supernodes):
+    supernodes([REFUSED, REFUSED, "Starting Flower SuperNode\nSuperNode ID: 7\nExit Code: 1\nit fell over\n"])
+    said = cli("deploy", "client", root / "client-0")
+    assert said.code == 2
+    assert said.out.count("client 0 works for") == 1
+    assert said.out.count("the server still counts this client as connected") == 1
+    assert "trying for two minutes (is another copy running?)" in said.out
+    assert "it fell over" in said.err
+
+
+def test_a_client_that_is_turned_away_for_long_says_why_that_may_be(cli, root, supernodes, monkeypatch):
+    monkeypatch.setattr(launch, "RETRY", 0.1)
+    supernodes(itertools.repeat(REFUSED))
+    said = cli("deploy", "client", root / "client-0")
+    assert said.code == 2
+    assert "the server does not know this client's node.key (use the client folder of the same site)" in said.err
+    assert "or another copy of this client is connected" in said.err
 
 
 # ---- run, export

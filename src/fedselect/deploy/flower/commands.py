@@ -169,9 +169,7 @@ def client(
             own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
     own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
-    with launch.client(part, home, part / "log.txt", shipped_code) as process:
-        _say(f"client {number} works for {known.address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
-        code = launch.until_end(process)
+    code = launch.work(part, home, part / "log.txt", _say, shipped_code)
     if code is None:
         return
     raise RunError(f"the client ended: {launch.reason(part / 'log.txt', code)}")

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedselect.files import read_json, write_json
 
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 90.0
+RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
 
@@ -89,6 +90,34 @@ def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Ite
     ]  # fmt: skip
     with _process(command, part, environment(part, not shipped_code), log) as process:
         yield process
+
+
+def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_code: bool = False) -> int | None:
+    """A SuperNode until it ends: its exit code, or None where Ctrl-C or a termination signal came first.
+
+    Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
+    """
+    said = f"client {home.client} works for {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
+    until = None
+    try:
+        while True:
+            with client(part, home, log, shipped_code) as process:
+                if until is None:
+                    say(said)
+                code = process.wait()
+            if not _turned_away(log):
+                return code
+            if until is None:
+                until = time.monotonic() + RETRY
+                say(
+                    "the server still counts this client as connected, or does not know its node.key; "
+                    "trying for two minutes (is another copy running?)"
+                )
+            elif time.monotonic() > until:
+                return code
+            time.sleep(PAUSE)
+    except KeyboardInterrupt:
+        return None
 
 
 def check_server(part: Path, site: Site) -> None:
@@ -186,11 +215,18 @@ def _until_healthy(part: Path, process: subprocess.Popen[bytes], log: Path) -> N
 
 def reason(log: Path, code: int | None) -> str:
     """Why a process of Flower's ended, from what it last said of an exit in its log."""
-    text = log.read_text()
-    if "Failed to activate SuperNode" in text.rpartition("Starting Flower SuperNode")[2]:
-        return "the server does not know this client's node.key; use the client folder of the same site."
-    said = text.rpartition("Exit Code:")[2].partition("For more information")[0].split()
+    if _turned_away(log):
+        return (
+            "the server does not know this client's node.key (use the client folder of the same site), or another copy of this "
+            "client is connected (stop it)."
+        )
+    said = log.read_text().rpartition("Exit Code:")[2].partition("For more information")[0].split()
     return f"{' '.join(said[-30:]) or 'it said nothing'} (code {code}; {log} says more)."
+
+
+def _turned_away(log: Path) -> bool:
+    """Whether the server refused the SuperNode that was last started."""
+    return "Failed to activate SuperNode" in log.read_text().rpartition("Starting Flower SuperNode")[2]
 
 
 def until_end(process: subprocess.Popen[bytes]) -> int | None:
