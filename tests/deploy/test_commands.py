@@ -19,6 +19,7 @@ from fedselect.deploy.flower.plan import Shape, plan
 from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
+from fedselect.files import locked
 
 FEW = ("--train", 20, "--test", 10)
 
@@ -365,6 +366,24 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
     said = cli("deploy", "status", ended).out
     assert said.count("missed the end") == 1
     assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
+
+
+def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, ended):
+    say(ended / "runs" / "broken", "running")
+    said = cli("deploy", "status", ended).out
+    assert "broken: interrupted, round 0 of" in said
+    assert f"the server's process died; go on with: fedselect deploy run {ended} --resume --name broken" in said
+    with locked(ended / "runs" / "broken"):
+        said = cli("deploy", "status", ended).out
+    assert "broken: running, round 0 of" in said
+    assert "died" not in said
+
+
+def test_a_run_that_ends_while_status_looks_was_not_interrupted(ended, monkeypatch):
+    out = ended / "runs" / "broken"
+    say(out, "running")
+    monkeypatch.setattr(control, "in_use", lambda out: say(out, "finished"))
+    assert control.state(out) == "finished"
 
 
 def test_a_run_whose_end_a_client_missed_can_be_resumed_after_those_that_are_not_finished(ended):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.control import follow, runs, server_part, start, submit, unfinished
+from fedselect.deploy.flower.control import follow, runs, server_part, start, state, submit, unfinished
 from fedselect.deploy.flower.drive import attendance, read_plan
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data
@@ -22,7 +22,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
-from fedselect.experiments.runner import read_records
+from fedselect.experiments.runner import again, read_records
 from fedselect.files import read_json
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -231,10 +231,11 @@ def status(root: SiteDir) -> None:
     for node, i in nodes.items():
         _say(f"  client {i}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
-        records = read_records(place / "metrics.jsonl")
-        state = read_json(place / "status.json", "it should say how the run goes.")
+        records, how = read_records(place / "metrics.jsonl"), state(place)
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
-        _say(f"{place.name}: {state['status']}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        if how == "interrupted":
+            _say(f"  the server's process died; go on with: {again(place)}")
         _attendance(place.name, attendance(records))
 
 

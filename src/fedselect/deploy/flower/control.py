@@ -66,6 +66,14 @@ def runs(part: Path) -> list[Path]:
     return sorted(found, key=lambda p: (p / "plan.json").stat().st_mtime_ns)
 
 
+def state(out: Path) -> str:
+    """How a run goes, as the server noted it; interrupted where the server's process died without a note."""
+    noted = [read_json(out / "status.json", "it should say how the run goes.")["status"]]
+    if noted == ["running"] and not in_use(out):
+        noted.append(read_json(out / "status.json", "it should say how the run goes.")["status"])  # it may just have ended
+    return "interrupted" if noted == ["running", "running"] else str(noted[-1])
+
+
 def unfinished(part: Path, name: str | None) -> Path:
     """The run to go on with: the last that is not finished, or else not over, or the one of this name."""
     there = [p for p in runs(part) if not over(p) and name in (None, p.name)]
