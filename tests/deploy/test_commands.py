@@ -169,6 +169,23 @@ def test_a_folder_that_is_no_site(cli, tmp_path, command):
     assert "`fedselect deploy init`" in cli("deploy", command, tmp_path).sentence()
 
 
+@pytest.mark.parametrize(
+    ("command", "part", "text"),
+    [
+        ("status", "client-0", "is a client's part of a site; give the server's part, {}/server."),
+        ("run", "client-0", "is a client's part of a site; give the server's part, {}/server."),
+        ("server", "client-0", "is a client's part of a site; give the server's part, {}/server."),
+        ("server", "", "is a whole site; give the server's part, {}/server."),
+        ("client", "", "is a whole site; give a client's part, such as {}/client-0."),
+        ("client", "server", "is the server's part of a site; give a client's part, such as {}/client-0."),
+        ("export", "server", "is the server's part of a site; give a client's part, such as {}/client-0."),
+    ],
+)
+def test_another_folder_of_the_site(cli, root, started, command, part, text):
+    assert f"{root / part} {text.format(root)}" in cli("deploy", command, root / part).sentence()
+    assert not started
+
+
 def test_a_damaged_site(cli, root):
     (root / "server" / "federation.json").write_text("{}")
     assert "federation.json lacks" in cli("deploy", "status", root).sentence()

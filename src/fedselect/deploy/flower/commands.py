@@ -132,6 +132,7 @@ def renew(
 def server(part: Annotated[Path, typer.Argument(help="The server's part of the site.")], shipped_code: Shipped = False) -> None:
     """Run the SuperLink, with TLS and node authentication; Ctrl-C stops it."""
     launch.need_flower()
+    site.check_kind(part, "server")
     _warn(Site.read(part).insecure)
     with launch.server(part, part / "log.txt", shipped_code) as process:
         _say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
@@ -155,6 +156,7 @@ def client(
 ) -> None:
     """Run a SuperNode with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
     launch.need_flower()
+    site.check_kind(part, "client")
     known = Site.read(part)
     _warn(known.insecure)
     number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
@@ -248,6 +250,8 @@ def export(
     view: Annotated[str | None, typer.Option(help="local or merged. (default: the one the method reports)")] = None,
 ) -> None:
     """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
+    if vault is None:
+        site.check_kind(part, "client")
     out = out or part / "model.safetensors"
     made = export_model(vault or part / "vault", out, run, view)
     _say(f"wrote {out}: the model of {made.run} ({made.view})")

@@ -28,7 +28,9 @@ START = 120.0  # seconds for Flower to start the server's process
 
 def server_part(root: Path) -> Path:
     """The server's part of a site, given either."""
-    return root / "server" if (root / "server" / "federation.json").is_file() else root
+    part = root / "server" if (root / "server" / "federation.json").is_file() else root
+    site.check_kind(part, "server")
+    return part
 
 
 def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:

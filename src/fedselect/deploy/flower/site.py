@@ -115,6 +115,18 @@ def renew(root: Path, days: int) -> None:
     write_bytes(root / "server" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
 
 
+def check_kind(part: Path, wanted: str) -> None:
+    """This is the server's part of a site, or a client's; where it is another folder of the site, say which to give."""
+    whole = (part / "ca").is_dir() or (part / "server" / "federation.json").is_file()
+    found = "client" if (part / "client.json").is_file() else "site" if whole else "server"
+    if found == wanted or not (part / "federation.json").is_file():
+        return
+    here = {"client": "a client's part of a site", "site": "a whole site", "server": "the server's part of a site"}[found]
+    root = part if found == "site" else part.resolve().parent
+    which = f"the server's part, {root / 'server'}" if wanted == "server" else f"a client's part, such as {root / 'client-0'}"
+    raise InputError(f"{part} is {here}; give {which}.")
+
+
 def check_part(part: Path, needed: tuple[str, ...]) -> None:
     """The files of a part are there, and its certificates have not run out."""
     from cryptography import x509
