@@ -387,6 +387,7 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
 
 def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, ended):
     say(ended / "runs" / "broken", "running")
+    (ended / "runs" / "broken" / "metrics.jsonl").write_text('{"rou')  # killed while it wrote
     said = cli("deploy", "status", ended).out
     assert "broken: interrupted, round 0 of" in said
     assert f"the server's process died; go on with: fedselect deploy run {ended} --resume --name broken" in said

@@ -22,7 +22,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
-from fedselect.experiments.runner import again, read_records
+from fedselect.experiments.runner import again, finished, read_records
 from fedselect.files import read_json
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -233,7 +233,7 @@ def status(root: SiteDir) -> None:
     for node, i in nodes.items():
         _say(f"  client {i}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
-        records, how = read_records(place / "metrics.jsonl"), state(place)
+        records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
         _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
         if how == "interrupted":
