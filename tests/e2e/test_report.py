@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 import statistics
 import sys
 
@@ -15,6 +16,7 @@ from fedselect.experiments import runner, tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.masks import unpack
 from fedselect.experiments.report import gather, page, write_report
+from fedselect.experiments.report.figures import _dots
 from fedselect.experiments.report.runs import distinct
 
 METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
@@ -195,6 +197,84 @@ def test_figures_and_tables_are_files_too(cli, compared):
     assert runner._is_run(compared)  # so that --overwrite may replace it
 
 
+@pytest.fixture
+def start(tmp_path):
+    """Run a configuration into a directory of its own."""
+
+    def begin(method, seed=0, options=None, **fields):
+        made = config(method, seed, **(options or {}))
+        fields = {k: {**getattr(made, k), **v} if isinstance(v, dict) else v for k, v in fields.items()}
+        out = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        runner.start(dataclasses.replace(made, **fields), out)
+        return out
+
+    return begin
+
+
+def partners(data):
+    """Of each run: method, seed, and the label of what it is compared with."""
+    labels = [data["groups"][r["group"]]["label"] for r in data["runs"]]
+    return [(labels[i], r["seed"], None if r["alone"] is None else labels[r["alone"]]) for i, r in enumerate(data["runs"])]
+
+
+OTHERS = {
+    "rounds": {"rounds": 2},
+    "data.train": {"data": {"train": 10}},
+    "data.clients": {"data": {"clients": 3}},
+    "model.hidden": {"model": {"hidden": 4}},
+    "training.momentum": {"training": {"momentum": 0.3}},
+    "fraction": {"fraction": 0.5},
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_local_of_another_configuration_is_not_training_alone(start, key):
+    data = gather([start("local", **OTHERS[key]), start("fedavg")])
+    assert [r["alone"] for r in data["runs"]] == [g["alone"] for g in data["groups"]] == [None, None]
+    assert data["groups"][1]["why"].endswith(
+        f"is not compared with training alone: the runs of local here differ from it in {key}."
+    )
+
+
+def test_the_right_local_run_is_taken_whatever_comes_first_and_however_it_was_executed(start):
+    other, right = start("local", rounds=2), start("local", chunk=2, device="cpu", eval_every=2)
+    data = gather([other, right, start("fedavg"), start("fedselect")])
+    assert [r["alone"] for r in data["runs"]] == [None, None, 1, 1]
+    assert [(g["alone"], g["why"]) for g in data["groups"]] == [(None, ""), (None, ""), (1, ""), (1, "")]
+
+
+def test_of_several_settings_of_local_the_best_is_training_alone(start):
+    places = [start("local", s, {"lr": lr}) for lr in (0.0001, 0.1, 0.001) for s in (0, 1)]
+    data = gather([*places, start("fedavg", 0), start("fedavg", 1)])
+    best = max(range(3), key=lambda g: statistics.fmean(r["accuracy"][-1] for r in data["runs"] if r["group"] == g))
+    assert best == 1  # neither the first nor the last
+    assert data["groups"][3]["alone"] == 1
+    assert partners(data)[-2:] == [("fedavg", 0, "local lr=0.1"), ("fedavg", 1, "local lr=0.1")]
+    assert _dots(data).axes[0].get_xlabel() == "client accuracy against training alone (local lr=0.1), points (bar: mean)"
+
+
+def test_a_seed_without_a_partner_is_left_out_of_page_and_figure(start):
+    data = gather([start("fedavg", 0), start("fedavg", 1), start("local", 1), start("local", 2), start("fedselect", 0)])
+    assert [r["alone"] for r in data["runs"]] == [None, 2, None, None, None]
+    assert (
+        data["groups"][0]["why"]
+        == "fedavg is not compared with training alone on seed 0: local has no run there that is as far."
+    )
+    (axes,) = _dots(data).axes
+    dots, _ = axes.collections
+    own, alone = (data["runs"][i]["last"]["accuracy"] for i in (1, 2))
+    assert dots.get_offsets()[:, 0].tolist() == pytest.approx([100 * (a - b) for a, b in zip(own, alone, strict=True)])
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["fedavg"]
+
+
+def test_figures_of_runs_with_different_numbers_of_clients(start, cli, tmp_path):
+    few, many = start("local", data={"clients": 3}), start("fedavg")
+    assert cli("report", few, many, "--figures", "--out", tmp_path / "r.html").code == 0
+    (axes,) = _dots(gather([few, many])).axes
+    assert axes.get_xlabel() == "client accuracy, % (bar: mean)"  # nothing to compare with
+    assert [len(c.get_offsets()) for c in axes.collections] == [3, 1, 4, 1]
+
+
 def test_a_file_of_somebody_elses_in_the_figures_is_not_ours_to_replace(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "thesis.tex").write_text("years of work")
@@ -344,16 +424,53 @@ def test_the_page_says_what_diverged(browser, compared, diverged):
 
 @needs_chromium
 def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compared, tmp_path):
-    data = gather([compared])
-    for run in data["runs"]:
-        if data["groups"][run["group"]]["label"] == "local":
-            run.update(finished=False, round=run["round"][:-1], accuracy=run["accuracy"][:-1])
-    (tmp_path / "r.html").write_text(page(data))
+    shutil.copytree(compared, tmp_path / "c")
+    for run in (tmp_path / "c").glob("local-seed*"):
+        (run / "summary.json").unlink()
+        (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    write_report([tmp_path / "c"], tmp_path / "r.html")
     browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
     assert "against local" not in browser.ask("document.querySelector('#table thead').textContent")
     said = browser.ask("document.querySelector('#lede').textContent")
     assert said.startswith("So far:")
     assert "training alone" not in said
+
+
+@needs_chromium
+def test_the_page_shows_no_gain_over_another_configuration_and_says_why(browser, start, tmp_path):
+    write_report([start("local", rounds=2), start("fedavg")], tmp_path / "r.html")
+    browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    assert "against local" not in browser.ask("document.querySelector('#table thead').textContent")
+    assert "training alone" not in browser.ask("document.querySelector('#lede').textContent")
+    assert "passed" not in browser.ask("document.querySelector('#bytes figcaption').textContent")
+    choose = "(s => { s.value = 1; s.dispatchEvent(new Event('input')); })(document.querySelector('#gains [data-pick=group]'))"
+    browser.ask(choose)
+    for part in ("#table", "#gains"):
+        said = browser.ask(f"document.querySelector('{part} .say').textContent")
+        assert "is not compared with training alone: the runs of local here differ from it in rounds." in said
+    assert browser.problems == []
+
+
+@needs_chromium
+def test_the_page_has_the_figures_gain_and_names_what_it_is_over(browser, start, tmp_path):
+    places = [start("local", s, {"lr": lr}) for lr in (0.0001, 0.1) for s in (1, 2)]
+    places += [start("fedavg", s) for s in (0, 1)]
+    write_report(places, tmp_path / "r.html")
+    browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
+    mean = _dots(gather(places)).axes[0].collections[1].get_offsets()[0, 0]
+    assert abs(mean) > 0.1
+    shown = cell(browser, "fedavg", "against local").replace("\N{MINUS SIGN}", "-")
+    assert float(shown) == pytest.approx(mean, abs=0.051)
+    said = browser.ask("document.querySelector('#table .say').textContent")
+    assert "Training alone is local lr=0.1. fedavg is not compared with training alone on seed 0: local lr=0.1 has no" in said
+    browser.ask(
+        "(s => { s.value = 2; s.dispatchEvent(new Event('input')); })(document.querySelector('#gains [data-pick=group]'))"
+    )
+    assert "(local lr=0.1, hollow)" in browser.ask("document.querySelector('#gains .say').textContent")
+    rows = browser.ask("document.querySelector('#gains .chart').layout.annotations.map(a => a.text)")
+    gains = [float(text.replace("\N{MINUS SIGN}", "-").replace("±", "")) for text in rows]
+    assert statistics.fmean(gains) == pytest.approx(mean, abs=0.06)  # of the seed that is compared
+    assert browser.problems == []
 
 
 @needs_chromium

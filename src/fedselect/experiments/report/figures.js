@@ -5,7 +5,8 @@ const groupRuns = g => data.runs.filter(r => r.group === g);
 const colour = g => data.groups[g].colour[dark.matches ? 1 : 0];
 const label = g => data.groups[g].label;
 const shown = () => data.groups.map((_, g) => g).filter(g => !state.hidden.has(g));
-const local = () => data.groups.findIndex(g => g.method === "local");
+const base = g => data.groups[g].alone; // the group that is its training alone, or null
+const isLocal = g => data.groups[g].method === "local";
 const ours = () => Math.max(0, data.groups.findIndex(g => g.method === "fedselect"));
 const strong = g => data.groups[g].method === "fedselect";
 const seeded = () => Math.max(...data.groups.map((_, g) => groupRuns(g).length)) > 1;
@@ -47,13 +48,10 @@ function curve(g, x) {
   });
 }
 
-// a group's clients with what they have alone, for the same seed: [{client, run, own, alone}]; a run that is not finished is
-// compared with one that is as far
+// a group's clients with what they have alone, in the run that theirs is compared with: [{client, run, own, alone}]
 function gains(g, seed = null) {
-  const solo = local() < 0 ? [] : groupRuns(local());
   return groupRuns(g).filter(r => seed === null || r.seed === seed).flatMap(run => {
-    const other = solo.find(r => r.seed === run.seed && r.last.accuracy.length === run.last.accuracy.length
-      && (r.finished && run.finished || r.round.at(-1) === run.round.at(-1)));
+    const other = run.alone === null ? null : data.runs[run.alone];
     return run.last.accuracy
       .map((own, client) => ({ client, run, own, alone: other ? other.last.accuracy[client] : null }))
       .filter(p => p.own !== null);
@@ -81,7 +79,7 @@ const convergence = {
   ready: () => shown().length,
   draw(place) {
     drawLines(place, shown().map(g => ({
-      label: label(g), colour: colour(g), strong: strong(g), dash: g === local() ? "dot" : "solid", points: curve(g, roundAt),
+      label: label(g), colour: colour(g), strong: strong(g), dash: isLocal(g) ? "dot" : "solid", points: curve(g, roundAt),
     })).filter(c => c.points.length), { xaxis: roundAxis(), hover: "%{y:.1f}%%{text}" });
   },
   alt: () => ranked().map(r => `${label(r.g)} ends at ${percent(r.mean)}%`).join(", ") + ".",
@@ -102,10 +100,12 @@ const convergence = {
 
 const gained = {
   id: "gains", title: "Who gains, who loses",
-  say: () => local() < 0
-    ? `Final accuracy of every client on its own ${data.scored} data. Run the method local on the same seeds to see who gains by taking part.`
-    : `Final accuracy of every client on its own ${data.scored} data. A line leads from training alone (hollow) to the chosen method; `
-      + "small dots are the other methods. Click a client to filter the page to it.",
+  say() {
+    const [[, , , group]] = this.picks(), { why } = data.groups[group], solo = base(group);
+    return `Final accuracy of every client on its own ${data.scored} data.${why && ` ${why}`}` + (solo === null ? ""
+      : ` A line leads from training alone (${label(solo)}, hollow) to the chosen method; small dots are the other methods. `
+        + "Click a client to filter the page to it.");
+  },
   ready: () => shown().length,
   picks() {
     const groups = shown().map(g => [g, label(g)]), group = chosen(this.id, "group", groups, preferred(groups));
@@ -114,11 +114,12 @@ const gained = {
   },
   rows() {
     const [[, , , group], [, , , seed]] = this.picks();
-    const others = shown().filter(g => g !== group && g !== local()).map(g => ({ g, pairs: gains(g, seed) }));
+    const others = shown().filter(g => g !== group && g !== base(group)).map(g => ({ g, pairs: gains(g, seed) }));
     const by = new Map();
     for (const p of gains(group, seed)) by.set(p.client, [...(by.get(p.client) || []), p]);
     return [...by].map(([client, pairs]) => {
-      const own = mean(pairs.map(p => p.own)), alone = mean(there(pairs.map(p => p.alone)));
+      const known = pairs.filter(p => p.alone !== null); // a seed that has no partner is left out where another has one
+      const own = mean((known.length ? known : pairs).map(p => p.own)), alone = mean(known.map(p => p.alone));
       const names = [...new Set(pairs.map(p => tell(p.run, client)))];
       return {
         client, own, alone, gain: alone === null ? null : own - alone, name: names.length === 1 ? names[0] : clientName(client),
@@ -128,7 +129,7 @@ const gained = {
   },
   draw(place) {
     const rows = this.rows(), [[, , , group]] = this.picks(), own = colour(group), loss = css("--loss");
-    const solo = local() >= 0 && group !== local();
+    const solo = base(group) !== null;
     const dim = r => state.client === null || state.client === r.client ? 1 : 0.18;
     const dots = (name, paint, value, marker) => ({
       x: rows.map(r => value(r) === null ? null : 100 * value(r)), y: rows.map((_, i) => i), customdata: rows.map(r => r.client),
@@ -143,7 +144,7 @@ const gained = {
     const others = rows[0].others.map(({ g }, k) =>
       dots(label(g), colour(g), r => r.others[k].v, { size: 6, opacity: rows.map(r => 0.6 * dim(r)) }));
     const hollow = solo
-      ? [dots("local", css("--paper"), r => r.alone, { size: 9, line: { color: colour(local()), width: 2 } })] : [];
+      ? [dots(label(base(group)), css("--paper"), r => r.alone, { size: 9, line: { color: colour(base(group)), width: 2 } })] : [];
     draw(place, [
       ...others, lines(r => lit(r) && r.gain >= 0, own), lines(r => lit(r) && r.gain < 0, loss), ...hollow,
       dots(label(group), own, r => r.own, { size: 12 }),
@@ -163,7 +164,7 @@ const gained = {
   caption() {
     const [[, , , group], [, , , seed]] = this.picks(), found = better(gains(group, seed));
     const rows = this.rows().filter(r => r.gain !== null), mine = rows.find(r => r.client === state.client);
-    if (!found || group === local()) return "Clients are sorted by accuracy.";
+    if (!found) return "Clients are sorted by accuracy.";
     if (mine) {
       return `Client ${clientName(mine.client)} has ${percent(mine.own)}% with ${label(group)} and ${percent(mine.alone)}% alone `
         + `(${points(mine.gain)} points).`;
@@ -174,9 +175,9 @@ const gained = {
       + `client ${clientName(worst.client)} ${worst.gain < 0 ? "loses most" : "gains least"} (${points(worst.gain)}).`;
   },
   numbers() {
-    const rows = this.rows(), [[, , , group]] = this.picks();
+    const rows = this.rows(), [[, , , group]] = this.picks(), solo = base(group) === null ? "local" : label(base(group));
     return [
-      ["client", `${label(group)} %`, "local %", "gain", ...rows[0].others.map(o => `${label(o.g)} %`)],
+      ["client", `${label(group)} %`, `${solo} %`, "gain", ...rows[0].others.map(o => `${label(o.g)} %`)],
       rows.map(r => [
         r.name, percent(r.own), percent(r.alone), r.gain === null ? "–" : points(r.gain), ...r.others.map(o => percent(o.v)),
       ]),
@@ -208,8 +209,10 @@ const bytes = {
   },
   alt: () => ranked().map(r => `${label(r.g)}: ${percent(r.mean)}% for ${mega(r.up)} MB`).join(", ") + ".",
   caption() {
-    if (local() < 0 || !groupRuns(local()).every(r => r.finished)) return this.alt();
-    const alone = 100 * mean(there(groupRuns(local()).map(r => finals(r))));
+    const partners = this.sends().map(g => groupRuns(g).map(r => r.alone)), solo = [...new Set(partners[0])];
+    const one = partners.every(p => new Set(p).size === solo.length && p.every(at => at !== null && solo.includes(at)));
+    if (!one || !solo.every(at => data.runs[at].finished)) return this.alt(); // nothing that all are compared with
+    const alone = 100 * mean(there(solo.map(at => finals(data.runs[at]))));
     const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => p.y > alone)?.x]);
     if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(1)}%).`;
     const said = passed.map(([name, x]) => `${name} ${x === undefined ? "never" : mega(1e6 * x)}`).join(", ");

@@ -14,6 +14,7 @@ import numpy as np
 from fedselect.errors import RunError
 from fedselect.experiments import tables
 from fedselect.experiments.masks import unpack
+from fedselect.experiments.report.alone import gains
 from fedselect.experiments.report.runs import Data, distinct, gather
 from fedselect.files import disk, write_bytes
 
@@ -118,27 +119,24 @@ def lines(data: Data, by: str) -> Any:
 
 
 def _dots(data: Data) -> Any:
-    """Each client's final accuracy less what it has alone, where Local ran; else the accuracy itself."""
-    alone = {r["seed"]: r["last"]["accuracy"] for r in data["runs"] if data["groups"][r["group"]]["method"] == "local"}
-    shown = [
-        (g, group)
-        for g, group in enumerate(data["groups"])
-        if not alone or group["method"] != "local" or len(data["groups"]) == 1
-    ]
+    """Each client's final accuracy less what it has alone, where a run is compared with that; else the accuracy itself."""
+    found = {g: gains(data, g) for g in range(len(data["groups"]))}
+    compared = any(found.values())
+    if not compared:
+        for run in data["runs"]:
+            found[run["group"]] += [v for v in run["last"]["accuracy"] if v is not None]
+    shown = [(data["groups"][g], [100 * v for v in values]) for g, values in found.items() if values]
     figure, axes = canvas(5.6, 0.6 + 0.26 * len(shown))
-    for at, (g, group) in enumerate(shown):
-        values = [
-            100 * (own - (alone[run["seed"]][i] if run["seed"] in alone else 0.0))
-            for run in data["runs"] if run["group"] == g
-            for i, own in enumerate(run["last"]["accuracy"]) if own is not None
-        ]  # fmt: skip
+    for at, (group, values) in enumerate(shown):
         axes.scatter(values, [at] * len(values), color=group["colour"][0], alpha=0.5, s=14, linewidths=0)
         axes.scatter([statistics.fmean(values)], [at], color=group["colour"][0], marker="|", s=160, linewidths=1.8)
-    if alone:
+    if compared:
         axes.axvline(0, color="#666666", linewidth=0.8)
-    axes.set_yticks(range(len(shown)), [group["label"] for _, group in shown])
+    axes.set_yticks(range(len(shown)), [group["label"] for group, _ in shown])
     axes.invert_yaxis()
-    axes.set_xlabel("client accuracy against training alone, points (bar: mean)" if alone else "client accuracy, % (bar: mean)")
+    names = list(dict.fromkeys(data["groups"][g["alone"]]["label"] for g, _ in shown if g["alone"] is not None))
+    said = "training alone" if names == ["local"] else f"training alone ({'; '.join(names)})"
+    axes.set_xlabel(f"client accuracy against {said}, points (bar: mean)" if compared else "client accuracy, % (bar: mean)")
     return figure
 
 

@@ -27,7 +27,7 @@ function header() {
   if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
   if (r !== best) text.push(`${label(best.g)} leads with ${percent(best.mean)}%.`);
   let said = `${label(r.g)} reaches ${percent(r.mean)}${r.all.length > 1 ? ` ± ${percent(spread(r.all))}` : ""}%`;
-  if (r.gain !== null && r.g !== local()) {
+  if (r.gain !== null) {
     said += even(r.gain) ? ", as training alone does"
       : `, ${Math.abs(100 * r.gain).toFixed(1)} points ${r.gain < 0 ? "below" : "above"} training alone`;
     if (state.client === null) said += `; ${r.better[0]} of ${r.better[1]} clients gain`;
@@ -88,15 +88,23 @@ function grid(head, rows, mark = () => null) {
     element("tbody", {}, rows.map((row, i) => element("tr", { class: mark(i) }, row.map(c => element("td", {}, c)))))));
 }
 
+// which runs are training alone where there are several, and what is compared with none of them
+function remarks() {
+  if (!data.groups.some((_, g) => isLocal(g))) return "";
+  const used = [...new Set(shown().map(base).filter(g => g !== null))], many = data.groups.filter((_, g) => isLocal(g)).length > 1;
+  const named = many && used.length ? [`Training alone is ${used.map(label).join("; ")}.`] : [];
+  return [...named, ...shown().map(g => data.groups[g].why).filter(why => why)].map(said => ` ${said}`).join("");
+}
+
 function table() {
-  const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null && r.g !== local());
+  const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
   const figure = v => [percent(mean(v), 2), v.length > 1 ? element("small", {}, `± ${percent(spread(v), 2)}`) : null];
   const view = (r, name, v) => {
     const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
     return counts === name ? element("b", {}, percent(mean(v), 2)) : percent(mean(v), 2);
   };
   const against = r => {
-    if (r.gain === null || r.g === local()) return ["–", "–"];
+    if (r.gain === null) return ["–", "–"];
     const kind = even(r.gain) ? "quiet" : r.gain < 0 ? "lossy" : "gain";
     return [element("span", { class: kind }, points(r.gain)), r.better.join(" of ")];
   };
@@ -115,7 +123,7 @@ function table() {
     : `Accuracy of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
-    + "merged with the aggregate.";
+    + "merged with the aggregate." + remarks();
   place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;

@@ -11,6 +11,7 @@ from fedselect.errors import RunError
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
+from fedselect.experiments.report.alone import compare_with_alone
 from fedselect.experiments.runner import again, failure, finished, outcome, read_configs, read_records, view_of
 from fedselect.experiments.tables import DATA as SCORED
 from fedselect.experiments.tables import failures
@@ -48,18 +49,20 @@ def gather(places: Sequence[Path]) -> Data:
         _run(path, config, history, order.index(label), federations)
         for path, config, history, label in zip(paths, configs, histories, named, strict=True)
     ]
+    groups: list[Data] = [
+        {
+            "label": label,
+            "method": method,
+            "colour": colour,
+            "config": {k: v for k, v in configs[named.index(label)].items() if k not in APART},
+        }
+        for label, method, colour in zip(order, methods, colours(methods), strict=True)
+    ]
+    compare_with_alone(configs, groups, runs)
     return {
         "title": _title(configs, order, scored),
         "scored": scored,
-        "groups": [
-            {
-                "label": label,
-                "method": method,
-                "colour": colour,
-                "config": {k: v for k, v in configs[named.index(label)].items() if k not in APART},
-            }
-            for label, method, colour in zip(order, methods, colours(methods), strict=True)
-        ],
+        "groups": groups,
         "runs": runs,
         "failed": failed,
         "federations": federations,
