@@ -25,6 +25,7 @@ READINGS = {
     "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
     "fedselect-frozen": {"freeze": "head", "finetune": 1, "view": "merged"},
     "fedselect-tuned": {"start_with": "head", "finetune": 1, "finetune_lr": 0.02, "view": "merged"},
+    "fedselect-averaged": {"server_average": 0.6, "server_momentum": 0.3, "finetune": 1, "view": "merged"},
     "fedselect-samples": {"weight": "samples", "norm_stats": "shared", "view": "merged"},
 }
 CASES = {

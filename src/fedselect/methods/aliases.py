@@ -40,6 +40,7 @@ def FedSelect(
     order: Literal["alternate", "joint"] = "alternate",
     decay: Scalar = 1.0,
     server_momentum: Scalar = 0.0,
+    server_average: Scalar = 0.0,
     freeze: Literal["nothing", "head"] = "nothing",
     finetune: int = 0,
     finetune_lr: Scalar | None = None,
@@ -63,7 +64,7 @@ def FedSelect(
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
-        server_momentum=server_momentum, freeze=head if freeze == "head" else nothing, view=view,
+        server_momentum=server_momentum, server_average=server_average, freeze=head if freeze == "head" else nothing, view=view,
     )  # fmt: skip
 
 
@@ -86,10 +87,22 @@ def FedAvgFT(
     finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
     norm_stats: Stats = "shared",
+    server_average: Scalar = 0.0,
 ) -> Partial:
     """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
-    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
+    return Partial(
+        Fixed(nothing),
+        (("all", epochs),),
+        lr,
+        None,
+        weight,
+        norm_stats,
+        tune,
+        finetune_lr,
+        server_average=server_average,
+        view="merged",
+    )
 
 
 def FedPer(
@@ -125,10 +138,22 @@ def FedBABU(
     finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
+    server_average: Scalar = 0.0,
 ) -> Partial:
     """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
-    return Partial(Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr, view="merged")
+    return Partial(
+        Fixed(head),
+        (("shared", epochs),),
+        lr,
+        None,
+        weight,
+        norm_stats,
+        tune,
+        finetune_lr,
+        server_average=server_average,
+        view="merged",
+    )
 
 
 def LGFedAvg(

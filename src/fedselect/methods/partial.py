@@ -45,6 +45,7 @@ class Partial(Method):
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
     decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
     server_momentum: Scalar = 0.0  # of the aggregate's steps
+    server_average: Scalar = 0.0  # of its moving mean over rounds, which then takes its place in the merged view
     freeze: Which = nothing  # what keeps its initial value until fine-tuning
     view: View = "local"
 
@@ -54,7 +55,7 @@ class Partial(Method):
         check_choice(("local", "merged"), view=self.view)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
-        check_shares(decay=self.decay, server_momentum=self.server_momentum)
+        check_shares(decay=self.decay, server_momentum=self.server_momentum, server_average=self.server_average)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
@@ -62,18 +63,29 @@ class Partial(Method):
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
         if self.view == "local" and any(epochs for _, epochs in self.finetune):
             raise InputError("finetune trains the merged model, which view=local does not report; use view=merged.")
+        if _given(self.server_average):
+            if bool(torch.as_tensor(self.server_average >= 1).any()):
+                raise InputError(f"server_average must be less than 1, not {self.server_average}: nothing new would enter it.")
+            if self.view == "local":
+                raise InputError("server_average is of the merged model, which view=local does not report; use view=merged.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
-        if isinstance(self.server_momentum, Tensor) and self.server_momentum.ndim:
-            raise InputError("server_momentum belongs to the server: give one number, not one for each client.")
-        return {"params": clone(params), **({"velocity": zeros({n: params[n] for n in model.params})} if self._heavy else {})}
+        for name in ("server_momentum", "server_average"):
+            if isinstance(value := getattr(self, name), Tensor) and value.ndim:
+                raise InputError(f"{name} belongs to the server: give one number, not one for each client.")
+        state: State = {"params": clone(params)}
+        if _given(self.server_momentum):
+            state["velocity"] = zeros({n: params[n] for n in model.params})
+        if _given(self.server_average):
+            state |= {"average": clone(params), "past": {"rounds": torch.zeros_like(params[model.params[0]].sum())}}
+        return state
 
     def join(self, work: Work, params: Tree) -> State:
         memory = self.select.start(work, params)
         return {"params": clone(params), **memory, **({"kept": clone(memory["mask"])} if "mask" in memory else {})}
 
     def down(self, server: State, ids: Tensor) -> Down:
-        return Down({"params": server["params"]})
+        return Down({k: server[k] for k in ("params", "average") if k in server})
 
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         before = merge(self._kept(work.model, state), state["params"], down["params"])
@@ -89,18 +101,28 @@ class Partial(Method):
 
     def server(self, server: State, got: Received) -> State:
         params = merge(got.heard, got.mean, server["params"])
-        if not self._heavy:
-            return {"params": params}
-        velocity = {n: self.server_momentum * v + params[n] - server["params"][n] for n, v in server["velocity"].items()}
-        ahead = {n: server["params"][n] + velocity[n] if n in velocity else v for n, v in params.items()}
-        return {"params": merge(got.heard, ahead, params), "velocity": velocity}
+        state: State = {"params": params}
+        if "velocity" in server:
+            state["velocity"] = {
+                n: self.server_momentum * v + params[n] - server["params"][n] for n, v in server["velocity"].items()
+            }
+            ahead = {n: server["params"][n] + v for n, v in state["velocity"].items()}
+            state["params"] = merge(got.heard, {**params, **ahead}, params)
+        if "average" in server:
+            past = server["past"]["rounds"] + 1
+            step = (1 - self.server_average) / (
+                1 - self.server_average**past
+            )  # so the first rounds weigh as much as they should
+            state["average"] = {n: v + step.to(v.dtype) * (state["params"][n] - v) for n, v in server["average"].items()}
+            state["past"] = {"rounds": past}
+        return state
 
     def local(self, state: State) -> Tree:
         return state["params"]
 
     def personal(self, work: Work, state: State, down: State) -> Tree:
         kept = self._kept(work.model, state)
-        merged = merge(kept, state["params"], down["params"])
+        merged = merge(kept, state["params"], down.get("average", down["params"]))
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
@@ -134,10 +156,6 @@ class Partial(Method):
         left = self.decay**round
         return self.lr * left, None if self.personal_lr is None else self.personal_lr * left
 
-    @property
-    def _heavy(self) -> bool:
-        return isinstance(self.server_momentum, Tensor) or self.server_momentum > 0
-
     def _passes(
         self,
         phases: Phases,
@@ -159,6 +177,10 @@ class Partial(Method):
             for _ in range(epochs):
                 yield Pass(only[part], rates[part], walked[part])
                 walked[part] += 1
+
+
+def _given(value: Scalar) -> bool:
+    return isinstance(value, Tensor) or value > 0
 
 
 def _joint(mask: Mask, own: Scalar, lr: Scalar) -> Rate:
