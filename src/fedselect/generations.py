@@ -77,7 +77,7 @@ def checked(place: Path, advice: str) -> dict[str, Any]:
     """What a generation says of itself, once its files are checked; where they are not as written, `advice` says what to do."""
     said = manifest(place, advice)
     if said.get("format") != FORMAT:
-        raise CheckpointError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
+        raise RunError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
     if said.get("round") != int(place.name):
         raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
     state = place / "state.safetensors"

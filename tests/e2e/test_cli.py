@@ -38,8 +38,8 @@ def halfway(done):
     (done / "summary.json").unlink()
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
-    manifest = done / "checkpoint" / "000002" / "manifest.json"
-    edit(manifest, run=runner.identity(config), config=runner.core(config.to_json()))
+    for made in (done / "checkpoint").glob("*/manifest.json"):
+        edit(made, run=runner.identity(config), config=runner.core(config.to_json()))
     return done
 
 
@@ -394,13 +394,15 @@ def manifest(run):
     return run / "checkpoint/000002/manifest.json"
 
 
-DAMAGE = {
+CHECKPOINT_DAMAGE = {
     "a flipped byte": (lambda r: flip(r / "checkpoint/000002/state.safetensors"), "state.safetensors is damaged"),
     "no state": (lambda r: (r / "checkpoint/000002/state.safetensors").unlink(), "state.safetensors is missing"),
     "no manifest": (lambda r: manifest(r).unlink(), "manifest.json is missing"),
     "half a manifest": (lambda r: manifest(r).write_text('{"format'), "manifest.json cannot be read"),
     "a list for a manifest": (lambda r: manifest(r).write_text("[]"), "manifest.json"),
     "another round": (lambda r: edit(manifest(r), round=1), "000002"),
+}  # fmt: skip
+DAMAGE = {
     "another format": (lambda r: edit(manifest(r), format=9), "has format 9, this version reads 1"),
     "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
     "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
@@ -415,6 +417,56 @@ DAMAGE = {
     ),
     "no text in metrics": (lambda r: flip(r / "metrics.jsonl", 5), "metrics.jsonl is damaged"),
 }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+@pytest.mark.parametrize("damage", CHECKPOINT_DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(cli, halfway, tmp_path, damage):
+    hurt, said = CHECKPOINT_DAMAGE[damage]
+    assert cli("run", "--config", halfway / "config.json", "-q", "--out", tmp_path / "whole").code == 0
+    hurt(halfway)
+    resumed = cli("resume", halfway, "-q")
+    assert resumed.code == 0
+    assert said in resumed.err
+    assert resumed.err.endswith("; the checkpoint before it is used, of round 1.\n")
+    assert metrics(halfway) == metrics(tmp_path / "whole")
+    last = "checkpoint/000003/state.safetensors"
+    assert (halfway / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+
+
+def test_where_no_checkpoint_is_whole_the_run_can_begin_anew(cli, halfway):
+    for place in (halfway / "checkpoint").iterdir():
+        flip(place / "state.safetensors")
+    said = cli("resume", halfway, "-q").sentence()
+    assert "no checkpoint is whole" in said
+    assert f"delete {halfway / 'checkpoint'}, and resume begins at the first round" in said
+    shutil.rmtree(halfway / "checkpoint")
+    assert cli("resume", halfway, "-q").code == 0
+    assert [r["round"] for r in metrics(halfway)] == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(cli, halfway, monkeypatch):
+    def stop(self, **kw):
+        raise fs.RunError("stopped before its first round.")
+
+    flip(halfway / "checkpoint/000002/state.safetensors")
+    monkeypatch.setattr(runner.Stack, "step", stop)
+    assert cli("resume", halfway, "-q").code == 2
+    assert [p.name for p in (halfway / "checkpoint").iterdir()] == ["000001"]
+
+
+@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+def test_a_damaged_checkpoint_of_one_run_does_not_stop_a_comparison(cli, tmp_path):
+    out = tmp_path / "c"
+    assert cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 2, "--out", out).code == 0
+    before = metrics(out / "local-seed0")
+    (out / "local-seed0" / "summary.json").unlink()
+    manifest(out / "local-seed0").unlink()
+    manifest(out / "fedavg-seed0").unlink()  # of a finished run it does no harm
+    assert cli("resume", out, "-q").code == 0
+    assert metrics(out / "local-seed0") == before
+    assert cli("report", out).code == 0
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

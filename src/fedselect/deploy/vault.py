@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedselect import generations
-from fedselect.errors import CheckpointError
+from fedselect.errors import CheckpointError, RunError
 from fedselect.files import disk, read_json, write_json
 from fedselect.tree import Tree
 
@@ -63,7 +63,7 @@ class Vault:
         """The generation of a round, if it is there and undamaged."""
         try:
             said, tensors = generations.load(generations.at(self.folder, round), ADVICE)
-        except CheckpointError:
+        except RunError:
             return None
         return Generation(round, tensors, said["notes"])
 
@@ -77,6 +77,6 @@ class Vault:
 def _intact(place: Path) -> bool:
     try:
         generations.checked(place, ADVICE)
-    except CheckpointError:
+    except RunError:
         return False
     return True

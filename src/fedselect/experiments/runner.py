@@ -115,15 +115,15 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if deployed(out):
         raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
-    place = checkpoints.latest(out / "checkpoint")
-    if place is None and finished(out):  # of a table, which keeps no models
+    found = checkpoints.find(out / "checkpoint", core(config.to_json()))
+    if found is None and finished(out):  # of a table, which keeps no models
         raise RunError(
             f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
         )
-    if place is None:
+    if found is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
-    simulation = config.simulation(*checkpoints.how(place, core(config.to_json())))
-    checkpoints.load(place, simulation, core(config.to_json()))
+    simulation = config.simulation(found.chunk, found.rows)
+    checkpoints.load(found.place, simulation, core(config.to_json()))
     return config, simulation
 
 
@@ -150,8 +150,7 @@ def outcome(out: Path) -> dict[str, Any]:
     found = read_json(summary, mend)
     if "accuracy" not in found:
         raise RunError(f"{summary} holds no outcome of a run; {mend}")
-    if place := checkpoints.latest(out / "checkpoint"):
-        checkpoints.claim(place, core(read_json(out / "config.json", "it should say how to run.")))
+    checkpoints.claim(out / "checkpoint", core(read_json(out / "config.json", "it should say how to run.")))
     return found
 
 
@@ -213,12 +212,10 @@ def prepare(out: Path, config: Config) -> None:
 
 def _may_go_on(out: Path, config: Config) -> bool:
     """Whether there is a checkpoint to go on from, which must be of this run: hours of training may lie in it."""
-    place, asked = checkpoints.latest(out / "checkpoint"), out.parent / "compare.json"
-    if place is None:
-        return False
+    asked = out.parent / "compare.json"
     other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
-    checkpoints.claim(place, core(config.to_json()), f"{other}, or remove {out} to begin this run anew.")
-    return True
+    mend = f"{other}, or remove {out} to begin this run anew."
+    return checkpoints.claim(out / "checkpoint", core(config.to_json()), mend)
 
 
 def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
@@ -256,15 +253,16 @@ class _Run:
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
         self._core = core(self.config.to_json())
-        place = checkpoints.latest(out / "checkpoint")
-        chunk, rows = checkpoints.how(place, self._core) if place else (None, None)
+        found = checkpoints.find(out / "checkpoint", self._core)
+        chunk, rows = (found.chunk, found.rows) if found else (None, None)
         self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
-        if place:
-            checkpoints.load(place, self.simulation, self._core)
+        if found:
+            checkpoints.load(found.place, self.simulation, self._core)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
         if ranks.rank() == 0:
+            checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)

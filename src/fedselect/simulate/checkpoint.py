@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +32,71 @@ def save(folder: Path, simulation: Simulation, run: Mapping[str, Any]) -> Path:
     return generations.at(folder, round)
 
 
-def latest(folder: Path) -> Path | None:
+@dataclass(frozen=True)
+class Found:
+    """A whole checkpoint, and in what pieces its run must go on: clients at a time, and what rests of them between rounds."""
+
+    place: Path
+    chunk: int
+    rows: str
+
+
+def find(folder: Path, run: Mapping[str, Any]) -> Found | None:
+    """The newest checkpoint that is whole; damaged ones are passed over, for their rounds can run again."""
+    damage = ""
+    for place in reversed(generations.places(folder)):
+        try:
+            said = generations.checked(place, ADVICE)
+        except CheckpointError as e:
+            damage = damage or str(e).removesuffix(f"; {ADVICE}")
+            continue
+        _claim(place, said, run)
+        if damage:
+            warnings.warn(f"{damage}; the checkpoint before it is used, of round {int(place.name)}.", stacklevel=2)
+        return Found(place, int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all")
+    if damage:
+        raise CheckpointError(f"no checkpoint is whole ({damage}); delete {folder}, and resume begins at the first round.")
+    return None
+
+
+def claim(folder: Path, run: Mapping[str, Any], mend: str | None = None) -> bool:
+    """Refuse checkpoints that are not of this run; `mend`: what to do then. Whether there are any."""
     places = generations.places(folder)
-    return places[-1] if places else None
+    for place in reversed(places):
+        if said := _said(place):
+            _claim(place, said, run, mend)
+            break
+    return bool(places)
 
 
-def claim(place: Path, run: Mapping[str, Any], mend: str | None = None) -> None:
-    """Refuse a checkpoint that is not of this run; `mend`: what to do then."""
-    said = generations.manifest(place, ADVICE)
+def _claim(place: Path, said: Mapping[str, Any], run: Mapping[str, Any], mend: str | None = None) -> None:
     if said.get("run", identity(run)) != identity(run):
         changed = ", ".join(differing(said["config"], run)) if "config" in said else "config.json was changed since"
         back = f"put {place.parents[1] / 'config.json'} back as it was, or begin another run: --config with a new --out."
         raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or back}")
 
 
+def _said(place: Path) -> dict[str, Any] | None:
+    """What a checkpoint says of itself, if that can be read."""
+    try:
+        return generations.manifest(place, ADVICE)
+    except CheckpointError:
+        return None
+
+
+def drop_after(folder: Path, round: int) -> None:
+    """Remove the damaged checkpoints of rounds that will run again."""
+    for place in generations.places(folder):
+        if int(place.name) > round:
+            shutil.rmtree(place, ignore_errors=True)
+
+
 def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Make the checkpoints of a run those of the same run whose files lie elsewhere now."""
     for place in generations.places(folder):
-        said = generations.manifest(place, ADVICE)
-        if said.get("run") != identity(now):  # else a kill came in between
-            claim(place, was)
+        said = _said(place)
+        if said and said.get("run") != identity(now):  # else a kill came in between
+            _claim(place, said, was)
             write_json(place / "manifest.json", {**said, "run": identity(now), "config": now})
 
 
@@ -65,17 +113,10 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} was {was.get(name)}, is {value}"
 
 
-def how(place: Path, run: Mapping[str, Any]) -> tuple[int, str]:
-    """In what pieces a run must go on: clients at a time, and what rests of them between rounds."""
-    claim(place, run)
-    said = generations.checked(place, ADVICE)
-    return int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all"
-
-
 def load(place: Path, simulation: Simulation, run: Mapping[str, Any]) -> None:
     """Put a simulation where the checkpoint left it."""
-    claim(place, run)
     said, tensors = generations.load(place, ADVICE)
+    _claim(place, said, run)
     store = simulation.store
     if said.get("store", "resident") != store.kind:
         raise CheckpointError(
