@@ -569,6 +569,13 @@ def test_numbers_that_explode_stop_the_run_at_its_last_checkpoint(cli, tmp_path)
     kept = max(p.name for p in (tmp_path / "a" / "checkpoint").iterdir())  # how many there are is a matter of time
     assert 1 <= int(kept) < int(found[1]) <= 7
     assert cli("resume", tmp_path / "a", "-q").sentence() == said  # the same client, round and tensor
+    why = said.removeprefix("error: ")
+    assert cli("report", tmp_path / "a").sentence() == f"error: no run came to its end; fedavg, seed 0: {why}"
+    assert (
+        cli("export", tmp_path / "a", "--client", 0).sentence()
+        == f"error: {tmp_path / 'a'} diverged, so it has no model: {why}"
+    )
+    assert not (tmp_path / "a" / "client-0.safetensors").exists()
 
 
 @pytest.mark.parametrize("seeds", ["0", "0,1"])

@@ -115,6 +115,8 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if deployed(out):
         raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+    if why := failure(out):
+        raise RunError(f"{out} diverged, so it has no model: {why}")
     found = checkpoints.find(out / "checkpoint", core(config.to_json()))
     if found is None and finished(out):  # of a table, which keeps no models
         raise RunError(
@@ -155,9 +157,9 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 def failure(out: Path) -> str | None:
-    """Why a run among others did not come to its end: its numbers stopped being finite, which on a CPU they always will.
+    """Why a run did not come to its end: its numbers stopped being finite, which on a CPU they always will.
 
-    It is left alone, unless it is resumed by its own name.
+    Among others it is left alone, unless it is resumed by its own name.
     """
     path = out / "failed.json"
     return str(read_json(path, f"delete it, then: fedselect resume {out}").get("why")) if path.exists() else None
@@ -262,6 +264,8 @@ class _Run:
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
         if ranks.rank() == 0:
+            with disk(out):
+                (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
@@ -296,8 +300,6 @@ class _Run:
         summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
-        with disk(self.out):
-            (self.out / "failed.json").unlink(missing_ok=True)  # of an earlier time
         write_json(self.out / "summary.json", summary)
 
 
@@ -335,9 +337,10 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
         outcomes = stack.step(evaluate=True if last else None)
         for run, outcome in zip(runs, outcomes, strict=True):
             if isinstance(outcome, TrainingError):
-                if alone:
-                    raise outcome
                 run.failed = str(outcome)
+                if alone:
+                    run.finish()
+                    raise outcome
                 continue
             run.note(outcome)
             if watch:
