@@ -51,6 +51,7 @@ _MORE = (
     "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
     "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
 )
+_STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 
 Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
 ConfigFile = Annotated[
@@ -147,7 +148,7 @@ def run(
     _say_outcome(made, result.accuracy, out)
 
 
-@app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone.")
+@app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone." + _STATUS)
 def compare(
     ctx: typer.Context,
     methods: Annotated[str | None, typer.Option(help="Names with commas between, or all. (default: all)")] = None,
@@ -201,7 +202,9 @@ def compare(
     _say_table(done, out, report)
 
 
-@app.command(context_settings=_EXTRA, epilog="Options with several values make the grid: [bold]--limit 0.1,0.3[/bold].")
+@app.command(
+    context_settings=_EXTRA, epilog="Options with several values make the grid: [bold]--limit 0.1,0.3[/bold]." + _STATUS
+)
 def sweep(
     ctx: typer.Context,
     method: Annotated[str | None, typer.Option(help="Method. (default: fedselect)")] = None,
@@ -439,11 +442,12 @@ def _say(text: str) -> None:
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
     if ranks.rank() > 0:
         return
-    console.print(tables.render(tables.rows(done)))
+    console.print(tables.render(tables.rows(done), tables.rowless(done)))
     for run, why in tables.failures(done):
         _say(f"{run} did not come to its end: {why}")
     if failed := [run for run in done if runner.failure(run)]:
         _say(f"such a run is tried again by its own name: fedselect resume {failed[0]}")
+        print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
     if report:
         _say(f"wrote {write_report([out])}")
     _say(f"runs in {out}")

@@ -585,6 +585,8 @@ def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
     assert said.code == 0
     assert "fedavg, seed 0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.out
     assert f"tried again by its own name: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'}\n" in said.out
+    assert re.search(r"^ *fedavg +diverged *$", said.out, re.MULTILINE)
+    assert said.err == f"note: {len(seeds.split(','))} of {2 * len(seeds.split(','))} runs diverged.\n"
     assert cli("resume", tmp_path / "c", "-q") == said
 
 
@@ -606,6 +608,22 @@ def test_a_setting_that_is_left_of_a_sweep_keeps_its_name(cli, tmp_path):
     said = cli("sweep", *TINY, "--lr", "0.1,1e38", "--rounds", 1, "--out", tmp_path / "s").out
     assert "fedselect lr=0.1 " in said
     assert "fedselect lr=1e+38, seed 0 did not come to its end: client 0, round 1" in said
+
+
+def test_of_seeds_those_that_came_to_their_end_make_the_row(cli, tmp_path):
+    out = tmp_path / "c"
+    assert cli("compare", *TINY, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1, "--out", out).code == 0
+    (out / "local-seed1" / "summary.json").unlink()
+    (out / "local-seed1" / "failed.json").write_text('{"why": "it had to"}')
+    said = cli("resume", out, "-q")
+    assert "2 seeds" in said.out
+    assert "local, seed 1 did not come to its end: it had to" in said.out
+    assert not re.search(r"local +diverged", said.out)
+    assert said.err == "note: 1 of 4 runs diverged.\n"
+
+
+def test_a_table_says_what_its_bytes_are_of(cli, done):
+    assert "MB up: from all clients, in the whole run" in " ".join(cli("resume", done, "-q").out.split())
 
 
 def test_where_all_diverge_there_is_nothing_to_show(cli, tmp_path):

@@ -80,8 +80,17 @@ def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
     return [(f"{label}, seed {_config(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
 
 
-def render(found: Sequence[Row]) -> Table:
-    seeds = len(found[0].seeds)
+def rowless(runs: Sequence[Path]) -> list[str]:
+    """The labels of which every run diverged."""
+    labelled: dict[str, list[Path]] = {}
+    for label, run in _named(runs):
+        labelled.setdefault(label, []).append(run)
+    return [label for label, group in labelled.items() if all(map(failure, group))]
+
+
+def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
+    """The rows, and below them by name what has no numbers."""
+    seeds = max(len(r.seeds) for r in found)
     crossed = any(r.others is not None for r in found)
     many = "s, ± standard deviation" if seeds > 1 else ""
     table = Table(
@@ -91,7 +100,7 @@ def render(found: Sequence[Row]) -> Table:
         pad_edge=not crossed,  # a column more has to fit in 80
         collapse_padding=crossed,
     )
-    table.add_column("method", no_wrap=True, min_width=max(len(r.method) for r in found))
+    table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.method for r in found), *diverged])))
     for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
@@ -101,7 +110,12 @@ def render(found: Sequence[Row]) -> Table:
         others = [f"{100 * r.others:.2f}" if r.others is not None else "-"] if crossed else []
         figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
         table.add_row(r.method, spread(r.accuracy), *views, *others, *figures)
-    table.caption = "local: after local training; merged: after aggregation; bold: the one that counts"
+    for label in diverged:
+        table.add_row(label, "diverged")
+    table.caption = (
+        "local: after local training; merged: after aggregation; bold: the one that counts; "
+        "MB up: from all clients, in the whole run"
+    )
     table.caption_justify = "left"
     return table
 
@@ -146,7 +160,7 @@ def as_csv(found: Sequence[Row]) -> str:
 def as_latex(found: Sequence[Row]) -> str:
     """A booktabs table; the best accuracy is bold."""
     crossed = any(r.others is not None for r in found)
-    columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "MB up"]
+    columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "total MB up"]
     lines = [
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
