@@ -123,7 +123,7 @@ function table() {
     : `Accuracy of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
-    + "merged with the aggregate." + remarks();
+    + "merged with the aggregate. MB and seconds are of the whole run." + remarks();
   place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
