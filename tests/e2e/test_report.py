@@ -155,13 +155,20 @@ def test_a_run_without_records_of_masks_still_has_a_report(compared, tmp_path):
     assert [c["name"] for c in data["federations"][0]["clients"]] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize("name", ["x.pdf", "x"])
+def test_the_page_is_html_and_figures_make_pdfs(cli, compared, tmp_path, name):
+    said = cli("report", compared, "--out", tmp_path / name).sentence()
+    assert f"the report is an .html page, not '{name}'; figures as PDF and PNG are written beside it by --figures" in said
+    assert not (tmp_path / name).exists()
+
+
 def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     assert "is not a run directory" in cli("report", tmp_path / "no").sentence()
     assert "cannot be written" in cli("report", compared, "--out", tmp_path / "no" / "r.html").sentence()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    assert "cannot be written: Is a directory" in cli("report", compared, "--out", tmp_path / "mine").sentence()
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "mine.html").mkdir()
+    (tmp_path / "mine.html" / "thesis.tex").write_text("years of work")
+    assert "cannot be written: Is a directory" in cli("report", compared, "--out", tmp_path / "mine.html").sentence()
+    assert (tmp_path / "mine.html" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
     finish = f"finish it with: fedselect resume {tmp_path / 'begun'}\n"

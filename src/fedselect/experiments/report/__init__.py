@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedselect.errors import RunError
+from fedselect.errors import InputError, RunError
 from fedselect.experiments.report.runs import Data, gather
 from fedselect.files import write_bytes
 
@@ -16,6 +16,10 @@ __all__ = ["gather", "page", "plotly", "write_report"]
 
 def write_report(places: Sequence[Path], out: Path | None = None) -> Path:
     """report.html beside a run or a comparison, or of several, where it is said."""
+    if out is not None and out.suffix != ".html":
+        raise InputError(
+            f"the report is an .html page, not {out.name!r}; figures as PDF and PNG are written beside it by --figures."
+        )
     where = out or (places[0] / "report.html" if len(places) == 1 else Path("report.html"))
     write_bytes(where, page(gather(places)).encode())
     return where
