@@ -242,6 +242,8 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path
     (("tabel1",), "did you mean 'table1'"),
     (("table1", "--columns", "cifar11"), "there is no column 'cifar11'"),
     (("alpha", "--columns", "miniimagenet"), "there is no column miniimagenet there; there is cifar10, cifar10c"),
+    (("plain", "--columns", "digits"), "plain: there is no column digits there; there is cifar10, cifar10c."),
+    (("stem", "--columns", "digits"), "stem: there is no column digits there; there is cifar10."),
     (("table1", "--methods", "lotteryfl", "--columns", "digits"), "there is no row of method 'lotteryfl'"),
     (("table1", "--scale", "2"), "must lie in (0, 1]"),
     (("table1", "--seeds", "a"), "seeds are whole numbers"),
@@ -260,3 +262,11 @@ def test_a_wrong_input_is_one_sentence(cli, tmp_path, monkeypatch, args, said):
     done = cli("reproduce", "--out", tmp_path / "r", *args)
     assert said in done.sentence()
     assert not list((tmp_path / "r").rglob("summary.json"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "compare.json"])
+def test_nothing_is_written_into_a_run(cli, tmp_path, file):
+    (tmp_path / file).write_text("{}")
+    said = cli("reproduce", "table1", "--columns", "digits", "--out", tmp_path, "--scale", 0.1).sentence()
+    assert f"{tmp_path} is a run or a comparison" in said
+    assert [p.name for p in tmp_path.iterdir()] == [file]

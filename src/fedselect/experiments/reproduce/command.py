@@ -66,6 +66,10 @@ def reproduce(
         raise InputError("name at least one column, or leave --columns out.")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; runs and results go into a folder.")
+    if any((out / file).exists() for file in ("config.json", "compare.json")):
+        raise InputError(
+            f"{out} is a run or a comparison; runs and results go into a folder of their own: choose another --out."
+        )
     found = choose(targets(target), asked, words(methods) if methods is not None else None)
     work = Work(with_data(found, how, asked is not None), how, out)
     if dry_run:

@@ -7,8 +7,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from fedselect.data import DATA
 from fedselect.errors import InputError, unknown
 from fedselect.methods import METHODS
+from fedselect.models import MODELS
 from fedselect.options import options
 
 COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits")
@@ -89,7 +91,11 @@ class Target:
     rates: Literal["tuned", "own"] = "tuned"  # own: what rows and columns say
 
     def takes(self, column: str) -> bool:
-        return column in self.on or any(name in self.on for name in read_column(column).stands_for)
+        """Whether a data set may be asked for: one of `on`, or one that stands for such and has the options of the settings."""
+        asked = read_column(column)
+        data, model = options(DATA[asked.data["name"]]), options(MODELS[asked.model["name"]])
+        known = all(s.data.keys() <= data.keys() and s.model.keys() <= model.keys() for s in self.settings)
+        return column in self.on or (known and any(name in self.on for name in asked.stands_for))
 
 
 @dataclass(frozen=True)
