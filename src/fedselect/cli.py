@@ -86,7 +86,9 @@ Preset = Annotated[
     str | None, typer.Option(help="Values to start from: paper, authors (the method's own), or ours (fedselect).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory.")]
+Overwrite = Annotated[
+    bool, typer.Option(help="Replace an existing run directory; models and figures made from it there go too.")
+]
 Live = Annotated[bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")]
 Port = Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)]
 Track = Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")]
@@ -392,6 +394,8 @@ def _fail(message: str, code: int) -> None:
 @contextmanager
 def _watching(out: Path, runs: list[Config], quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    if port and not live:
+        raise InputError("--port is that of the page of --watch; give both, or leave it out.")
     with ExitStack() as stack:
         told: list[runner.Watch] = []
         quiet = quiet or ranks.rank() > 0

@@ -338,15 +338,20 @@ def test_a_wrong_comparison_file_is_refused(cli, tmp_path, text):
 
 def test_an_existing_directory_is_refused_and_stays(cli, done):
     before = metrics(done)
-    assert f"{done} exists already" in cli("run", *TINY, "--rounds", 1, "--out", done).sentence()
+    said = cli("run", *TINY, "--rounds", 1, "--out", done).sentence()
+    assert f"{done} exists already" in said
+    assert "replace all that is in it with --overwrite" in said
     assert metrics(done) == before
 
 
 def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
+    assert cli("export", done, "--client", 0).code == 0
     assert cli("run", *TINY, "--rounds", 1, "--method", "local", "--out", done, "--overwrite").code == 0
     assert len(metrics(done)) == 1
     assert json.loads((done / "config.json").read_text())["method"]["name"] == "local"
     assert [p.name for p in (done / "checkpoint").iterdir()] == ["000001"]
+    assert not (done / "client-0.safetensors").exists()  # a model of the run that is gone
+    assert "models and figures made from it there go too" in " ".join(cli("run", "--help").out.replace("│", " ").split())
 
 
 def test_overwrite_with_bad_input_keeps_the_old_run(cli, done):

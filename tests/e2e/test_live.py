@@ -114,6 +114,11 @@ def test_a_port_that_is_taken_is_said_before_anything_is_trained(cli, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_a_port_without_a_page_is_refused(cli, tmp_path):
+    assert "--port is that of the page of --watch" in cli("run", *TINY, "--port", 8000, "--out", tmp_path / "a").sentence()
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 def test_the_browser_draws_it_again_and_says_when_it_is_over(watched, tmp_path):
     process, address, _ = watched

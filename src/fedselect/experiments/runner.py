@@ -430,7 +430,9 @@ def _may_write(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise InputError(f"{out} exists already; choose another --out, resume it, or replace it with --overwrite.")
+        raise InputError(
+            f"{out} exists already; choose another --out, resume it, or replace all that is in it with --overwrite."
+        )
     if not _is_run(out):
         raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
 
