@@ -48,12 +48,17 @@ class Evil:
         return os.system, ("touch ran-anyway",)
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps(Evil(), protocol=2)], ids=["empty", "garbage", "code"])
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", b"\x89PNG\r\n\x1a\n" + bytes(99), pickle.dumps(Evil(), protocol=2)],
+    ids=["empty", "garbage", "a picture", "code"],
+)
+@pytest.mark.parametrize("suffix", [".pth", ".png", ".safetensors"])
 def test_a_file_that_is_no_weights_is_refused_and_never_run(tmp_path, monkeypatch, content, suffix):
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"w{suffix}").write_bytes(content)
-    with pytest.raises(fs.InputError, match="cannot be read as weights"):
+    said = r"cannot be read as weights: .*; give a \.safetensors file, or a \.pth file with the state_dict of a model\.$"
+    with pytest.raises(fs.InputError, match=said):
         fs.models.resnet18(SHAPE, weights=f"w{suffix}")
     assert not (tmp_path / "ran-anyway").exists()
 

@@ -37,9 +37,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"there is no weights file {path}.")
     try:
         raw = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as e:
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
         raise InputError(
-            f"{path} cannot be read as weights: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+            f"{path} cannot be read as weights: it is damaged, or holds something other than tensors; "
+            "give a .safetensors file, or a .pth file with the state_dict of a model."
         ) from None
     if isinstance(raw, dict) and isinstance(raw.get("state_dict"), dict):
         raw = raw["state_dict"]
