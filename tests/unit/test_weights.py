@@ -50,8 +50,8 @@ class Evil:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"garbage", b"\x89PNG\r\n\x1a\n" + bytes(99), pickle.dumps(Evil(), protocol=2)],
-    ids=["empty", "garbage", "a picture", "code"],
+    [b"", b"garbage", b"Read me", b"\x89PNG\r\n\x1a\n" + bytes(99), pickle.dumps(Evil(), protocol=2)],
+    ids=["empty", "garbage", "a text", "a picture", "code"],
 )
 @pytest.mark.parametrize("suffix", [".pth", ".png", ".safetensors"])
 def test_a_file_that_is_no_weights_is_refused_and_never_run(tmp_path, monkeypatch, content, suffix):
