@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fedselect as fs
 from fedselect.data.partition import Pool, Sizes, by_class, by_dirichlet, by_domain, by_index, by_share, deal_classes
+from fedselect.data.partition import deal as deal_by
 
 CLASSES, EACH = 6, 60
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(CLASSES), EACH))
@@ -190,6 +191,16 @@ def test_everything_is_dealt_when_no_size_is_given():
     # 4 clients x 3 of 6 classes: every class has two holders, who halve it; one sample a class may be left over
     assert 240 - 6 <= sum(len(p.train) for p in parts) <= 240
     assert 120 - 6 <= sum(len(p.test) for p in parts) <= 120
+
+
+@pytest.mark.parametrize("split", ["classes", "dirichlet", "iid", "quantity", "domain"])
+def test_without_a_test_set_about_a_tenth_is_set_aside_or_what_is_asked_for(split):
+    pool = Pool(np.arange(400) % 4, domain=np.arange(400) // 100, domain_names=tuple("abcd"))
+    tenth, asked = (deal_by(pool, split, 4, Sizes(None, test), 0, 2, 1.0) for test in (None, 20))
+    assert 36 <= sum(len(p.test) for p in tenth) <= 40
+    assert_disjoint(tenth)
+    if split not in ("dirichlet", "quantity"):
+        assert [len(p.test) for p in asked] == [20] * 4
 
 
 def test_a_dirichlet_client_is_tested_on_the_classes_it_trains_on():
