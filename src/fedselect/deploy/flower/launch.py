@@ -25,6 +25,7 @@ from fedselect.files import read_json, write_json
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 90.0
 RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
+LEASH = Path(__file__).with_name("leash.py")
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
 
@@ -239,10 +240,11 @@ def until_end(process: subprocess.Popen[bytes]) -> int | None:
 
 @contextmanager
 def _process(command: list[str], cwd: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with all its children in a group of their own, stopped in the end."""
+    """A process with all its children in a group of their own, stopped in the end, and by the system if this one is killed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is stopped then, too
+    leashed = [sys.executable, "-I", str(LEASH), str(os.getpid()), *command]
     with log.open("ab") as out:
-        process = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(leashed, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
     try:
         yield process
     finally:
