@@ -73,7 +73,9 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, wait: bool = True, leave: bool = True) -> Iterator[None]:
+def held(
+    path: Path, wait: bool = True, leave: bool = True, advice: str = "wait for it or choose another --out."
+) -> Iterator[None]:
     """One process at a time holds this file. The system lets go when the process ends, however it ends.
 
     Without `leave` the holder takes the file away at the end; whoever waited for it then holds a new one.
@@ -85,7 +87,7 @@ def held(path: Path, wait: bool = True, leave: bool = True) -> Iterator[None]:
             if wait:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             elif not _taken(handle):
-                raise BusyError(f"{path.parent} is in use by another process; wait for it or choose another --out.")
+                raise BusyError(f"{path.parent} is in use by another process; {advice}")
             if not (leave or _there(handle, path)):
                 continue
             try:

@@ -19,7 +19,7 @@ from fedselect.deploy.flower.plan import Shape, plan
 from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
-from fedselect.files import locked
+from fedselect.files import held, locked
 
 FEW = ("--train", 20, "--test", 10)
 
@@ -313,6 +313,17 @@ def test_a_client_that_is_turned_away_for_long_says_why_that_may_be(cli, root, s
     assert said.code == 2
     assert "the server does not know this client's node.key (use the client folder of the same site)" in said.err
     assert "or another copy of this client is connected" in said.err
+
+
+def test_a_second_copy_of_a_client_does_not_start(cli, root, started):
+    vault = root / "client-0" / "vault"
+    vault.mkdir()
+    with held(vault / ".client"):
+        said = cli("deploy", "client", root / "client-0").sentence()
+        assert f"{vault} is in use by another process; stop the other copy of this client first." in said
+        assert not started
+        assert "nothing is started in this test" in cli("deploy", "client", root / "client-1").sentence()
+    assert "nothing is started in this test" in cli("deploy", "client", root / "client-0").sentence()
 
 
 # ---- run, export

@@ -12,15 +12,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedselect.deploy.flower import guard
 from fedselect.deploy.flower.plan import Home
 from fedselect.deploy.flower.site import Site, check_part, check_port, free_port
+from fedselect.deploy.vault import private
 from fedselect.errors import InputError, RunError
-from fedselect.files import read_json, write_json
+from fedselect.files import held, read_json, write_json
 
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 90.0
@@ -97,10 +98,15 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
     """A SuperNode until it ends: its exit code, or None where Ctrl-C or a termination signal came first.
 
     Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
+    A second copy with the same vault is refused here.
     """
     said = f"client {home.client} works for {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
     until = None
-    try:
+    private(home.vault)
+    with (
+        held(home.vault / ".client", wait=False, advice="stop the other copy of this client first."),
+        suppress(KeyboardInterrupt),
+    ):
         while True:
             with client(part, home, log, shipped_code) as process:
                 if until is None:
@@ -117,8 +123,7 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
             elif time.monotonic() > until:
                 return code
             time.sleep(PAUSE)
-    except KeyboardInterrupt:
-        return None
+    return None
 
 
 def check_server(part: Path, site: Site) -> None:
