@@ -77,8 +77,25 @@ def test_a_client_that_joins_late_starts_from_the_aggregate(small, digits, room,
 def test_too_few_clients_stop_the_run_in_one_sentence(small, room, tmp_path):
     room.here = [0]
     server = Server(small, dataclasses.replace(QUICK, min_clients=2), tmp_path / "masks")
-    with pytest.raises(fs.RunError, match=r"round 1: 1 of at least 2 clients are there .* go on with --resume"):
+    said = (
+        r"round 1: 1 of at least 2 clients are there \(nobody else is connected\); start the others, then go on with --resume"
+    )
+    with pytest.raises(fs.RunError, match=said):
         server.step(room)
+
+
+def test_clients_whose_vaults_are_of_another_method_are_told_what_to_do(small, digits, room, server, tmp_path):
+    rounds(server, room, 1)
+    other = dataclasses.replace(small, method_name="fedavg", run="other")
+    with pytest.raises(fs.RunError) as failed:
+        Server(other, QUICK, tmp_path / "others").step(Room(other, digits, tmp_path, here=[0, 1]))
+    why = (
+        "this client's vault belongs to method 'm', not 'fedavg'; "
+        "a vault is of one federation, method, model and client: start this client with another --vault"
+    )
+    assert str(failed.value) == (
+        f"round 1: 0 of at least 1 clients are there (node 100: {why}; node 101: {why}); mend that, then go on with --resume."
+    )
 
 
 def test_a_round_with_too_few_answers_is_asked_again_and_trained_once(small, room, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ class Outcome:
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
-        return "; ".join(f"{who}: {why}" for who, why in said.items()) or "nobody else is connected"
+        return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,10 @@ class Server:
             if len(self._guests) >= (least if late else wanted):
                 break
             if late:
+                mend = "mend that" if outcome.missed or outcome.rejected else "start the others"
                 raise RunError(
                     f"round {outcome.round}: {len(self._guests)} of at least {least} clients are there ({outcome.why()}); "
-                    "start the others, then go on with --resume."
+                    f"{mend}, then go on with --resume."
                 )
             time.sleep(self.limits.poll)
         for i in range(self.task.clients):

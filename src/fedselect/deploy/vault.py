@@ -40,7 +40,7 @@ def claim(folder: Path, identity: dict[str, str]) -> None:
         if found.get(name) != value:
             raise CheckpointError(
                 f"this client's vault belongs to {name} {found.get(name)!r}, not {value!r}; "
-                "use another --vault, or move this one away."
+                "a vault is of one federation, method, model and client: start this client with another --vault."
             )
 
 
