@@ -138,6 +138,17 @@ def test_a_node_that_cannot_answer_is_named_with_its_reason(tmp_path, monkeypatc
     assert run["rejected"][0]["who"] == "node 101"
 
 
+def test_a_rounds_line_says_how_many_took_part_where_somebody_was_away(tmp_path, monkeypatch, capsys):
+    homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu"} for i in (0, 1)}
+    deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, homes)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert len(lines) == ROUNDS
+    assert all(line.endswith("  2 of 3 clients") for line in lines)
+    (tmp_path / "all").mkdir()
+    deployed(config("fedavg", "mlp"), tmp_path / "all", monkeypatch)
+    assert "clients" not in capsys.readouterr().out
+
+
 class Leaving(LocalGrid):
     """Two of three clients go away when the last round is over."""
 
