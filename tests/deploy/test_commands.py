@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 import shutil
 import socket
 import stat
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -406,6 +408,18 @@ def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, e
         said = cli("deploy", "status", ended).out
     assert "broken: running, round 0 of" in said
     assert "died" not in said
+
+
+def test_status_tells_a_run_that_never_started_from_one_that_may_still(cli, ended):
+    out = ended / "runs" / "broken"
+    say(out, "submitted")
+    assert "broken: submitted, round 0 of" in cli("deploy", "status", ended).out
+    long_ago = time.time() - control.START - 1
+    os.utime(out / "status.json", (long_ago, long_ago))
+    said = cli("deploy", "status", ended).out
+    assert "broken: not started, round 0 of" in said
+    log, again = ended / "log.txt", f"fedselect deploy run {ended} --resume --name broken"
+    assert f"Flower did not start it, {log} says why; go on with: {again}" in said
 
 
 def test_a_run_that_ends_while_status_looks_was_not_interrupted(ended, monkeypatch):

@@ -238,6 +238,8 @@ def status(root: SiteDir) -> None:
         _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
         if how == "interrupted":
             _say(f"  the server's process died; go on with: {again(place)}")
+        if how == "not started":
+            _say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
         _attendance(place.name, attendance(records))
 
 

@@ -69,11 +69,17 @@ def runs(part: Path) -> list[Path]:
 
 
 def state(out: Path) -> str:
-    """How a run goes, as the server noted it; interrupted where the server's process died without a note."""
-    noted = [read_json(out / "status.json", "it should say how the run goes.")["status"]]
-    if noted == ["running"] and not in_use(out):
-        noted.append(read_json(out / "status.json", "it should say how the run goes.")["status"])  # it may just have ended
-    return "interrupted" if noted == ["running", "running"] else str(noted[-1])
+    """How a run goes, as the server noted it; without a note, interrupted where its process died, not started if none came."""
+    noted = _noted(out)
+    if noted == "running" and not in_use(out):
+        noted = _noted(out)  # it may just have ended
+        return "interrupted" if noted == "running" else noted
+    late = time.time() > (out / "status.json").stat().st_mtime + START
+    return "not started" if noted == "submitted" and late else noted
+
+
+def _noted(out: Path) -> str:
+    return str(read_json(out / "status.json", "it should say how the run goes.")["status"])
 
 
 def unfinished(part: Path, name: str | None) -> Path:
