@@ -384,6 +384,40 @@ def test_who_missed_a_round_is_gathered_from_deployed_runs_alone(compared, deplo
     assert run["rejected"][0]["who"] == "client 2"
 
 
+@pytest.fixture
+def networked(deployed):
+    """The same as it lies in a server's folder: with a plan, without masks and without cross-client accuracy."""
+    (deployed / "plan.json").write_text("{}")
+    (deployed / "masks.jsonl").unlink()
+    path = deployed / "summary.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "cross"}))
+    return deployed
+
+
+def test_of_a_deployed_run_the_configuration_is_what_its_clients_share(compared, networked):
+    found = gather([networked])
+    assert [r["deployed"] for r in found["runs"]] == [True]
+    assert set(found["groups"][0]["config"]) == {"method", "model", "training", "rounds", "fraction", "data"}
+    assert found["groups"][0]["config"]["data"] == {"name": "digits"}
+    simulated = gather([compared])
+    assert not any(r["deployed"] for r in simulated["runs"])
+    assert all(g["config"]["data"]["classes_per_client"] == 3 for g in simulated["groups"])
+
+
+@needs_chromium
+def test_the_page_says_of_a_deployed_run_what_is_true_of_a_deployment(browser, networked):
+    browser.open(write_report([networked]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
+    said = {part: browser.ask(f"document.querySelector('#{part} .say').textContent") for part in ("config", *FIGURES[3:])}
+    assert said == {
+        "config": "Of a deployed run: what its clients share, defaults written out; each has data of its own.",
+        "shares": "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults.",
+        "overlap": "A deployed run keeps no record of its masks by round, so there is no overlap to show.",
+        "cross": "In a deployment nobody has another client's data, so every model is tried on its own client's alone.",
+    }
+    assert not browser.ask("document.querySelector('#config').textContent.includes('data.classes_per_client')")
+    assert browser.problems == []
+
+
 @needs_chromium
 def test_the_page_says_who_missed_which_round(browser, compared, deployed):
     show(browser, deployed)

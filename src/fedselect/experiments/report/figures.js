@@ -10,6 +10,7 @@ const isLocal = g => data.groups[g].method === "local";
 const ours = () => Math.max(0, data.groups.findIndex(g => g.method === "fedselect"));
 const strong = g => data.groups[g].method === "fedselect";
 const seeded = () => Math.max(...data.groups.map((_, g) => groupRuns(g).length)) > 1;
+const networked = () => data.runs.every(r => r.deployed);
 
 const clientCount = () => Math.max(...data.runs.map(r => r.last.accuracy.length));
 const people = run => data.federations[run.federation].clients;

@@ -16,7 +16,10 @@ const shares = {
     + ". Layers run from the input at the top to the output.",
   runs: () => data.runs.filter(r => r.shares.length),
   ready() { return this.runs().length; },
-  missing: "These runs keep no record of their masks; runs made with this version do.",
+  get missing() {
+    return networked() ? "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults."
+      : "These runs keep no record of their masks; runs made with this version do.";
+  },
   picks() {
     const groups = groupsOf(this.runs());
     return [["group", "Method", groups, chosen(this.id, "group", groups, preferred(groups))]];
@@ -77,7 +80,10 @@ const overlap = {
     + "union). Behind a client's name are the classes it trains on.",
   runs: () => data.runs.filter(r => r.iou.length),
   ready() { return this.runs().length; },
-  missing: "No method here learns a mask of its own for each client, so there is no overlap to show.",
+  get missing() {
+    return networked() ? "A deployed run keeps no record of its masks by round, so there is no overlap to show."
+      : "No method here learns a mask of its own for each client, so there is no overlap to show.";
+  },
   picks() {
     const { picks, run } = oneRun(this.id, this.runs());
     const layers = ["all parameters", ...Object.keys(data.federations[run.federation].layers)].map((name, i) => [i, name]);
@@ -141,7 +147,10 @@ const cross = {
     + "rest shows how much a model knows that its client never saw.",
   runs: () => data.runs.filter(r => r.cross),
   ready() { return this.runs().length; },
-  missing: "Runs made with --cross also try every client's model on every other client's data.",
+  get missing() {
+    return networked() ? "In a deployment nobody has another client's data, so every model is tried on its own client's alone."
+      : "Runs made with --cross also try every client's model on every other client's data.";
+  },
   picks() { return oneRun(this.id, this.runs()).picks; },
   draw(place) {
     const { run } = oneRun(this.id, this.runs()), who = people(run);

@@ -242,8 +242,11 @@ function about() {
   const raw = { runs: data.runs.map(r => r.path), configurations: Object.fromEntries(data.groups.map(g => [g.label, g.config])) };
   byId("config").replaceChildren(
     element("h2", {}, "Configuration"),
-    element("p", { class: "say" }, "Complete: every value that a run depends on, defaults written out. A run directory's "
-      + "config.json replays it with fedselect run --config."),
+    element("p", { class: "say" }, [
+      networked() ? "" : "Complete: every value that a run depends on, defaults written out. A run directory's config.json replays "
+        + "it with fedselect run --config.",
+      data.runs.some(r => r.deployed) ? "Of a deployed run: what its clients share, defaults written out; each has data of its own." : "",
+    ].filter(Boolean).join(" ")),
     pairs(common.map(k => [k, all[0].get(k)])),
     ...(apart.length ? [
       element("h3", {}, "Where they differ"),

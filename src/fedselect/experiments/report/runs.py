@@ -12,7 +12,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.report.alone import compare_with_alone
-from fedselect.experiments.runner import again, failure, finished, outcome, read_configs, read_records, view_of
+from fedselect.experiments.runner import again, deployed, failure, finished, outcome, read_configs, read_records, view_of
 from fedselect.experiments.tables import DATA as SCORED
 from fedselect.experiments.tables import failures
 from fedselect.files import read_json
@@ -21,6 +21,13 @@ from fedselect.simulate.notes import Record
 Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
+AGREED = (
+    "method",
+    "model",
+    "training",
+    "rounds",
+    "fraction",
+)  # what the clients of a deployment share, beside the kind of data
 
 
 def gather(places: Sequence[Path]) -> Data:
@@ -54,7 +61,7 @@ def gather(places: Sequence[Path]) -> Data:
             "label": label,
             "method": method,
             "colour": colour,
-            "config": {k: v for k, v in configs[named.index(label)].items() if k not in APART},
+            "config": _settings(paths[named.index(label)], configs[named.index(label)]),
         }
         for label, method, colour in zip(order, methods, colours(methods), strict=True)
     ]
@@ -104,6 +111,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "seed": config["seed"],
         "rounds": config["rounds"],
         "finished": finished(path),
+        "deployed": deployed(path),
         "federation": at,
         "round": [r["round"] for r in kept],
         "accuracy": [_short(r["accuracy"]) for r in kept],
@@ -126,6 +134,13 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "rejected": summary.get("rejected", []),
         "absent": summary.get("absent", {}),  # who has no final model, and why
     }
+
+
+def _settings(path: Path, config: Data) -> Data:
+    """What a run depends on, its seed aside; of a deployed run what its server knows, for each client has its own data."""
+    if deployed(path):
+        return {**{k: config[k] for k in AGREED}, "data": {"name": config["data"]["name"]}}
+    return {k: v for k, v in config.items() if k not in APART}
 
 
 def _evaluated(path: Path) -> list[Record]:
