@@ -73,37 +73,16 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def held(
-    path: Path, wait: bool = True, leave: bool = True, advice: str = "wait for it or choose another --out."
-) -> Iterator[None]:
-    """One process at a time holds this file. The system lets go when the process ends, however it ends.
-
-    Without `leave` the holder takes the file away at the end; whoever waited for it then holds a new one.
-    """
-    while True:
-        with disk(path):
-            handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w")
-        with handle:
-            if wait:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            elif not _taken(handle):
-                raise BusyError(f"{path.parent} is in use by another process; {advice}")
-            if not (leave or _there(handle, path)):
-                continue
-            try:
-                yield
-            finally:
-                if not leave:
-                    path.unlink(missing_ok=True)
-            return
-
-
-def _there(handle: IO[str], path: Path) -> bool:
-    """Whether an open file still has its name."""
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+def held(path: Path, wait: bool = True, advice: str = "wait for it or choose another --out.") -> Iterator[None]:
+    """One process at a time holds this file. The system lets go when the process ends, however it ends."""
+    with disk(path):
+        handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w")
+    with handle:
+        if wait:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        elif not _taken(handle):
+            raise BusyError(f"{path.parent} is in use by another process; {advice}")
+        yield
 
 
 def _taken(handle: IO[str]) -> bool:

@@ -76,7 +76,7 @@ def server(monkeypatch):
 
 
 def there(folder):
-    return sorted(p.name for p in folder.iterdir())
+    return sorted(p.name for p in folder.iterdir() if not p.name.endswith(".lock"))
 
 
 def test_downloads_checks_and_reports(server, tmp_path):

@@ -1,13 +1,11 @@
 """Files and folders put in place of old ones: the new one or the old one is there, never neither."""
 
 import os
-import threading
-import time
 
 import pytest
 
 from fedselect.errors import RunError
-from fedselect.files import held, is_part, replace
+from fedselect.files import is_part, replace
 
 
 def folder(text):
@@ -64,20 +62,3 @@ def test_a_file_never_takes_the_place_of_a_folder(tmp_path):
     with pytest.raises(RunError, match="cannot be written"):
         replace(tmp_path / "x", lambda fresh: fresh.write_text("new"))
     assert (tmp_path / "x" / "a").read_text() == "old"
-
-
-def test_who_waits_for_a_lock_that_is_taken_away_holds_the_next(tmp_path):
-    """Else two could hold it at once: one the old file, which has no name any more, one the new."""
-    lock, seen = tmp_path / "lock", []
-
-    def wait():
-        with held(lock, leave=False):
-            seen.append(lock.exists())
-
-    waiting = threading.Thread(target=wait)
-    with held(lock, leave=False):
-        waiting.start()
-        time.sleep(0.1)  # it has the old file open by now
-    waiting.join()
-    assert seen == [True]
-    assert os.listdir(tmp_path) == []

@@ -58,7 +58,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
     final = folder / remote.file
     with disk(final):
         folder.mkdir(parents=True, exist_ok=True)
-    with held(final.with_name(f".{final.name}.lock"), leave=False):
+    with held(final.with_name(f".{final.name}.lock")):
         if final.exists():
             _verify_present(final, remote)
         else:

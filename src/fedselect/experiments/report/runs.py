@@ -21,13 +21,7 @@ from fedselect.simulate.notes import Record
 Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
-AGREED = (
-    "method",
-    "model",
-    "training",
-    "rounds",
-    "fraction",
-)  # what the clients of a deployment share, beside the kind of data
+AGREED = ("method", "model", "training", "rounds", "fraction")  # what the clients of a deployment share, beside the data's kind
 
 
 def gather(places: Sequence[Path]) -> Data:
