@@ -75,10 +75,10 @@ def test_compact_gives_the_same_records(case, model, plain):
 def test_compact_resumed_is_uninterrupted(case, model, plain, tmp_path):
     first, second, other = (simulation(case, model, **HOW, rows=rows) for rows in ("personal", "personal", "all"))
     history = rounds(first, 1)
-    place = checkpoint.save(tmp_path, first, {"who": "me"})
-    checkpoint.load(place, second, {"who": "me"})
+    place = checkpoint.save(tmp_path, first, checkpoint.Run({"who": "me"}))
+    checkpoint.load(place, second, checkpoint.Run({"who": "me"}))
     tensors, after = seen(second, history + rounds(second, ROUNDS - 1))
     assert_equal(tensors, plain(case, model)[0])
     assert after == plain(case, model)[1]
     with pytest.raises(CheckpointError, match="in a compact store, and this run has a resident one"):
-        checkpoint.load(place, other, {"who": "me"})
+        checkpoint.load(place, other, checkpoint.Run({"who": "me"}))

@@ -132,9 +132,9 @@ def test_a_poisoned_client_leaks_nowhere(case, model):
 def test_resumed_is_uninterrupted(case, model, whole, tmp_path):
     first = simulation(case, model)
     rounds(first, 1)
-    place = checkpoint.save(tmp_path, first, {"who": "me"})
+    place = checkpoint.save(tmp_path, first, checkpoint.Run({"who": "me"}))
     second = simulation(case, model)
-    checkpoint.load(place, second, {"who": "me"})
+    checkpoint.load(place, second, checkpoint.Run({"who": "me"}))
     rounds(second, ROUNDS - 1)
     assert_equal(everything(second), everything(whole(case, model)[0]))
 

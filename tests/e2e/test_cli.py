@@ -14,6 +14,7 @@ from fedselect.data import DATA
 from fedselect.experiments import runner
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
+from fedselect.simulate import checkpoint
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
 
@@ -496,6 +497,37 @@ def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(
     assert "(config.json was changed since); put " in cli("resume", halfway, "-q").sentence()
     edit(halfway / "config.json", seed=0, method=method)
     assert cli("resume", halfway, "-q").code == 0
+
+
+def as_of_a_version_without(option, run):
+    """The run as one that did not know an option of its method yet would have left it."""
+
+    def without(config):
+        return {**config, "method": {k: v for k, v in config["method"].items() if k != option}}
+
+    for place in (run / "checkpoint").iterdir():
+        made = json.loads((place / "manifest.json").read_text())
+        config = without(made["config"])
+        (place / "manifest.json").write_text(json.dumps({**made, "config": config, "run": checkpoint.identity(config)}))
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(without(config)))
+
+
+def test_a_run_that_an_earlier_version_began_goes_on(cli, halfway, tmp_path):
+    assert cli("run", "--config", halfway / "config.json", "-q", "--out", tmp_path / "whole").code == 0
+    as_of_a_version_without("server_average", halfway)
+    assert cli("resume", halfway, "-q").code == 0
+    assert metrics(halfway) == metrics(tmp_path / "whole")
+    assert cli("report", halfway).code == 0  # its last checkpoint knows the option, its config.json does not
+    as_of_a_version_without("server_average", halfway)
+    assert cli("export", halfway, "--client", 0).code == 0
+
+
+def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
+    as_of_a_version_without("decay", halfway)
+    method = json.loads((halfway / "config.json").read_text())["method"]
+    edit(halfway / "config.json", method={**method, "decay": 0.5})
+    assert "000002 is of another configuration (decay was 1.0, is 0.5); put " in cli("resume", halfway, "-q").sentence()
 
 
 @pytest.mark.parametrize("command", ["resume", "report"])

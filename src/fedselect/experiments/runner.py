@@ -117,7 +117,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     if why := failure(out):
         raise RunError(f"{out} diverged, so it has no model: {why}")
-    found = checkpoints.find(out / "checkpoint", core(config.to_json()))
+    found = checkpoints.find(out / "checkpoint", owner(config.to_json()))
     if found is None and finished(out):  # of a table, which keeps no models
         raise RunError(
             f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
@@ -125,7 +125,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if found is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
     simulation = config.simulation(found.chunk, found.rows)
-    checkpoints.load(found.place, simulation, core(config.to_json()))
+    checkpoints.load(found.place, simulation, owner(config.to_json()))
     return config, simulation
 
 
@@ -152,7 +152,7 @@ def outcome(out: Path) -> dict[str, Any]:
     found = read_json(summary, mend)
     if "accuracy" not in found:
         raise RunError(f"{summary} holds no outcome of a run; {mend}")
-    checkpoints.claim(out / "checkpoint", core(read_json(out / "config.json", "it should say how to run.")))
+    checkpoints.claim(out / "checkpoint", owner(read_json(out / "config.json", "it should say how to run.")))
     return found
 
 
@@ -217,7 +217,7 @@ def _may_go_on(out: Path, config: Config) -> bool:
     asked = out.parent / "compare.json"
     other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
     mend = f"{other}, or remove {out} to begin this run anew."
-    return checkpoints.claim(out / "checkpoint", core(config.to_json()), mend)
+    return checkpoints.claim(out / "checkpoint", owner(config.to_json()), mend)
 
 
 def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
@@ -254,12 +254,12 @@ class _Run:
         self.out = out
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
-        self._core = core(self.config.to_json())
-        found = checkpoints.find(out / "checkpoint", self._core)
+        self._owner = owner(self.config.to_json())
+        found = checkpoints.find(out / "checkpoint", self._owner)
         chunk, rows = (found.chunk, found.rows) if found else (None, None)
         self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
         if found:
-            checkpoints.load(found.place, self.simulation, self._core)
+            checkpoints.load(found.place, self.simulation, self._owner)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
@@ -286,7 +286,7 @@ class _Run:
                 os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
         if self._masks:
             self._masks.sync()
-        checkpoints.save(self.out / "checkpoint", self.simulation, self._core)
+        checkpoints.save(self.out / "checkpoint", self.simulation, self._owner)
 
     def finish(self) -> None:
         if self.failed:
@@ -399,6 +399,19 @@ def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def core(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
     return {k: v for k, v in config.items() if k not in ("device", "chunk", "rows")}
+
+
+def owner(config: Mapping[str, Any]) -> checkpoints.Run:
+    """Whose checkpoints those of a run with this configuration are."""
+    return checkpoints.Run(_renewed(config), _renewed)
+
+
+def _renewed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as this version writes it: an option that came later has the default that the run was made with."""
+    try:
+        return core(Config.from_dict(config, "config.json").to_json())
+    except InputError:  # it has an option that is gone
+        return core(config)
 
 
 def identity(config: Config) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,29 @@ from fedselect.tree import flat, nested, together
 ADVICE = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
 
 
-def save(folder: Path, simulation: Simulation, run: Mapping[str, Any]) -> Path:
+@dataclass(frozen=True)
+class Run:
+    """Whose checkpoints these are: a configuration, and what reads one that another version wrote as this one would have."""
+
+    config: Mapping[str, Any]
+    renewed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+
+    def unlike(self, said: Mapping[str, Any]) -> str:
+        """In what the run of a checkpoint differs from this one, if it does."""
+        if said.get("run", identity(self.config)) == identity(self.config):
+            return ""
+        if "config" not in said:
+            return "config.json was changed since"
+        return ", ".join(differing(self.renewed(said["config"]), self.config))
+
+
+def save(folder: Path, simulation: Simulation, run: Run) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     store, round = simulation.store, simulation.round
     rows = ranks.collect({**store.dump(), "": {"joined": store.joined}}, simulation.clients)
     if ranks.rank() == 0:
         tensors = {**flat("server", simulation.server), "joined": rows.pop("")["joined"], **flat("rows", rows)}
-        said = {"run": identity(run), "config": run, "chunk": simulation.chunk, "store": store.kind}
+        said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
         before = [int(p.name) for p in generations.places(folder) if int(p.name) < round]
         generations.save(folder, round, tensors, said, keep=before[-1:])
     return generations.at(folder, round)
@@ -41,7 +57,7 @@ class Found:
     rows: str
 
 
-def find(folder: Path, run: Mapping[str, Any]) -> Found | None:
+def find(folder: Path, run: Run) -> Found | None:
     """The newest checkpoint that is whole; damaged ones are passed over, for their rounds can run again."""
     damage = ""
     for place in reversed(generations.places(folder)):
@@ -59,7 +75,7 @@ def find(folder: Path, run: Mapping[str, Any]) -> Found | None:
     return None
 
 
-def claim(folder: Path, run: Mapping[str, Any], mend: str | None = None) -> bool:
+def claim(folder: Path, run: Run, mend: str | None = None) -> bool:
     """Refuse checkpoints that are not of this run; `mend`: what to do then. Whether there are any."""
     places = generations.places(folder)
     for place in reversed(places):
@@ -69,9 +85,8 @@ def claim(folder: Path, run: Mapping[str, Any], mend: str | None = None) -> bool
     return bool(places)
 
 
-def _claim(place: Path, said: Mapping[str, Any], run: Mapping[str, Any], mend: str | None = None) -> None:
-    if said.get("run", identity(run)) != identity(run):
-        changed = ", ".join(differing(said["config"], run)) if "config" in said else "config.json was changed since"
+def _claim(place: Path, said: Mapping[str, Any], run: Run, mend: str | None = None) -> None:
+    if changed := run.unlike(said):
         back = f"put {place.parents[1] / 'config.json'} back as it was, or begin another run: --config with a new --out."
         raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or back}")
 
@@ -96,7 +111,7 @@ def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for place in generations.places(folder):
         said = _said(place)
         if said and said.get("run") != identity(now):  # else a kill came in between
-            _claim(place, said, was)
+            _claim(place, said, Run(was))
             write_json(place / "manifest.json", {**said, "run": identity(now), "config": now})
 
 
@@ -106,14 +121,16 @@ def identity(run: Mapping[str, Any]) -> str:
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """What changed from one configuration, as it was read from a file, to another: "limit was 0.3, is 0.5"."""
-    for name, value in json.loads(json.dumps(now)).items():
-        if isinstance(value, dict) and isinstance(was.get(name), dict):
-            yield from differing(was[name], value)
-        elif was.get(name) != value:
-            yield f"{name} was {was.get(name)}, is {value}"
+    new = json.loads(json.dumps(now))
+    for name in dict.fromkeys((*was, *new)):
+        old, value = was.get(name), new.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from differing(old, value)
+        elif old != value:
+            yield f"{name} was {old}, is {value}"
 
 
-def load(place: Path, simulation: Simulation, run: Mapping[str, Any]) -> None:
+def load(place: Path, simulation: Simulation, run: Run) -> None:
     """Put a simulation where the checkpoint left it."""
     said, tensors = generations.load(place, ADVICE)
     _claim(place, said, run)
