@@ -76,12 +76,12 @@ def test_two_processes_find_what_one_finds(tmp_path):
 
 
 def test_a_lost_process_ends_the_run_and_any_number_goes_on(tmp_path):
-    how = [*RUN, "fedselect", "--rounds", "200"]
+    how = [*RUN, "fedselect", "--rounds", "80"]
     whole = start(*how, "--out", tmp_path / "whole")
     broken = start(*how, "--out", tmp_path / "broken", processes=2)
     deadline = time.monotonic() + 200
     while not list((tmp_path / "broken" / "checkpoint").glob("0*")) and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.02)
     children = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
     os.kill(int(children[-1]), signal.SIGKILL)
     _, err = broken.communicate(timeout=120)
