@@ -236,12 +236,6 @@ def farthest(a: Table, b: Table) -> Table:
     return {name: max(abs(x - y) for x, y in zip(a[f], b[f], strict=True)) for name, f in fields.items()}
 
 
-def with_limits(column: Table, other: Table) -> list[Table]:
-    """The rows of a column that have a limit of another's."""
-    there = {r["options"]["limit"] for r in other["rows"]}
-    return [r for r in column["rows"] if r["options"]["limit"] in there]
-
-
 def by_said(look: Table, said: str) -> Table:
     """The one line of a look that says this."""
     found = [r for r in tried(look) if r["said"] == f"`{said}`"]
@@ -264,7 +258,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, with_limits, spelled, paired, published,
+        farthest, spelled, paired, published,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters["average"] = statistics.fmean
