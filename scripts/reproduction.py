@@ -66,6 +66,12 @@ def peak(row: Table) -> Table:
     return {"mean": max(means), "round": row["rounds"][means.index(max(means))]}
 
 
+def wobble(row: Table) -> float:
+    """How far the evaluated rounds of the last quarter lie apart: their standard deviation, the mean over seeds."""
+    tails = [curve[-max(2, len(curve) // 4) :] for curve in row["curve"]]
+    return statistics.fmean(map(statistics.stdev, tails))
+
+
 def megabytes(row: Table, way: str, clients: int) -> str:
     """A round and client, mean over rounds and seeds."""
     return f"{statistics.fmean(row[way]) / clients / 1e6:.2f}" if row[way] else "-"
@@ -258,10 +264,10 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, spelled, paired, published,
+        farthest, spelled, paired, published, wobble,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
-    jinja.filters["average"] = statistics.fmean
+    jinja.filters.update(average=statistics.fmean, wobbles=wobble)
     jinja.tests["starting"] = str.startswith
     text = jinja.get_template(name).render(
         results=results, get=results.get, strays=results.strays, figures=figures,

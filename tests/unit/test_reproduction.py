@@ -276,6 +276,11 @@ def test_rows_are_as_far_apart_as_on_their_farthest_seed():
     assert reproduction.farthest(a, b) == {"final": 1.5, "tail": 1.0}
 
 
+def test_how_smoothly_a_row_settles_is_asked_of_its_last_rounds():
+    early = [0.0, 50.0] * 3
+    assert reproduction.wobble({"curve": [[*early, 70.0, 72.0], [*early, 60.0, 60.0]]}) == pytest.approx(2**0.5 / 2)
+
+
 def test_a_gain_is_paired_by_seed():
     ours = {"row": "a", "seeds": [0, 1, 2], "accuracy": [11.0, 12.0, 13.0]}
     other = {"row": "b", "seeds": [2, 1], "accuracy": [10.0, 11.0]}
