@@ -66,6 +66,15 @@ def peak(row: Table) -> Table:
     return {"mean": max(means), "round": row["rounds"][means.index(max(means))]}
 
 
+def views(row: Table) -> str:
+    """Accuracy as local training leaves the models, and merged; bold: what is reported."""
+    if row["local"] is None or row["merged"] is None:
+        return "-"
+    found = {v: two(statistics.fmean(row[v])) for v in ("local", "merged")}
+    reported = "local" if row["accuracy"] == row["local"] else "merged"
+    return ", ".join(f"**{value}**" if v == reported else value for v, value in found.items())
+
+
 def wobble(row: Table) -> float:
     """How far the evaluated rounds of the last quarter lie apart: their standard deviation, the mean over seeds."""
     tails = [curve[-max(2, len(curve) // 4) :] for curve in row["curve"]]
@@ -264,7 +273,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, spelled, paired, published, wobble,
+        farthest, spelled, paired, published, wobble, views,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters.update(average=statistics.fmean, wobbles=wobble)

@@ -281,6 +281,13 @@ def test_how_smoothly_a_row_settles_is_asked_of_its_last_rounds():
     assert reproduction.wobble({"curve": [[*early, 70.0, 72.0], [*early, 60.0, 60.0]]}) == pytest.approx(2**0.5 / 2)
 
 
+def test_of_both_views_the_reported_one_is_bold():
+    row = {"local": [70.0, 72.0], "merged": [60.0, 61.0]}
+    assert reproduction.views({**row, "accuracy": row["local"]}) == "**71.00**, 60.50"
+    assert reproduction.views({**row, "accuracy": row["merged"]}) == "71.00, **60.50**"
+    assert reproduction.views({**row, "merged": None, "accuracy": row["local"]}) == "-"  # of a version that kept one
+
+
 def test_a_gain_is_paired_by_seed():
     ours = {"row": "a", "seeds": [0, 1, 2], "accuracy": [11.0, 12.0, 13.0]}
     other = {"row": "b", "seeds": [2, 1], "accuracy": [10.0, 11.0]}
