@@ -92,17 +92,9 @@ def FedAvgFT(
     """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
-        Fixed(nothing),
-        (("all", epochs),),
-        lr,
-        None,
-        weight,
-        norm_stats,
-        tune,
-        finetune_lr,
-        server_average=server_average,
-        view="merged",
-    )
+        Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
+        server_average=server_average, view="merged",
+    )  # fmt: skip
 
 
 def FedPer(
@@ -143,17 +135,9 @@ def FedBABU(
     """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
-        Fixed(head),
-        (("shared", epochs),),
-        lr,
-        None,
-        weight,
-        norm_stats,
-        tune,
-        finetune_lr,
-        server_average=server_average,
-        view="merged",
-    )
+        Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
+        server_average=server_average, view="merged",
+    )  # fmt: skip
 
 
 def LGFedAvg(

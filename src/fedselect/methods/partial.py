@@ -110,9 +110,7 @@ class Partial(Method):
             state["params"] = merge(got.heard, {**params, **ahead}, params)
         if "average" in server:
             past = server["past"]["rounds"] + 1
-            step = (1 - self.server_average) / (
-                1 - self.server_average**past
-            )  # so the first rounds weigh as much as they should
+            step = (1 - self.server_average) / (1 - self.server_average**past)  # the first value has no weight of its own
             state["average"] = {n: v + step.to(v.dtype) * (state["params"][n] - v) for n, v in server["average"].items()}
             state["past"] = {"rounds": past}
         return state

@@ -120,14 +120,14 @@ def identity(run: Mapping[str, Any]) -> str:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What changed from one configuration, as it was read from a file, to another: "limit was 0.3, is 0.5"."""
-    new = json.loads(json.dumps(now))
-    for name in dict.fromkeys((*was, *new)):
-        old, value = was.get(name), new.get(name)
-        if isinstance(old, dict) and isinstance(value, dict):
-            yield from differing(old, value)
-        elif old != value:
-            yield f"{name} was {old}, is {value}"
+    """What changed from one configuration to another, as files hold them: "limit was 0.3, is 0.5"."""
+    before, after = (json.loads(json.dumps(config)) for config in (was, now))
+    for name in before | after:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differing(old, new)
+        elif old != new:
+            yield f"{name} was {old}, is {new}"
 
 
 def load(place: Path, simulation: Simulation, run: Run) -> None:
