@@ -193,7 +193,7 @@ def compare(
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             made = _config(
-                one, None, data, model, flags, among=names, where=str(config or "this run"),
+                one, None, data, model, flags, among=names, where=f"{config}: {name}" if config else name,
                 rounds=rounds, fraction=fraction, late=late, eval_every=eval_every, chunk=chunk, rows=rows, device=device,
                 precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
@@ -450,7 +450,7 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     for run, why in tables.failures(done):
         _say(f"{run} did not come to its end: {why}")
     if failed := [run for run in done if runner.failure(run)]:
-        _say(f"such a run is tried again by its own name: fedselect resume {failed[0]}")
+        _say(f"such a run is tried again by its own name, which helps on a GPU at most: fedselect resume {failed[0]}")
         print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
     if report:
         _say(f"wrote {write_report([out])}")

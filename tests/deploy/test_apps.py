@@ -143,7 +143,7 @@ def test_a_rounds_line_says_how_many_took_part_where_somebody_was_away(tmp_path,
     deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, homes)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     assert len(lines) == ROUNDS
-    assert all(line.endswith("  2 of 3 clients") for line in lines)
+    assert all(line.endswith("  2 of 3 clients trained") for line in lines)
     (tmp_path / "all").mkdir()
     deployed(config("fedavg", "mlp"), tmp_path / "all", monkeypatch)
     assert "clients" not in capsys.readouterr().out

@@ -342,6 +342,7 @@ def test_a_second_copy_of_a_client_does_not_start(cli, root, started):
         (("--rounds", 0), "rounds must be at least 1"),
         (("--limit", 3), "limit is a share"),
         (("--model", "mlp", "--widht", 3), "no option 'widht'"),
+        (("--clients", 5), "this federation has 2 clients; leave --clients out"),
         (("--name", "../x"), "a run cannot be named '../x'"),
         (("--resume",), "there is no unfinished run"),
         (("--resume", "--rounds", 9), "a run that is resumed keeps its configuration"),

@@ -11,7 +11,8 @@ import pytest
 
 import fedselect as fs
 from fedselect.data import DATA
-from fedselect.experiments import runner
+from fedselect.experiments import runner, tables
+from fedselect.experiments.report import gather
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.simulate import checkpoint
@@ -621,7 +622,10 @@ def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
     said = cli("compare", *TINY, *args, "--out", tmp_path / "c")
     assert said.code == 0
     assert "fedavg, seed 0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.out
-    assert f"tried again by its own name: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'}\n" in said.out
+    assert (
+        f"tried again by its own name, which helps on a GPU at most: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'}\n"
+        in said.out
+    )
     assert re.search(r"^ *fedavg +diverged *$", said.out, re.MULTILINE)
     assert said.err == f"note: {len(seeds.split(','))} of {2 * len(seeds.split(','))} runs diverged.\n"
     assert cli("resume", tmp_path / "c", "-q") == said
@@ -656,7 +660,16 @@ def test_of_seeds_those_that_came_to_their_end_make_the_row(cli, tmp_path):
     assert "2 seeds" in said.out
     assert "local, seed 1 did not come to its end: it had to" in said.out
     assert not re.search(r"local +diverged", said.out)
+    assert re.search(r"local, 1 of 2 seeds +\d", said.out)
+    assert re.search(r"fedavg +\d", said.out)
     assert said.err == "note: 1 of 4 runs diverged.\n"
+    rows = {r.method: r for r in tables.rows([out / f"{m}-seed{s}" for m in ("local", "fedavg") for s in (0, 1)])}
+    assert [rows[m].asked - len(rows[m].seeds) for m in ("local", "fedavg")] == [1, 0]
+    assert "\nlocal,1,2," in tables.as_csv([*rows.values()], ["lost"])
+    assert tables.as_csv([*rows.values()], ["lost"]).endswith("\nlost,0,,,,,,,,,\n")
+    assert "local, 1 of 2 seeds & " in tables.as_latex([*rows.values()], ["lost"])
+    assert "\nlost & diverged & " in tables.as_latex([*rows.values()], ["lost"])
+    assert {g["label"]: g["lost"] for g in gather([out])["groups"]} == {"local": 1, "fedavg": 0}
 
 
 def test_a_table_says_what_its_bytes_are_of(cli, done):

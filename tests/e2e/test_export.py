@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save
 
 from fedselect.experiments.config import Config
@@ -77,6 +78,28 @@ def test_pictures_are_made_into_numbers_as_in_the_run(cli, tmp_path, pictures, f
     assert out.abs().max() < 50  # pixels up to 255 that nobody scaled give logits far beyond
 
 
+def test_which_logit_is_which_class_is_said(cli, tmp_path, pictures, monkeypatch):
+    monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path / "cache"))
+    args = (
+        "--data",
+        f"folder:{pictures}",
+        "--size",
+        8,
+        "--classes-per-client",
+        2,
+        "--model",
+        "mlp",
+        "--train",
+        15,
+        "--test",
+        10,
+    )
+    assert cli("run", *TINY, *args, "--out", tmp_path / "a").code == 0
+    assert "classes = ['dark', 'light', 'middle']  # in the order" in cli("export", tmp_path / "a", "--client", 1).out
+    with safe_open(tmp_path / "a" / "client-1.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["dark", "light", "middle"]
+
+
 def test_pt2_needs_nothing_but_torch(cli, tmp_path):
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
     said = cli("export", tmp_path / "a", "--client", 0, "--format", "pt2", "--out", tmp_path / "m.pt2")
@@ -114,7 +137,7 @@ def test_a_file_that_does_not_hold_the_model_is_noticed(cli, tmp_path, monkeypat
     from fedselect.experiments import export
 
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
-    monkeypatch.setattr(export, "save", lambda values: save({n: 1.1 * v for n, v in values.items()}))
+    monkeypatch.setattr(export, "save", lambda values, _: save({n: 1.1 * v for n, v in values.items()}))
     assert "does not give what the model gives" in cli("export", tmp_path / "a", "--client", 0).sentence()
 
 

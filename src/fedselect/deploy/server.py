@@ -114,7 +114,7 @@ class Server:
         else:
             raise RunError(
                 f"round {outcome.round}: {len(updates)} of at least {self.limits.min_clients} clients answered "
-                f"({outcome.why()}); mend that, then go on with --resume."
+                f"({outcome.why()}); mend that, then go on with --resume, or begin another run."
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))

@@ -7,9 +7,10 @@ there the two tensors input.scale and input.shift lie beside them, and the snipp
 
 import copy
 import importlib
+import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ class Exported(nn.Module):
     scale: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, net: nn.Module, split: Split) -> None:
+    def __init__(self, net: nn.Module, split: Split, classes: Sequence[str]) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.classes = net, list(classes)
         self.register_buffer("scale", split.scale)
         self.register_buffer("shift", split.shift)
 
@@ -67,7 +68,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    model = Exported(net, split).eval()
+    model = Exported(net, split, simulation.data.class_names).eval()
     path = out or run / f"client-{client}.{form}"
     x, y = simulation.data.clients[client].test
     write, load = FORMS[form]
@@ -100,7 +101,7 @@ def _write_safetensors(model: Exported, example: Tensor, path: Path) -> None:
     values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()}
     if model.scale is not None and model.shift is not None:
         values |= {"input.scale": model.scale, "input.shift": model.shift}
-    path.write_bytes(save(values))
+    path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
 
 
 def _load_safetensors(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
@@ -157,10 +158,12 @@ def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
-    return loading(path, model, s.data.shape, s.data.classes, s.data.clients[0].test[0].dtype)
+    return loading(path, model, s.data.shape, s.data.classes, s.data.clients[0].test[0].dtype, s.data.class_names)
 
 
-def loading(path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: int, kind: torch.dtype) -> str:
+def loading(
+    path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: int, kind: torch.dtype, names: Sequence[str] = ()
+) -> str:
     """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values."""
     given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
     scaled = kind == torch.uint8
@@ -177,18 +180,33 @@ def loading(path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: 
         + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else ""),
         "net.load_state_dict(values)",
         f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_inputs(kind, shape)}",
+        *_classes(names),
     ])  # fmt: skip
 
 
+def _classes(names: Sequence[str]) -> list[str]:
+    """Which logit is which class, where classes have names."""
+    return [f"classes = {list(names)}  # in the order of the logits"] if names else []
+
+
 def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
-    return f"import torch\n\nnet = torch.export.load({str(path)!r}).module()\nlogits = net(x)  # x: {_shape(s)}"
+    return "\n".join([
+        "import torch",
+        "",
+        f"net = torch.export.load({str(path)!r}).module()",
+        f"logits = net(x)  # x: {_shape(s)}",
+        *_classes(s.data.class_names),
+    ])  # fmt: skip
 
 
 def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
-    return (
-        f"import onnxruntime\n\nnet = onnxruntime.InferenceSession({str(path)!r})\n"
-        f"(logits,) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array"
-    )
+    return "\n".join([
+        "import onnxruntime",
+        "",
+        f"net = onnxruntime.InferenceSession({str(path)!r})",
+        f"(logits,) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
+        *_classes(s.data.class_names),
+    ])  # fmt: skip
 
 
 FORMS: dict[str, tuple[Callable[[Exported, Tensor, Path], None], Callable[[Path, Exported], Callable[[Tensor], Tensor]]]] = {

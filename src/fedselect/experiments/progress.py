@@ -14,15 +14,21 @@ from fedselect.simulate.notes import Record
 
 
 def describe(record: Record) -> str:
-    parts = [f"accuracy {100 * record['accuracy']:.2f}%" if record["accuracy"] is not None else "accuracy -"]
+    parts = [f"accuracy {100 * record['accuracy']:.2f}%{_of(record)}" if record["accuracy"] is not None else "accuracy -"]
     if record["share"]:
         parts.append(f"personal {record['share']:.2f}")
     if record["train_loss"] is not None:
         parts.append(f"loss {record['train_loss']:.4f}")
     if record.get("missed"):  # of a deployed run: who was away
         sent = record["clients"]["bytes_up"]
-        parts.append(f"{sum(v is not None for v in sent)} of {len(sent)} clients")
+        parts.append(f"{sum(v is not None for v in sent)} of {len(sent)} clients trained")
     return "  ".join(parts)
+
+
+def _of(record: Record) -> str:
+    """Whose accuracy it is, where that is not everybody's."""
+    measured = [v is not None for v in record["clients"]["accuracy"]]
+    return "" if all(measured) else f" of {sum(measured)} clients"
 
 
 def names(configs: Sequence[Config]) -> Callable[[Config], str]:

@@ -5,6 +5,7 @@ import io
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ def terminal() -> Console:
 @dataclass(frozen=True)
 class Row:
     method: str  # and what tells it from other runs of the same method, if there are any
-    seeds: list[int]
+    asked: int  # runs that there should be, a seed each
+    seeds: list[int]  # of those that are finished
     accuracy: list[float]
     local: list[float]
     merged: list[float]
@@ -46,10 +48,16 @@ class Row:
     def mean(self) -> float:
         return statistics.fmean(self.accuracy)
 
+    @property
+    def name(self) -> str:
+        """Also says where seeds are missing."""
+        return self.method if len(self.seeds) == self.asked else f"{self.method}, {len(self.seeds)} of {self.asked} seeds"
+
 
 def rows(runs: Sequence[Path]) -> list[Row]:
     """The finished runs, grouped by what they are runs of, best first."""
     summaries: dict[str, list[dict[str, Any]]] = {}
+    asked = Counter(label for label, _ in _named(runs))
     for label, run in _named(runs):
         if not finished(run):
             continue
@@ -59,6 +67,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
     made = [
         Row(
             method,
+            asked[method],
             [s["seed"] for s in group],
             [s["accuracy"] for s in group],
             [s["accuracy_local"] for s in group],
@@ -90,7 +99,7 @@ def rowless(runs: Sequence[Path]) -> list[str]:
 
 def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
     """The rows, and below them by name what has no numbers."""
-    seeds = max(len(r.seeds) for r in found)
+    seeds = max(r.asked for r in found)
     crossed = any(r.others is not None for r in found)
     many = "s, ± standard deviation" if seeds > 1 else ""
     table = Table(
@@ -100,7 +109,7 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
         pad_edge=not crossed,  # a column more has to fit in 80
         collapse_padding=crossed,
     )
-    table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.method for r in found), *diverged])))
+    table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.name for r in found), *diverged])))
     for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
@@ -109,7 +118,7 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
         views[mark] = f"[bold]{views[mark]}[/bold]"
         others = [f"{100 * r.others:.2f}" if r.others is not None else "-"] if crossed else []
         figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
-        table.add_row(r.method, spread(r.accuracy), *views, *others, *figures)
+        table.add_row(r.name, spread(r.accuracy), *views, *others, *figures)
     for label in diverged:
         table.add_row(label, "diverged")
     table.caption = (
@@ -141,23 +150,26 @@ def spread(values: Sequence[float]) -> str:
     return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
 
 
-def as_csv(found: Sequence[Row]) -> str:
-    """Plain numbers: accuracies and shares as fractions, standard deviations over seeds."""
+def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
+    """Plain numbers: accuracies and shares as fractions, standard deviations over seeds; of what diverged none."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["method", "seeds", "accuracy", "std", "accuracy_local", "accuracy_merged", "others", "share", "bytes_up", "seconds"]
-    )
+        ["method", "seeds", "asked", "accuracy", "std", "accuracy_local", "accuracy_merged", "others", "share", "bytes_up",
+         "seconds"]
+    )  # fmt: skip
     for r in found:
         means = [f"{statistics.fmean(v):.6f}" for v in (r.local, r.merged)]
         off = f"{statistics.stdev(r.accuracy):.6f}" if len(r.accuracy) > 1 else ""
         others = "" if r.others is None else f"{r.others:.6f}"
         figures = [f"{r.share:.6f}", f"{r.bytes_up:.0f}", f"{r.seconds:.3f}"]
-        writer.writerow([r.method, len(r.seeds), f"{r.mean:.6f}", off, *means, others, *figures])
+        writer.writerow([r.method, len(r.seeds), r.asked, f"{r.mean:.6f}", off, *means, others, *figures])
+    for label in diverged:
+        writer.writerow([label, 0, *[""] * 9])
     return out.getvalue()
 
 
-def as_latex(found: Sequence[Row]) -> str:
+def as_latex(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
     """A booktabs table; the best accuracy is bold."""
     crossed = any(r.others is not None for r in found)
     columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "total MB up"]
@@ -171,7 +183,7 @@ def as_latex(found: Sequence[Row]) -> str:
     for r in found:
         accuracy = "$" + spread(r.accuracy).replace(" ± ", r" \pm ") + "$"
         cells = [
-            tex(r.method),
+            tex(r.name),
             rf"\boldmath{accuracy}" if r.mean == best else accuracy,
             *(f"{100 * statistics.fmean(v):.2f}" for v in (r.local, r.merged)),
             *(["--" if r.others is None else f"{100 * r.others:.2f}"] if crossed else []),
@@ -179,6 +191,7 @@ def as_latex(found: Sequence[Row]) -> str:
             f"{r.bytes_up / 1e6:.2f}",
         ]
         lines.append(" & ".join(cells) + r" \\")
+    lines += [" & ".join([tex(label), "diverged", *[""] * (len(columns) - 1)]) + r" \\" for label in diverged]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 

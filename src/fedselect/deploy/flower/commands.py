@@ -211,8 +211,11 @@ def run(
         submit(part, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
+        given = flags(ctx.args)
+        if given.get("clients", str(known.clients)) != str(known.clients):
+            raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
         config = configure(
-            {"data": known.data}, method, None, model, flags(ctx.args),
+            {"data": known.data}, method, None, model, given,
             rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
         )  # fmt: skip
         place = start(part, config, limits, name)

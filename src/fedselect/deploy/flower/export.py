@@ -58,4 +58,4 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     if "model" not in notes:
         return Exported(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
-    return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind))
+    return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))

@@ -31,9 +31,9 @@ def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     """All figures and tables, into a folder."""
     require_matplotlib()
     data = gather(places)
-    rows = tables.rows(distinct(places))
+    rows, none = tables.rows(distinct(places)), tables.rowless(distinct(places))
     made = save_all(_figures(data), folder)
-    texts = {"table.csv": tables.as_csv(rows), "table.tex": tables.as_latex(rows), "clients.csv": _clients(data)}
+    texts = {"table.csv": tables.as_csv(rows, none), "table.tex": tables.as_latex(rows, none), "clients.csv": _clients(data)}
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
         made.append(folder / name)

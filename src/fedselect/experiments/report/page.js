@@ -108,12 +108,13 @@ function table() {
     const kind = even(r.gain) ? "quiet" : r.gain < 0 ? "lossy" : "gain";
     return [element("span", { class: kind }, points(r.gain)), r.better.join(" of ")];
   };
+  const survived = r => data.groups[r.g].lost ? `, ${r.runs.length} of ${r.runs.length + data.groups[r.g].lost} seeds` : "";
   const head = [
     "method", "accuracy %", ...(compared ? ["against local", "clients better"] : []), "after local training %",
     "after aggregation %", ...(crossed ? ["on others' data %"] : []), "personal %", "MB up", "MB down", "seconds",
   ];
   const body = rows.map(r => [
-    [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g)], figure(r.all),
+    [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g) + survived(r)], figure(r.all),
     ...(compared ? against(r) : []), view(r, "local", r.local), view(r, "merged", r.merged),
     ...(crossed ? [percent(r.others, 2)] : []), percent(r.share), mega(r.up), mega(r.down), r.seconds.toFixed(1),
   ]);

@@ -31,6 +31,7 @@ def gather(places: Sequence[Path]) -> Data:
     named, failed = labels(configs), failures(paths)
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
+    lost = [label for label, path in zip(named, paths, strict=True) if failure(path)]
     if not there and len(failed) == len(paths):
         raise RunError(f"no run came to its end; {': '.join(failed[0])}")
     if not there and all(finished(p) for p in paths):
@@ -55,6 +56,7 @@ def gather(places: Sequence[Path]) -> Data:
             "label": label,
             "method": method,
             "colour": colour,
+            "lost": lost.count(label),
             "config": _settings(paths[named.index(label)], configs[named.index(label)]),
         }
         for label, method, colour in zip(order, methods, colours(methods), strict=True)
