@@ -129,6 +129,7 @@ function table() {
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
   failed.replaceChildren(...data.failed.flatMap(([run, why]) => [`${run} did not come to its end: ${why}`, element("br")]));
+  place.append(failed);
 }
 
 // deployed runs alone: who was not heard, and what was turned away
