@@ -405,6 +405,15 @@ def test_of_a_deployed_run_the_configuration_is_what_its_clients_share(compared,
 
 
 @needs_chromium
+def test_a_deployed_run_stands_beside_the_same_one_simulated(compared, networked):
+    simulated = compared / "fedselect-seed0"
+    found = gather([networked, simulated])
+    assert [(g["label"], r["deployed"]) for g, r in zip(found["groups"], found["runs"], strict=True)] == [
+        ("fedselect deployed=yes", True), ("fedselect", False),
+    ]  # fmt: skip
+    assert {r.method for r in tables.rows([networked, simulated])} == {"fedselect deployed=yes", "fedselect"}
+
+
 def test_the_page_says_of_a_deployed_run_what_is_true_of_a_deployment(browser, networked):
     browser.open(write_report([networked]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
     said = {part: browser.ask(f"document.querySelector('#{part} .say').textContent") for part in ("config", *FIGURES[3:])}

@@ -138,6 +138,11 @@ def deployed(out: Path) -> bool:
     return (out / "plan.json").exists()
 
 
+def described(out: Path) -> dict[str, Any]:
+    """A run's configuration, and whether it was deployed: such a run is another than the same one simulated."""
+    return read_json(out / "config.json", "it should say how to run.") | ({"deployed": "yes"} if deployed(out) else {})
+
+
 def again(out: Path) -> str:
     """The command that goes on with a run."""
     if not deployed(out):

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import again, failure, finished, outcome, view_of
-from fedselect.files import read_json
+from fedselect.experiments.runner import again, described, failure, finished, outcome, view_of
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
 
@@ -86,7 +85,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 
 def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
     """The runs that did not come to their end, by label and seed, and why."""
-    return [(f"{label}, seed {_config(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
+    return [(f"{label}, seed {described(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
 
 
 def rowless(runs: Sequence[Path]) -> list[str]:
@@ -131,11 +130,7 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
 
 def _named(runs: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
-    return zip(labels([_config(run) for run in runs]), runs, strict=True)
-
-
-def _config(run: Path) -> dict[str, Any]:
-    return read_json(run / "config.json", "it should say how to run.")
+    return zip(labels([described(run) for run in runs]), runs, strict=True)
 
 
 def _elsewhere(cross: list[list[float | None]]) -> float:

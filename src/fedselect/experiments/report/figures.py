@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import statistics
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +31,9 @@ STYLE: dict[Any, Any] = {
 def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     """All figures and tables, into a folder."""
     require_matplotlib()
-    data = gather(places)
-    rows, none = tables.rows(distinct(places)), tables.rowless(distinct(places))
+    with warnings.catch_warnings(action="ignore"):  # the page has said what is left out
+        kept = distinct(places)
+    data, rows, none = gather(kept), tables.rows(kept), tables.rowless(kept)
     made = save_all(_figures(data), folder)
     texts = {"table.csv": tables.as_csv(rows, none), "table.tex": tables.as_latex(rows, none), "clients.csv": _clients(data)}
     for name, text in texts.items():

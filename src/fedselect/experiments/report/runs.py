@@ -12,7 +12,17 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.report.alone import compare_with_alone
-from fedselect.experiments.runner import again, deployed, failure, finished, outcome, read_configs, read_records, view_of
+from fedselect.experiments.runner import (
+    again,
+    deployed,
+    described,
+    failure,
+    finished,
+    outcome,
+    read_configs,
+    read_records,
+    view_of,
+)
 from fedselect.experiments.tables import DATA as SCORED
 from fedselect.experiments.tables import failures
 from fedselect.files import read_json
@@ -28,7 +38,7 @@ def gather(places: Sequence[Path]) -> Data:
     """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
     paths = distinct(places)
     configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
-    named, failed = labels(configs), failures(paths)
+    named, failed = labels([described(p) for p in paths]), failures(paths)
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
     lost = [label for label, path in zip(named, paths, strict=True) if failure(path)]
@@ -80,7 +90,7 @@ def distinct(places: Sequence[Path]) -> list[Path]:
     paths = list(dict.fromkeys(run for place in places for run in expand(place)))
     kept: dict[str, Path] = {}
     for path in sorted(paths, key=lambda p: not finished(p)):
-        first = kept.setdefault(same(read_json(path / "config.json", "it should say how to run.")), path)
+        first = kept.setdefault(same(described(path)), path)
         if first != path:
             warnings.warn(f"{path} is left out: {first} has the same configuration and seed.", stacklevel=1)  # said once
     return [p for p in paths if p in kept.values()]
