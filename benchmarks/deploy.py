@@ -28,7 +28,7 @@ from fedselect.deploy.server import Limits, Server
 from fedselect.deploy.vault import Vault
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
-from fedselect.experiments.runner import read_records
+from fedselect.experiments.rundir import read_records
 
 CLIENTS = 3
 

@@ -16,7 +16,7 @@ from fedselect.data import DATA
 from fedselect.data.fetch import fetch
 from fedselect.deploy.flower.commands import deploy_app
 from fedselect.errors import FedselectError, InputError, unknown
-from fedselect.experiments import presets, runner, show, tables
+from fedselect.experiments import presets, rundir, runner, show, tables
 from fedselect.experiments.config import Config, read
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.export import export
@@ -264,7 +264,7 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with a run or a comparison that was interrupted, as if it had not been."""
-    runs = list(runner.read_configs(out).values()) if (out / "compare.json").exists() else []
+    runs = list(rundir.read_configs(out).values()) if (out / "compare.json").exists() else []
     with _watching(out, runs, quiet, live, port, track) as watch:
         done = runner.resume(out, watch)
     _say_table(done, out, report=False)
@@ -449,7 +449,7 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     console.print(tables.render(tables.rows(done), tables.rowless(done)))
     for run, why in tables.failures(done):
         _say(f"{run} did not come to its end: {why}")
-    if failed := [run for run in done if runner.failure(run)]:
+    if failed := [run for run in done if rundir.failure(run)]:
         _say(f"such a run is tried again by its own name, which helps on a GPU at most: fedselect resume {failed[0]}")
         print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
     if report:

@@ -22,7 +22,7 @@ from fedselect.deploy.vault import Vault
 from fedselect.errors import DataError, FedselectError, InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.report.runs import gather
-from fedselect.experiments.runner import read_records, reopen
+from fedselect.experiments.rundir import read_records, reopen
 from fedselect.files import read_json
 from fedselect.methods import METHODS
 from fedselect.tree import nested

@@ -11,7 +11,7 @@ import pytest
 
 import fedselect as fs
 from fedselect.data import DATA
-from fedselect.experiments import runner, tables
+from fedselect.experiments import rundir, runner, tables
 from fedselect.experiments.report import gather
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -41,7 +41,7 @@ def halfway(done):
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
     for made in (done / "checkpoint").glob("*/manifest.json"):
-        edit(made, run=runner.identity(config), config=runner.core(config.to_json()))
+        edit(made, run=rundir.identity(config), config=rundir.core(config.to_json()))
     return done
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fedselect.deploy.flower.site import free_port
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import read_records
+from fedselect.experiments.rundir import read_records
 
 ROUNDS = 2
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

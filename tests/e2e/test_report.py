@@ -12,7 +12,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from fedselect.errors import RunError
-from fedselect.experiments import runner, tables
+from fedselect.experiments import rundir, runner, tables
 from fedselect.experiments.config import Config
 from fedselect.experiments.masks import unpack
 from fedselect.experiments.report import gather, page, write_report
@@ -201,7 +201,7 @@ def test_figures_and_tables_are_files_too(cli, compared):
     assert (folder / "table.tex").read_text().count(r" \\") == 1 + len(METHODS)
     with (folder / "clients.csv").open() as f:
         assert len(list(csv.DictReader(f))) == len(METHODS) * 2 * 4
-    assert runner._is_run(compared)  # so that --overwrite may replace it
+    assert rundir.is_run(compared)  # so that --overwrite may replace it
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_figures_of_runs_with_different_numbers_of_clients(start, cli, tmp_path)
 def test_a_file_of_somebody_elses_in_the_figures_is_not_ours_to_replace(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "thesis.tex").write_text("years of work")
-    assert not runner._is_run(tmp_path)
+    assert not rundir.is_run(tmp_path)
 
 
 # ---- in Chromium

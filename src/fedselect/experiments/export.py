@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedselect.errors import InputError, RunError
-from fedselect.experiments.runner import finished, read_records, reopen
+from fedselect.experiments.rundir import finished, read_records, reopen
 from fedselect.files import replace
 from fedselect.simulate import Result, Simulation
 from fedselect.split import Split

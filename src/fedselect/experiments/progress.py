@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedselect.experiments.config import Config
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import Watch, identity
+from fedselect.experiments.rundir import identity
+from fedselect.experiments.runner import Watch
 from fedselect.simulate.notes import Record
 
 

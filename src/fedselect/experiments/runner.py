@@ -1,9 +1,4 @@
-"""Run directories: one run, or a comparison of many, each resumable at any moment.
-
-A run directory holds config.json, federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
-masks look like), summary.json (when finished) and checkpoint/.
-A comparison holds compare.json and one run directory for each method and seed.
-"""
+"""Runs in directories: one run, or a comparison of many, each resumable at any moment. What lies there: rundir.py."""
 
 import datetime
 import gc
@@ -26,7 +21,19 @@ from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.masks import MaskLog
-from fedselect.files import disk, is_part, locked, read_json, write_bytes, write_json
+from fedselect.experiments.rundir import (
+    again,
+    deployed,
+    done,
+    failure,
+    finished,
+    is_run,
+    kept_records,
+    outcome,
+    owner,
+    read_configs,
+)
+from fedselect.files import disk, locked, read_json, write_json
 from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.notes import Record
@@ -37,13 +44,6 @@ OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
 DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
 ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
 SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
-OWN = {
-    "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
-    "failed.json", "report.html", "track", ".lock",
-}  # fmt: skip
-MADE = re.compile(  # from a run, by `export` and `report --figures`
-    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
-)
 
 
 class Stopped(RunError):  # noqa: N818
@@ -98,81 +98,6 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
         if not finished(out):
             go_on([out], stop, watch)
         return [out]
-
-
-def read_configs(out: Path) -> dict[str, Config]:
-    """The configurations of a comparison, by run directory."""
-    raw = read_json(out / "compare.json", "it should list the runs of a comparison.")
-    return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in raw.items()}
-
-
-def reopen(out: Path) -> tuple[Config, Simulation]:
-    """A run as its last checkpoint left it."""
-    if (out / "compare.json").exists():
-        raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
-    if not (out / "config.json").exists():
-        raise RunError(f"{out} is not a run directory: it has no config.json.")
-    if deployed(out):
-        raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
-    config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
-    if why := failure(out):
-        raise RunError(f"{out} diverged, so it has no model: {why}")
-    found = checkpoints.find(out / "checkpoint", owner(config.to_json()))
-    if found is None and finished(out):  # of a table, which keeps no models
-        raise RunError(
-            f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
-        )
-    if found is None:
-        raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
-    simulation = config.simulation(found.chunk, found.rows)
-    checkpoints.load(found.place, simulation, owner(config.to_json()))
-    return config, simulation
-
-
-def finished(out: Path) -> bool:
-    return (out / "summary.json").exists()
-
-
-def deployed(out: Path) -> bool:
-    """Whether this is a run over a network, in the server's part of a site."""
-    return (out / "plan.json").exists()
-
-
-def described(out: Path) -> dict[str, Any]:
-    """A run's configuration, and whether it was deployed: such a run is another than the same one simulated."""
-    return read_json(out / "config.json", "it should say how to run.") | ({"deployed": "yes"} if deployed(out) else {})
-
-
-def again(out: Path) -> str:
-    """The command that goes on with a run."""
-    if not deployed(out):
-        return f"fedselect resume {out}"
-    place = out.resolve()
-    return f"fedselect deploy run {place.parent.parent} --resume --name {place.name}"
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """What a finished run came to; its config.json must still say what ran."""
-    summary, mend = out / "summary.json", f"delete it, then: {again(out)}"
-    found = read_json(summary, mend)
-    if "accuracy" not in found:
-        raise RunError(f"{summary} holds no outcome of a run; {mend}")
-    checkpoints.claim(out / "checkpoint", owner(read_json(out / "config.json", "it should say how to run.")))
-    return found
-
-
-def failure(out: Path) -> str | None:
-    """Why a run did not come to its end: its numbers stopped being finite, which on a CPU they always will.
-
-    Among others it is left alone, unless it is resumed by its own name.
-    """
-    path = out / "failed.json"
-    return str(read_json(path, f"delete it, then: fedselect resume {out}").get("why")) if path.exists() else None
-
-
-def done(out: Path) -> bool:
-    """Whether there is nothing left to do."""
-    return finished(out) or failure(out) is not None
 
 
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
@@ -340,16 +265,16 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
         outcomes = stack.step(evaluate=True if last else None)
-        for run, outcome in zip(runs, outcomes, strict=True):
-            if isinstance(outcome, TrainingError):
-                run.failed = str(outcome)
+        for run, record in zip(runs, outcomes, strict=True):
+            if isinstance(record, TrainingError):
+                run.failed = str(record)
                 if alone:
                     run.finish()
-                    raise outcome
+                    raise record
                 continue
-            run.note(outcome)
+            run.note(record)
             if watch:
-                watch(run.config, outcome)
+                watch(run.config, record)
         runs = [r for r in runs if not r.failed]
         if one is None:
             one = ranks.world() * sum(r.simulation.store.nbytes for r in runs) / DISK
@@ -396,53 +321,6 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     }
 
 
-def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What a run's accuracy is of; older runs and those under way do not say, but by the numbers that were found."""
-    return str(summary.get("view", "local" if found["accuracy"] == found["accuracy_local"] else "merged"))
-
-
-def core(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes two configurations the same run: all but where and in how large pieces it runs."""
-    return {k: v for k, v in config.items() if k not in ("device", "chunk", "rows")}
-
-
-def owner(config: Mapping[str, Any]) -> checkpoints.Run:
-    """Whose checkpoints those of a run with this configuration are."""
-    return checkpoints.Run(_renewed(config), _renewed)
-
-
-def _renewed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as this version writes it: an option that came later has the default that the run was made with."""
-    try:
-        return core(Config.from_dict(config, "config.json").to_json())
-    except InputError:  # it has an option that is gone
-        return core(config)
-
-
-def identity(config: Config) -> str:
-    return checkpoints.identity(core(config.to_json()))
-
-
-def read_records(path: Path, growing: bool = False) -> list[Record]:
-    """The rounds of a metrics file; of one that is being written, those that are whole."""
-    try:
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in (text[: text.rfind("\n") + 1] if growing else text).splitlines()]
-    except ValueError as e:
-        raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
-
-
-def kept_records(path: Path, rounds: int) -> list[Record]:
-    """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    if len(lines) < rounds:
-        raise RunError(f"{path} has {len(lines)} rounds where the checkpoint has {rounds}; start again with --overwrite.")
-    kept = b"".join(line + b"\n" for line in lines[:rounds])
-    if lines and path.read_bytes() != kept:
-        write_bytes(path, kept)
-    return read_records(path)
-
-
 def _may_write(out: Path, overwrite: bool) -> None:
     """Refuse to touch what is there, unless it is a run and was said to be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -451,13 +329,8 @@ def _may_write(out: Path, overwrite: bool) -> None:
         raise InputError(
             f"{out} exists already; choose another --out, resume it, or replace all that is in it with --overwrite."
         )
-    if not _is_run(out):
+    if not is_run(out):
         raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
-
-
-def _is_run(out: Path) -> bool:
-    """Whether a directory holds nothing but what runs and comparisons write."""
-    return out.is_dir() and all(p.name in OWN or MADE.fullmatch(p.name) or is_part(p) or _is_run(p) for p in out.iterdir())
 
 
 def _clear(out: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedselect.errors import RunError
 from fedselect.experiments.labels import labels
-from fedselect.experiments.runner import again, described, failure, finished, outcome, view_of
+from fedselect.experiments.rundir import again, described, failure, finished, outcome, view_of
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
 
@@ -56,11 +56,11 @@ class Row:
 def rows(runs: Sequence[Path]) -> list[Row]:
     """The finished runs, grouped by what they are runs of, best first."""
     summaries: dict[str, list[dict[str, Any]]] = {}
-    asked = Counter(label for label, _ in _named(runs))
-    for label, run in _named(runs):
-        if not finished(run):
-            continue
-        summaries.setdefault(label, []).append(outcome(run))
+    named = _named(runs)
+    asked = Counter(label for label, _ in named)
+    for label, run in named:
+        if finished(run):
+            summaries.setdefault(label, []).append(outcome(run))
     if not summaries:
         raise RunError(f"there is no finished run to show yet; finish it with: {again(runs[0])}")
     made = [
@@ -128,9 +128,9 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
     return table
 
 
-def _named(runs: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
     """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
-    return zip(labels([described(run) for run in runs]), runs, strict=True)
+    return list(zip(labels([described(run) for run in runs]), runs, strict=True))
 
 
 def _elsewhere(cross: list[list[float | None]]) -> float:

@@ -22,7 +22,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
 from fedselect.experiments.progress import progress
 from fedselect.experiments.report import write_report
-from fedselect.experiments.runner import again, finished, read_records
+from fedselect.experiments.rundir import again, finished, read_records
 from fedselect.files import read_json
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}

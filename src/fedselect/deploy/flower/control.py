@@ -18,7 +18,8 @@ from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import package_version
-from fedselect.experiments.runner import Stopped, Watch, finished
+from fedselect.experiments.rundir import finished
+from fedselect.experiments.runner import Stopped, Watch
 from fedselect.files import in_use, read_json, write_json
 from fedselect.simulate.notes import Record
 

@@ -10,7 +10,8 @@ from fedselect.deploy.server import Nodes, Outcome, Server
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, RunError
 from fedselect.experiments.config import Config
-from fedselect.experiments.runner import Watch, finished, kept_records, summarise
+from fedselect.experiments.rundir import finished, kept_records
+from fedselect.experiments.runner import Watch, summarise
 from fedselect.files import disk, locked, read_json, write_json
 from fedselect.simulate.notes import LISTS, MEANS, Record, mean_of
 

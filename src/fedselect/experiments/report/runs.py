@@ -12,7 +12,7 @@ from fedselect.experiments.environment import package_version
 from fedselect.experiments.labels import APART, colours, labels, same
 from fedselect.experiments.masks import read_lines, unpack
 from fedselect.experiments.report.alone import compare_with_alone
-from fedselect.experiments.runner import (
+from fedselect.experiments.rundir import (
     again,
     deployed,
     described,

@@ -14,7 +14,8 @@ from fedselect.experiments.reproduce.make import Work, gather, rates, run, with_
 from fedselect.experiments.reproduce.plan import How
 from fedselect.experiments.reproduce.progress import overall
 from fedselect.experiments.reproduce.protocol import Target, choose, targets
-from fedselect.experiments.runner import ctrl_c, done
+from fedselect.experiments.rundir import done
+from fedselect.experiments.runner import ctrl_c
 from fedselect.simulate import ranks
 
 console = tables.terminal()

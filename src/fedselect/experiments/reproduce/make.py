@@ -14,7 +14,7 @@ from fedselect.experiments.reproduce.pictures import draw, overlaps
 from fedselect.experiments.reproduce.plan import How, Rates, cells, configure, name_of
 from fedselect.experiments.reproduce.progress import Overall
 from fedselect.experiments.reproduce.protocol import Row, Setting, Target, read_column
-from fedselect.experiments.runner import done
+from fedselect.experiments.rundir import done
 from fedselect.files import write_bytes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedselect.experiments.paper import PUBLISHED
 from fedselect.experiments.reproduce.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.experiments.reproduce.protocol import Target, read_column
-from fedselect.experiments.runner import finished
+from fedselect.experiments.rundir import finished
 from fedselect.files import read_json
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"

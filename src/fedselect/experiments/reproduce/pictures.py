@@ -14,7 +14,7 @@ from fedselect.experiments.report.runs import gather
 from fedselect.experiments.reproduce.outcome import Block
 from fedselect.experiments.reproduce.plan import How
 from fedselect.experiments.reproduce.protocol import Target, read_column
-from fedselect.experiments.runner import finished
+from fedselect.experiments.rundir import finished
 
 
 def draw(target: Target, found: Sequence[Block], how: How, cells: Path, out: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from fedselect.data.places import find
 from fedselect.errors import InputError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.protocol import Column, Row, Setting, Target, read_column, read_tuning
-from fedselect.experiments.runner import identity
+from fedselect.experiments.rundir import identity
 from fedselect.methods import METHODS
 from fedselect.options import options
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from fedselect.errors import BusyError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.plan import named
-from fedselect.experiments.runner import Stopped, core, done, go_on, groups, prepare
+from fedselect.experiments.rundir import core, done
+from fedselect.experiments.runner import Stopped, go_on, groups, prepare
 from fedselect.files import disk, in_use, locked, read_json
 from fedselect.simulate.checkpoint import identity, moved
 from fedselect.simulate.notes import Record

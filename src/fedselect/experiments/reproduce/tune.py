@@ -9,7 +9,7 @@ from fedselect.errors import RunError
 from fedselect.experiments.config import Config
 from fedselect.experiments.reproduce.plan import How, in_tuning, name_of, trials
 from fedselect.experiments.reproduce.protocol import Target, read_tuning
-from fedselect.experiments.runner import finished
+from fedselect.experiments.rundir import finished
 from fedselect.files import locked, read_json, write_json
 
 Key = tuple[str, str]
