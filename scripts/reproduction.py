@@ -66,6 +66,15 @@ def peak(row: Table) -> Table:
     return {"mean": max(means), "round": row["rounds"][means.index(max(means))]}
 
 
+def back_then(row: Table | None, round: int, seeds: list[int]) -> Table | None:
+    """A row as it stood after an earlier round, over some of its seeds."""
+    if row is None or round not in row["rounds"]:
+        return None
+    found = [curve[row["rounds"].index(round)] for s, curve in zip(row["seeds"], row["curve"], strict=True) if s in seeds]
+    error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
+    return {**row, "accuracy": found, "mean": statistics.fmean(found), "error": error} if found else None
+
+
 def views(row: Table) -> str:
     """Accuracy as local training leaves the models, and merged; bold: what is reported."""
     if row["local"] is None or row["merged"] is None:
@@ -143,6 +152,12 @@ def column_of(table: Table | None, data: str, setting: str | None = None) -> Tab
     return next((c for c in columns if (c["data"], c["setting"]) == (data, setting)), None)
 
 
+def like_random(column: Table) -> Table | None:
+    """FedSelect's row of Table 3 with as many personal entries as there are at random."""
+    drawn = row_of(column, "Random")
+    return row_of(column, f"FedSelect (α={drawn['options']['limit']:.2f})") if drawn else None
+
+
 def best(column: Table) -> Table | None:
     return min((r for r in column["rows"] if r["rank"]), key=lambda r: r["rank"], default=None)
 
@@ -210,7 +225,7 @@ def how_tuned(tuned: Table) -> dict[str, list[str]]:
 
 def notes(table: Table) -> list[str]:
     """What of a table is not the paper's size."""
-    said = {c["data"] if c["setting"] else c["title"]: c["note"] for c in table["columns"] if c["note"]}
+    said = {c["title"].removesuffix(f" {c['setting']}"): c["note"] for c in table["columns"] if c["note"]}
     return [f"{name}: {note}" for name, note in said.items()]
 
 
@@ -273,7 +288,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, spelled, paired, published, wobble, views,
+        farthest, spelled, paired, published, wobble, views, back_then, like_random,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters.update(average=statistics.fmean, wobbles=wobble)

@@ -242,6 +242,41 @@ def test_runs_of_another_size_say_so(site):
     assert "not comparable" in (site / "README.md").read_text()
 
 
+def test_what_was_run_with_all_rounds_stands_below_the_table_that_was_not(site):
+    longer = made_up("long")
+    (column,) = longer["columns"]
+    column["rows"] = [r for r in column["rows"] if r["row"] == "FedBABU"]
+    column["rows"][0] |= {"mean": 63.66, "tail_mean": 64.0}
+    put(site, made_up("table1", rounds=30), longer)
+    page = make(site)
+    assert "With all 200 rounds, one seed (`fedselect reproduce long`): FedBABU 63.66 (tail 64.00). Other methods" in page
+    assert page.count("With all 200 rounds") == 1
+
+
+def test_a_stem_is_compared_after_as_many_rounds(site):
+    """The paper's stem may have run longer, and with more seeds."""
+    row = {"row": "a", "seeds": [0, 1, 2], "rounds": [5, 10], "curve": [[1.0, 9.0], [3.0, 9.0], [50.0, 9.0]], "mean": 9.0}
+    found = reproduction.back_then(row, 5, [0, 1])
+    assert (found["mean"], found["error"], found["accuracy"]) == (2.0, pytest.approx(1.0), [1.0, 3.0])
+    assert reproduction.back_then(row, 7, [0, 1]) is None  # not evaluated then
+    assert reproduction.back_then(row, 5, [4]) is None
+    assert reproduction.back_then(None, 5, [0]) is None
+    table, stem = made_up("table1", on=("cifar10",)), made_up("stem", rounds=50)
+    put(site, table, stem)
+    alone = next(r for r in table["columns"][0]["rows"] if r["row"] == "Local Only")
+    then = sum(curve[alone["rounds"].index(50)] for curve in alone["curve"]) / 3
+    line = make(site).split("## A stem for small images")[1].split("| Local Only |")[1].splitlines()[0]
+    assert f"{then:.2f} ±" in line.split("|")[3]
+
+
+def test_entries_at_random_are_compared_with_as_many(site):
+    for data, limit in (("cifar10", "0.30"), ("cifar10c", "0.50"), ("miniimagenet", "0.50")):
+        (column,) = made_up("table3", on=(data,))["columns"]
+        assert reproduction.like_random(column)["row"] == f"FedSelect (α={limit})"
+        column["rows"] = [r for r in column["rows"] if r["row"] != "Random"]
+        assert reproduction.like_random(column) is None
+
+
 def test_figures_come_out_to_the_same_bytes(site):
     put(site, *(made_up(name) for name in NAMES))
     make(site)
