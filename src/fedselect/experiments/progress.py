@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -38,6 +39,11 @@ def names(configs: Sequence[Config]) -> Callable[[Config], str]:
     return lambda config: f"{said.get(identity(config), config.method['name'])} seed {config.seed}"
 
 
+def opening() -> str:
+    """What the time before the first round goes into."""
+    return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
+
+
 @contextmanager
 def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
     """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
@@ -64,7 +70,7 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
     with Progress(*columns, console=console) as bars:
         total = bars.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
         tasks: dict[str, object] = {}
-        waiting = [bars.add_task("reading data", total=None, note="")]
+        waiting = [bars.add_task(opening(), total=None, note="")]
 
         def draw(config: Config, record: Record) -> None:
             while waiting:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fedselect.experiments.config import Config
+from fedselect.experiments.progress import opening
 from fedselect.experiments.reproduce.plan import name_of
 from fedselect.simulate.notes import Record
 
@@ -23,12 +24,12 @@ class Overall:
         self.here = self.elsewhere = 0  # rounds that this process ran, and those it found done
         self._at: dict[str, int] = {}
         self._waits = False
-        self._task = bars.add_task("", total=None, left="", note="reading data") if bars else None
+        self._task = bars.add_task("", total=None, left="", note=opening()) if bars else None
 
     def expect(self, runs: int, rounds: int) -> None:
         """So much is ahead, counting what is done already in this command."""
         self.runs, self.total = self.finished + runs, self.here + self.elsewhere + rounds
-        self._draw("")
+        self._draw("" if self.here else opening())
 
     def round(self, config: Config, record: Record) -> None:
         self._waits = False
