@@ -291,7 +291,7 @@ def supernodes(monkeypatch):
         def pretend(command, cwd, env, log):
             with log.open("a") as out:
                 out.write(next(words))
-            yield SimpleNamespace(wait=lambda: 1)
+            yield SimpleNamespace(wait=lambda: 1, poll=lambda: 1)
 
         monkeypatch.setattr(launch, "_process", pretend)
 
@@ -302,10 +302,41 @@ def test_a_client_that_the_server_still_counts_as_connected_tries_again(cli, roo
     supernodes([REFUSED, REFUSED, "Starting Flower SuperNode\nSuperNode ID: 7\nExit Code: 1\nit fell over\n"])
     said = cli("deploy", "client", root / "client-0")
     assert said.code == 2
-    assert said.out.count("client 0 works for") == 1
+    assert said.out.count("client 0 calls the server at") == 1
+    assert said.out.count("client 0 is connected to the server") == 1
     assert said.out.count("the server still counts this client as connected") == 1
     assert "trying for two minutes (is another copy running?)" in said.out
     assert "it fell over" in said.err
+
+
+def test_a_client_says_that_it_is_connected_only_where_it_is(cli, root, supernodes, monkeypatch):
+    monkeypatch.setattr(launch, "RETRY", 0.0)
+    (root / "client-0" / "log.txt").write_text("Starting Flower SuperNode\nSuperNode ID: 7\n")  # the day before
+    supernodes(itertools.repeat(REFUSED))
+    said = cli("deploy", "client", root / "client-0")
+    assert "calls the server" in said.out
+    assert "is connected" not in said.out
+
+
+def test_a_client_whose_server_does_not_answer_says_so_once_and_goes_on_trying(cli, root, monkeypatch):
+    monkeypatch.setattr(launch, "LATE", 0.0)
+    monkeypatch.setattr(launch, "LOOK", 0.01)
+
+    @contextmanager
+    def pretend(command, cwd, env, log):
+        looks = itertools.count()
+
+        def poll():
+            log.write_text("SuperNode ID: 7\n" if next(looks) > 4 else "Connection attempt failed\n")
+
+        log.write_text("Starting Flower SuperNode\n")
+        yield SimpleNamespace(wait=lambda: 1, poll=poll)
+
+    monkeypatch.setattr(launch, "_process", pretend)
+    said = cli("deploy", "client", root / "client-0").out
+    late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client goes on trying"
+    assert said.count(late) == 1
+    assert said.index(late) < said.index("client 0 is connected to the server")
 
 
 def test_a_client_that_is_turned_away_for_long_says_why_that_may_be(cli, root, supernodes, monkeypatch):

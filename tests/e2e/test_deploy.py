@@ -52,6 +52,8 @@ def federation(tmp_path_factory):
         wait_for(base / "server.txt", "the server is up", processes[0])
         for i in range(3):
             processes.append(start("client", root / f"client-{i}", "--device", "cpu", log=base / f"client-{i}.txt"))
+        for i in range(3):
+            wait_for(base / f"client-{i}.txt", f"client {i} is connected to the server", processes[i + 1])
         run = call("deploy", "run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
         yield Federation(root, run)
     finally:

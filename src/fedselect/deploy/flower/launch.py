@@ -1,6 +1,7 @@
 """Flower's processes: a SuperLink, SuperNodes, and runs on them; everything that was started is stopped."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from fedselect.files import held, read_json, write_json
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 90.0
 RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
+LATE, LOOK = 30.0, 0.5  # seconds until a client says that no server answers, and between looks at its log
 LEASH = Path(__file__).with_name("leash.py")
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
@@ -100,7 +102,7 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
     Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
     A second copy with the same vault is refused here.
     """
-    said = f"client {home.client} works for {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
+    said = f"client {home.client} calls the server at {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
     until = None
     private(home.vault)
     with (
@@ -108,9 +110,12 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
         suppress(KeyboardInterrupt),
     ):
         while True:
+            begun = log.stat().st_size if log.exists() else 0
             with client(part, home, log, shipped_code) as process:
                 if until is None:
                     say(said)
+                if _let_in(process, log, begun, Site.read(part), say):
+                    say(f"client {home.client} is connected to the server")
                 code = process.wait()
             if not _turned_away(log):
                 return code
@@ -124,6 +129,42 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
                 return code
             time.sleep(PAUSE)
     return None
+
+
+def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site, say: Callable[[str], None]) -> bool:
+    """Whether the server lets a SuperNode in, once that is known; where no server answers, that is said once.
+
+    A SuperNode, whose log begins at `begun`, notes its number when it is in.
+    """
+    late = time.monotonic() + LATE
+    while "SuperNode ID:" not in _since(log, begun):
+        if process.poll() is not None:
+            return False
+        if time.monotonic() > late:
+            late += LATE
+            if why := _unreachable(site):
+                late = math.inf
+                say(
+                    f"the server at {site.address} does not answer ({why}); this client goes on trying: check that the server "
+                    "runs (fedselect deploy server), and that its name and port can be reached from here"
+                )
+        time.sleep(LOOK)
+    return True
+
+
+def _since(log: Path, begun: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begun)
+        return file.read().decode(errors="replace")
+
+
+def _unreachable(site: Site) -> str | None:
+    """Why there is no way to the server, if there is none."""
+    try:
+        with socket.create_connection((site.host, site.port), timeout=5):
+            return None
+    except OSError as e:
+        return e.strerror or str(e)
 
 
 def check_server(part: Path, site: Site) -> None:
