@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -73,9 +74,9 @@ def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
             assert torch.equal(state[k][n], v), (k, n)
     for i in range(CLIENTS):
         for view in ("local", "merged"):
-            export_model(tmp_path / f"vault-{i}", tmp_path / "model.safetensors", None, view)
+            export_model(tmp_path / f"vault-{i}", tmp_path / f"{i}.safetensors", None, view)
             tree = simulation.models([i], view)
-            found = load_file(tmp_path / "model.safetensors")
+            found = load_file(tmp_path / f"{i}.safetensors")
             assert all(torch.equal(found[n], v[0]) for n, v in tree.items())
 
 
@@ -105,6 +106,28 @@ def test_an_exported_model_takes_pictures_as_the_client_has_them(tmp_path, monke
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["cat", "dog"]
     assert not torch.allclose(known["net"](x.float()), known["logits"])  # bytes as they are would be something else
+
+
+def test_an_exported_model_is_replaced_by_its_own_run_and_client_alone(cli, tmp_path, monkeypatch):
+    deployed(config("fedselect", "mlp"), tmp_path, monkeypatch)
+    run, out = f"flower-{RUN}", tmp_path / "model.safetensors"
+    for i in (0, 1):
+        shutil.copytree(tmp_path / f"vault-{i}" / run, tmp_path / f"vault-{i}" / "another")
+
+    def export(client, run, *more):
+        return cli("deploy", "export", tmp_path, "--vault", tmp_path / f"vault-{client}", "--run", run, "--out", out, *more)
+
+    assert export(0, run).code == export(0, run, "--view", "merged").code == 0
+    before = out.read_bytes()
+    held = f"{out} holds the model of run {run}, client 0, federation site; choose another --out, or remove it first."
+    assert held in export(0, "another").sentence()
+    assert held in export(1, run).sentence()
+    assert out.read_bytes() == before
+    out.write_text("my notes")
+    assert f"{out} holds something else; choose another --out" in export(0, run).sentence()
+    assert out.read_text() == "my notes"
+    out.unlink()
+    assert export(1, "another").code == 0
 
 
 @pytest.mark.parametrize("every", [1, 2])

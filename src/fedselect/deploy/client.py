@@ -101,7 +101,8 @@ class Node:
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
-        notes = {"view": self.method.view, **self.task.card, "shape": list(self.task.shape), "kind": kind}
+        whose = {"federation": self.task.federation, "client": str(self.client)}
+        notes = {"view": self.method.view, **self.task.card, **whose, "shape": list(self.task.shape), "kind": kind}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:

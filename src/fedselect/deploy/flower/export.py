@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedselect.deploy.client import MODEL
@@ -48,14 +49,31 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     chosen = view or str(notes["view"])
     if chosen not in models:
         raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
+    whose = {"run": name} | {k: str(notes[k]) for k in ("client", "federation") if k in notes}  # older vaults do not say
+    _check_place(out, whose)
 
     def write(fresh: Path) -> None:
         values = {n: v.contiguous() for n, v in {**models[chosen], **pixels}.items()}
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            file.write(save(values, {"run": name, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
+            file.write(save(values, {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
 
     replace(out, write)
     if "model" not in notes:
         return Exported(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
     return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))
+
+
+def _check_place(out: Path, whose: dict[str, str]) -> None:
+    """A file that is there makes room for the model of the same run and client alone."""
+    if not out.exists():
+        return
+    try:
+        with safe_open(out, "pt") as file:
+            found = file.metadata() or {}
+    except (SafetensorError, OSError):
+        found = {}
+    if any(found.get(k) != v for k, v in whose.items()):
+        said = ", ".join(f"{k} {found[k]}" for k in whose if k in found)
+        held = f"the model of {said}" if said else "something else"
+        raise InputError(f"{out} holds {held}; choose another --out, or remove it first.")
