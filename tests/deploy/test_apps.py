@@ -56,7 +56,7 @@ def deployed(made, folder, monkeypatch, nodes=None, grid=LocalGrid, **changed):
 
 
 def history(out):
-    drop = ("seconds", "missed", "rejected", "absent")
+    drop = ("seconds", "missed", "rejected", "set_back", "absent")
     return [{k: v for k, v in record.items() if k not in drop} for record in read_records(out / "metrics.jsonl")]
 
 

@@ -69,17 +69,29 @@ def test_a_client_that_lost_its_last_generation_goes_on_from_the_one_before(trai
     server.step(room)  # while it is away
     room.here = [0, 1, 2]
     outcome = server.step(room)
-    assert outcome.rejected == {"client 1": "its vault lost round 2; it goes on from round 1"}
+    assert outcome.rejected == {}
+    copy = "; if you have a copy of the vault, stop the client and put it back before the run ends"
+    assert outcome.set_back == {"client 1": f"its vault lost round 2, so it goes on from round 1{copy}"}
     assert sorted(outcome.uploads) == [0, 1, 2]
 
 
 def test_a_client_without_its_vault_joins_anew(trained, server):
     room, _ = trained
+    shutil.copytree(room.folder / "vault-1", room.folder / "copy")
     shutil.rmtree(room.folder / "vault-1")
     outcome = server.step(room)  # the server finds out by asking
     assert "has no state of round 2" in outcome.missed[1]
     outcome = server.step(room)
-    assert outcome.rejected == {"client 1": "its vault lost round 2; it goes on from round 0"}
+    assert outcome.rejected == {}
+    assert outcome.set_back["client 1"].startswith("its vault lost round 2, so its personal parameters begin anew; if you have")
+    assert 1 in outcome.uploads
+    room.here = [0, 2]
+    server.step(room)  # while it is stopped
+    shutil.rmtree(room.folder / "vault-1")
+    shutil.move(room.folder / "copy", room.folder / "vault-1")
+    room.here = [0, 1, 2]
+    outcome = server.step(room)
+    assert "goes on from round 2" in outcome.set_back["client 1"]
     assert 1 in outcome.uploads
 
 

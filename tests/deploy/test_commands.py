@@ -430,6 +430,15 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
     assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
 
 
+def test_status_tells_a_client_that_lost_its_vault_from_one_that_was_turned_away(cli, ended):
+    record = {"round": 1, "accuracy": 0.5, "rejected": {"node 7": "no key"}, "set_back": {"client 1": "its vault lost round 3"}}
+    (ended / "runs" / "broken" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    said = cli("deploy", "status", ended).out
+    assert "round 1, node 7 turned away: no key" in said
+    assert "round 1, client 1 set back: its vault lost round 3" in said
+    assert said.count("turned away") == said.count("set back") == 1
+
+
 def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, ended):
     say(ended / "runs" / "broken", "running")
     (ended / "runs" / "broken" / "metrics.jsonl").write_text('{"rou')  # killed while it wrote

@@ -96,7 +96,7 @@ def test_deployed_is_simulated_to_the_bit(federation):
     simulation = config.simulation()
     records = [simulation.step() for _ in range(ROUNDS)]
     for ours, theirs in zip(read_records(out / "metrics.jsonl"), records, strict=True):
-        assert ours.pop("missed") == ours.pop("rejected") == ours.pop("absent", {}) == {}
+        assert ours.pop("missed") == ours.pop("rejected") == ours.pop("set_back") == ours.pop("absent", {}) == {}
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
     server = load_file(max((out / "checkpoint").glob("[0-9]*")) / "state.safetensors")
     assert all(torch.equal(server[f"server/params/{n}"], v) for n, v in simulation.server["params"].items())

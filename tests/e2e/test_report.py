@@ -372,7 +372,8 @@ def deployed(tmp_path):
     runner.start(config("fedselect", 0), tmp_path / "d")
     path = tmp_path / "d" / "summary.json"
     turned = {"round": 3, "who": "client 2", "why": "its values are <b>not finite</b>"}
-    away = {"missed": {"2": [1, 3]}, "rejected": [turned], "absent": {"2": "not connected"}}
+    back = {"round": 2, "who": "client 2", "why": "its vault lost round 1"}
+    away = {"missed": {"2": [1, 3]}, "rejected": [turned], "set_back": [back], "absent": {"2": "not connected"}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **away}))
     return tmp_path / "d"
 
@@ -381,7 +382,7 @@ def test_who_missed_a_round_is_gathered_from_deployed_runs_alone(compared, deplo
     assert [(r["missed"], r["rejected"]) for r in gather([compared])["runs"]] == [(None, [])] * 6
     (run,) = gather([deployed])["runs"]
     assert run["missed"] == {"2": [1, 3]}
-    assert run["rejected"][0]["who"] == "client 2"
+    assert run["rejected"][0]["who"] == run["set_back"][0]["who"] == "client 2"
 
 
 @pytest.fixture
@@ -434,6 +435,7 @@ def test_the_page_says_who_missed_which_round(browser, compared, deployed):
     assert browser.ask(rows) == [
         ["fedselect, seed 0", "2", "1, 3"],
         ["fedselect, seed 0", "3", "client 2", "its values are <b>not finite</b>"],
+        ["fedselect, seed 0", "2", "client 2", "its vault lost round 1"],
         ["fedselect, seed 0", "2", "not connected"],
     ]
     browser.click("button[data-client='1']")

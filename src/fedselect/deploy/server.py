@@ -67,6 +67,7 @@ class Outcome:
     measured: dict[int, dict[str, float]] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
+    set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
     seconds: float = 0.0
 
     def why(self) -> str:
@@ -106,7 +107,7 @@ class Server:
         began = time.monotonic()
         outcome = Outcome(self.round + 1)
         for _ in range(TRIES):
-            outcome = Outcome(self.round + 1, rejected=outcome.rejected)
+            outcome = Outcome(self.round + 1, rejected=outcome.rejected, set_back=outcome.set_back)
             self._gather(nodes, outcome)
             folded, updates = self._ask(nodes, outcome)
             if len(updates) >= self.limits.min_clients:
@@ -201,7 +202,7 @@ class Server:
                 outcome.rejected[_name(self.keys, node)] = str(e)
                 continue
             if base < self.accepted[i]:
-                outcome.rejected[f"client {i}"] = f"its vault lost round {self.accepted[i]}; it goes on from round {base}"
+                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
                 self.accepted[i] = base
             self._guests[i] = Guest(node, samples)
             self._mask(i).write_bytes(bits.numpy().tobytes())
@@ -310,6 +311,13 @@ class Server:
 
     def _mask(self, i: int, kind: str = "bits") -> Path:
         return self._masks / f"{i}.{kind}"
+
+
+def _set_back(lost: int, base: int) -> str:
+    """What a client does whose vault had lost a round, and what its operator can do."""
+    goes = f"it goes on from round {base}" if base else "its personal parameters begin anew"
+    copy = "if you have a copy of the vault, stop the client and put it back before the run ends"
+    return f"its vault lost round {lost}, so {goes}; {copy}"
 
 
 def _owner(client: int | None) -> str:

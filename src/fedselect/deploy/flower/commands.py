@@ -304,6 +304,8 @@ def _attendance(name: str, summary: dict[str, Any]) -> None:
         _say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
     for turned in summary["rejected"]:
         _say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
+    for back in summary.get("set_back", []):
+        _say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
     for client, why in summary.get("absent", {}).items():
         _say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
 

@@ -94,13 +94,16 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
-    """Who missed which rounds, who was turned away when and why, and who has no final model yet."""
+    """Who missed which rounds, who was turned away or set back when and why, and who has no final model yet."""
     missed: dict[str, list[int]] = {}
     for record in history:
         for client in record.get("missed", {}):
             missed.setdefault(client, []).append(record["round"])
-    rejected = [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get("rejected", {}).items()]
-    return {"missed": missed, "rejected": rejected, "absent": history[-1].get("absent", {}) if history else {}}
+    said = {
+        kind: [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get(kind, {}).items()]
+        for kind in ("rejected", "set_back")
+    }
+    return {"missed": missed, **said, "absent": history[-1].get("absent", {}) if history else {}}
 
 
 def over(out: Path) -> bool:
@@ -124,6 +127,7 @@ def _record(outcome: Outcome, clients: int) -> Record:
         "clients": lists,
         "missed": {str(i): why for i, why in sorted(outcome.missed.items())},
         "rejected": outcome.rejected,
+        "set_back": outcome.set_back,
     }
 
 
@@ -138,7 +142,8 @@ def _closed(record: Record, outcome: Outcome) -> None:
     """Note who missed the end of the run; who was there an earlier time has been measured and has its model."""
     measured = record["clients"]["accuracy"]
     record["absent"] = {str(i): why for i, why in sorted(outcome.missed.items()) if measured[i] is None}
-    record["rejected"] = {**outcome.rejected, **record["rejected"]}
+    for kind in ("rejected", "set_back"):
+        record[kind] = {**getattr(outcome, kind), **record.get(kind, {})}
 
 
 def _rounded(value: Any) -> Any:

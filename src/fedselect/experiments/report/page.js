@@ -132,7 +132,7 @@ function table() {
   place.append(failed);
 }
 
-// deployed runs alone: who was not heard, and what was turned away
+// deployed runs alone: who was not heard, what was turned away, and who had lost what it knew
 function attendance() {
   const section = byId("missed"), runs = data.runs.filter(r => r.missed), one = state.client;
   section.hidden = !runs.length;
@@ -140,8 +140,9 @@ function attendance() {
   const name = r => `${label(r.group)}, seed ${r.seed}`;
   const gaps = runs.flatMap(r => Object.entries(r.missed).filter(([c]) => one === null || +c === one)
     .map(([c, rounds]) => [name(r), clientName(+c), rounds.join(", ")]));
-  const turned = runs.flatMap(r => r.rejected.filter(x => one === null || x.who === `client ${one}`)
+  const listed = kind => runs.flatMap(r => r[kind].filter(x => one === null || x.who === `client ${one}`)
     .map(x => [name(r), x.round, x.who, x.why]));
+  const turned = listed("rejected"), back = listed("set_back");
   const away = runs.flatMap(r => Object.entries(r.absent).filter(([c]) => one === null || +c === one)
     .map(([c, why]) => [name(r), clientName(+c), why]));
   const say = (list, none, some) => element("p", { class: "say" }, list.length ? some : none);
@@ -151,6 +152,7 @@ function attendance() {
       "Rounds went on without these clients; they joined again with what they had."),
     ...(gaps.length ? [grid(["run", "client", "rounds missed"], gaps)] : []),
     ...(turned.length ? [say(turned, "", "Turned away:"), grid(["run", "round", "who", "why"], turned)] : []),
+    ...(back.length ? [say(back, "", "Set back, for the vault had lost a round:"), grid(["run", "round", "who", "why"], back)] : []),
     ...(away.length ? [say(away, "", "Not there at the end, so without a final model until the run is resumed:"),
       grid(["run", "client", "why"], away)] : []),
   );

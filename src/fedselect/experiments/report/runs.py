@@ -138,6 +138,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "cross": summary.get("cross"),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
+        "set_back": summary.get("set_back", []),  # whose vault had lost a round
         "absent": summary.get("absent", {}),  # who has no final model, and why
     }
 
