@@ -21,7 +21,7 @@ from fedselect.deploy.flower.plan import Shape, plan
 from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
-from fedselect.files import held, locked
+from fedselect.files import held, in_use, locked
 
 FEW = ("--train", 20, "--test", 10)
 
@@ -446,9 +446,31 @@ def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, e
     assert "broken: interrupted, round 0 of" in said
     assert f"the server's process died; go on with: fedselect deploy run {ended} --resume --name broken" in said
     with locked(ended / "runs" / "broken"):
-        said = cli("deploy", "status", ended).out
+        assert (
+            "broken: interrupted, round 0 of" in cli("deploy", "status", ended).out
+        )  # the run's process outlives the server's
+        assert control.unfinished(ended, "broken").name == "broken"
+        with locked(ended):
+            said = cli("deploy", "status", ended).out
+            assert "broken is still going" in cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
     assert "broken: running, round 0 of" in said
     assert "died" not in said
+
+
+def test_a_server_holds_its_part_while_it_is_up(cli, root, monkeypatch):
+    @contextmanager
+    def pretend(command, cwd, env, log):
+        assert in_use(root / "server")
+        yield SimpleNamespace(wait=lambda: 1, poll=lambda: 1)
+
+    monkeypatch.setattr(launch, "_process", pretend)
+    monkeypatch.setattr(launch, "healthy", lambda part: True)
+    monkeypatch.setattr(launch, "_flwr", lambda *args: '{"node-id": 1}')
+    monkeypatch.setattr(launch, "_until_healthy", lambda *args: None)
+    assert "the server ended with code 1" in cli("deploy", "server", root / "server").err
+    assert not in_use(root / "server")
+    with locked(root / "server"):
+        assert "stop the other server first." in cli("deploy", "server", root / "server").sentence()
 
 
 def test_status_tells_a_run_that_never_started_from_one_that_may_still(cli, ended):

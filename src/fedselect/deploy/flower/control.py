@@ -72,11 +72,16 @@ def runs(part: Path) -> list[Path]:
 def state(out: Path) -> str:
     """How a run goes, as the server noted it; without a note, interrupted where its process died, not started if none came."""
     noted = _noted(out)
-    if noted == "running" and not in_use(out):
+    if noted == "running" and not _going(out):
         noted = _noted(out)  # it may just have ended
         return "interrupted" if noted == "running" else noted
     late = time.time() > (out / "status.json").stat().st_mtime + START
     return "not started" if noted == "submitted" and late else noted
+
+
+def _going(out: Path) -> bool:
+    """Whether a run's process and its server are at work; of a server that was killed, the run's process ends later."""
+    return in_use(out) and in_use(out.parents[1])
 
 
 def _noted(out: Path) -> str:
@@ -89,7 +94,7 @@ def unfinished(part: Path, name: str | None) -> Path:
     there.sort(key=lambda p: not finished(p))
     if not there:
         raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
-    if in_use(there[-1]):
+    if _going(there[-1]):
         raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {part}")
     return there[-1]
 

@@ -72,7 +72,7 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
     _write_connection(part, site)
-    with _process(command, part, env, log) as process:
+    with held(part / ".lock", wait=False, advice="stop the other server first."), _process(command, part, env, log) as process:
         _until_healthy(part, process, log)
         if not site.insecure:
             _register(part, site)
