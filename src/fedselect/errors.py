@@ -12,6 +12,9 @@ FedselectError
 import difflib
 from collections.abc import Iterable
 
+CALM = "lower the learning rate, or limit gradients with clip (--clip 1)"
+"""What helps against numbers that run away; trained again with the same options, they would again."""
+
 
 class FedselectError(Exception):
     """Base of every error this package raises on purpose; its text is one sentence that says what to do."""
@@ -57,7 +60,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 def diverged(client: int | str, round: int, tensor: str) -> TrainingError:
     """A TrainingError for a client whose numbers have run away."""
-    return TrainingError(
-        f"client {client}, round {round}: {tensor} is no longer finite; "
-        "lower the learning rate, or limit gradients with clip (--clip 1)."
-    )
+    return TrainingError(f"client {client}, round {round}: {tensor} is no longer finite; {CALM}.")

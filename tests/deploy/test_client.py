@@ -152,6 +152,16 @@ def test_a_client_whose_numbers_run_away_says_so_as_in_simulation(digits, tmp_pa
     assert f"client 0: {str(simulated.value).removesuffix('.')};" in str(deployed.value)
 
 
+@pytest.mark.parametrize("lr", [10.0, 1e30])  # updates of an absurd length, and NaN
+def test_a_run_whose_numbers_run_away_is_not_told_to_resume(digits, tmp_path, lr):
+    made = task(fs.FedAvg(lr=lr), lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
+    with pytest.raises(fs.RunError) as failed:
+        Server(made, QUICK, tmp_path / "masks").step(Room(made, digits, tmp_path))
+    assert "lower the learning rate, or limit gradients with clip (--clip 1)" in str(failed.value)
+    assert str(failed.value).endswith("; begin another run with that changed; resumed, those numbers would run away again.")
+    assert "--resume" not in str(failed.value)
+
+
 def test_data_of_another_shape_or_number_of_classes_is_refused(small, digits, tmp_path):
     other = dataclasses.replace(alone(digits, 0), classes=11)
     with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes; this federation has"):

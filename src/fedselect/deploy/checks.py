@@ -10,7 +10,7 @@ from torch import Tensor
 from fedselect.deploy import wire
 from fedselect.deploy.letters import Letter, check_finite, take_packet
 from fedselect.deploy.task import Task, first, first_mask
-from fedselect.errors import DataError
+from fedselect.errors import CALM, DataError
 from fedselect.tree import Mask, State, Tree, flat, nested
 
 FIGURES = ("accuracy", "accuracy_local", "accuracy_merged", "share", "test_loss")
@@ -121,7 +121,7 @@ class Examiner:
         if not math.sqrt(moved) <= self.max_norm * max(1.0, math.sqrt(size)):
             raise DataError(
                 f"its update has length {math.sqrt(moved):.3g}, more than {self.max_norm:g} times the model's "
-                f"{math.sqrt(size):.3g}"
+                f"{math.sqrt(size):.3g}; {CALM}"
             )
 
 

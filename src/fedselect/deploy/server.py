@@ -15,7 +15,7 @@ from fedselect.deploy.checks import Examiner, Update
 from fedselect.deploy.letters import Letter
 from fedselect.deploy.task import Task, first
 from fedselect.deploy.vault import Vault, private
-from fedselect.errors import DataError, InputError, RunError
+from fedselect.errors import CALM, DataError, InputError, RunError
 from fedselect.method import Received
 from fedselect.tree import MaskedSum, State, expand, flat, nested, not_finite
 
@@ -74,6 +74,12 @@ class Outcome:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
         return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
 
+    def advice(self, otherwise: str) -> str:
+        """What to do where too few answered; numbers that ran away would do so again."""
+        if CALM in self.why():
+            return "begin another run with that changed; resumed, those numbers would run away again."
+        return otherwise
+
 
 @dataclass(frozen=True)
 class Guest:
@@ -115,7 +121,7 @@ class Server:
         else:
             raise RunError(
                 f"round {outcome.round}: {len(updates)} of at least {self.limits.min_clients} clients answered "
-                f"({outcome.why()}); mend that, then go on with --resume, or begin another run."
+                f"({outcome.why()}); {outcome.advice('mend that, then go on with --resume, or begin another run.')}"
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
@@ -260,7 +266,8 @@ class Server:
         if lost is not None:
             raise RunError(
                 f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but together makes "
-                f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with --resume."
+                f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with "
+                "--resume, or begin another run with a lower learning rate."
             )
         return state
 

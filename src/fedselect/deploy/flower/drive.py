@@ -85,7 +85,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         raise RunError(f"{out} has no round to finish.")
     last = server.close(nodes)
     if not last.measured:
-        raise RunError(f"nobody measured the last round ({last.why()}); start the clients, then go on with --resume.")
+        mend = last.advice("start the clients, then go on with --resume.")
+        raise RunError(f"nobody measured the last round ({last.why()}); {mend}")
     _closed(pending, last)
     finish(pending, last)
     server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
