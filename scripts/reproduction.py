@@ -70,9 +70,13 @@ def back_then(row: Table | None, round: int, seeds: list[int]) -> Table | None:
     """A row as it stood after an earlier round, over some of its seeds."""
     if row is None or round not in row["rounds"]:
         return None
-    found = [curve[row["rounds"].index(round)] for s, curve in zip(row["seeds"], row["curve"], strict=True) if s in seeds]
+    at = row["rounds"].index(round)
+    then = {s: curve[at] for s, curve in zip(row["seeds"], row["curve"], strict=True) if s in seeds}
+    if not then:
+        return None
+    found = list(then.values())
     error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
-    return {**row, "accuracy": found, "mean": statistics.fmean(found), "error": error} if found else None
+    return {**row, "seeds": list(then), "accuracy": found, "mean": statistics.fmean(found), "error": error}
 
 
 def views(row: Table) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def _take_over(made: Path, results: Path) -> int:
             part = {**own, "columns": [c for c in own["columns"] if c["data"] == data]}
             part["tuned"] = {k: v for k, v in own["tuned"].items() if k.endswith(f" on {data}")}
             (results / f"{path.stem}-{data}.json").write_text(lean(part), encoding="utf-8")
+    _rename(results)
     known = runs(results)
     for place in made.glob("cells/*/summary.json"):
         config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
@@ -128,19 +130,31 @@ def _take_over(made: Path, results: Path) -> int:
 
 
 def runs(results: Path) -> dict[str, Table]:
+    """What is kept of single runs, by the names that their cells have now."""
+    return dict(_completed(**line) for line in _lines(results))
+
+
+def _lines(results: Path) -> list[Table]:
     path = results / RUNS
-    lines = gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else []
-    return dict(map(_completed, map(json.loads, lines)))
+    return list(map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())) if path.exists() else []
 
 
-def _completed(run: Table) -> tuple[str, Table]:
+def _rename(results: Path) -> None:
+    """Tables name their runs as `runs` does."""
+    now = {line["cell"]: _completed(**line)[0] for line in _lines(results)}
+    for path in results.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r'(?<=")[0-9a-f]{16}(?=")', lambda m: now.get(m[0], m[0]), text), encoding="utf-8")
+
+
+def _completed(cell: str, **run: Table) -> tuple[str, Table]:
     """A run under the name its cell has now: an option that came later has the default that the run was made with."""
-    name, config = run.pop("cell"), run["config"]
+    config = run["config"]
     try:
         here = {part: {k: str(find([v], None)) if k in FILES and v else v for k, v in config[part].items()} for part in FILED}
-        now = Config.from_dict({**config, **here}, name)
+        now = Config.from_dict({**config, **here}, cell)
     except (DataError, InputError):  # made from files that are not on this machine, or with an option that is gone
-        return name, run
+        return cell, run
     return name_of(now), {**run, "config": now.to_json() | {part: named(getattr(now, part)) for part in FILED}}
 
 

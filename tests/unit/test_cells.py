@@ -404,6 +404,7 @@ def entry(row, *seeds):
 
 def test_equal_means_share_a_rank():
     assert ranks({"a": 3.0, "b": 5.0, "c": 3.0, "d": 1.0}) == {"a": 2, "b": 1, "c": 2, "d": 4}
+    assert ranks({"a": 0.1 + 0.2, "b": 0.3}) == {"a": 1, "b": 1}
 
 
 def test_pairs_are_clients_and_seeds():

@@ -104,6 +104,17 @@ def test_the_page_figures_and_readme_are_what_the_results_say():
     assert code == 0, said
 
 
+def test_the_runs_of_a_table_are_those_that_are_kept():
+    """But those of fig-iou, which keep their masks, and those that diverged."""
+    results = ROOT / "results"
+    kept = {json.loads(line)["cell"] for line in gzip.decompress((results / RUNS).read_bytes()).decode().splitlines()}
+    for path in results.glob("*.json"):
+        table = json.loads(path.read_text())
+        if isinstance(table, dict) and table.get("target", "fig-iou") != "fig-iou":
+            rows = [r for c in table["columns"] for r in c["rows"] if not r["failed"]]
+            assert {name for r in rows for name in r["runs"]} <= kept, path.name
+
+
 def test_an_edit_by_hand_is_found(tmp_path):
     for name in ("docs/img", "results"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -290,16 +301,20 @@ def test_what_was_counted_besides_is_told(site):
         shutil.copy(ROOT / "results" / name, site / "results" / name)
     found = [[{"round": 60, "right": 80.0, "right_among_own": 81.0, "stray": 1.5},
               {"round": 200, "right": 70.0, "right_among_own": 80.5, "stray": 12.25}]] * 2  # fmt: skip
-    kinds = (("fedavg", "crop-flip"), ("fedavg+ft", "crop-flip"), ("fedavg+ft", "none"))
+    kinds = (("fedavg", "crop-flip"), ("fedavg+ft", "crop-flip"), ("fedavg+ft", "none"), ("fedbabu", "none"))
     rows = [{"method": {"name": n}, "augment": a, "found": found} for n, a in kinds]
     made = {"seeds": [100, 101], "rows": rows, "environment": WHERE, "date": "2026-01-02"}
     (site / "results" / "stray.json").write_text(json.dumps(made))
     put(site, made_up("table1"), made_up("plain"))
     page = make(site)
     assert "| `fedavg+ft` | none | 200 | 70.00 | 80.50 | 12.25 |" in page
-    assert "after round 200 12.25% of FedAvg + FT's answers are classes" in page
-    said = page.split("**Classes that a client does not have**")[1].split("\n- ")[0]
-    for number in ("1.50%", "12.25%", "81.00 and 80.50%", "2 partitions", "80.50 instead of 70.00%"):
+    assert "12.25% of FedAvg + FT's and 12.25% of FedBABU's after round 200, 1.50 and 1.50% after round 60" in page
+    assert (
+        "(rate 0.1, [held-out images](#classes-that-a-client-does-not-have), 2 partitions) is right in 70.00%, and in 80.50%"
+        in page
+    )
+    said = page.split("**What FedAvg + FT loses late")[1].split("\n- ")[0]
+    for number in ("1.50%", "12.25%", "81.00 and 80.50%", "2 partitions"):
         assert number in said
 
 
@@ -397,12 +412,17 @@ def test_a_run_made_before_an_option_came_is_known_again(tmp_path):
     config = Config.from_dict({"method": {"name": "fedbabu"}, "data": {"name": "digits"}, "rounds": 2}, "here")
     older = config.to_json()
     older["method"] = {k: v for k, v in older["method"].items() if k != "norm_stats"}
-    line = {"cell": "0123", "config": older, "summary": {"accuracy": 0.5}}
+    line = {"cell": "0123456789abcdef", "config": older, "summary": {"accuracy": 0.5}}
     (tmp_path / RUNS).write_bytes(gzip.compress(json.dumps(line).encode()))
     assert runs(tmp_path) == {name_of(config): {"config": config.to_json(), "summary": {"accuracy": 0.5}}}
+    (tmp_path / "results").mkdir()
+    shutil.copy(tmp_path / RUNS, tmp_path / "results" / RUNS)
+    (tmp_path / "results" / "tuned.json").write_text('{"runs": ["0123456789abcdef", "fedcba9876543210"]}')
+    collect(tmp_path / "nothing", tmp_path / "results")  # tables follow
+    assert (tmp_path / "results" / "tuned.json").read_text() == f'{{"runs": ["{name_of(config)}", "fedcba9876543210"]}}'
     older["method"]["gone"] = 1.0  # an option that was taken back
     (tmp_path / RUNS).write_bytes(gzip.compress(json.dumps({**line, "config": older}).encode()))
-    assert runs(tmp_path) == {"0123": {"config": older, "summary": {"accuracy": 0.5}}}
+    assert runs(tmp_path) == {"0123456789abcdef": {"config": older, "summary": {"accuracy": 0.5}}}
 
 
 def test_settings_that_were_tried_come_best_first_with_their_lead_over_training_alone():

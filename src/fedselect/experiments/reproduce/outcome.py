@@ -114,8 +114,8 @@ def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, int]:
-    """1 for the largest; equal ones share the better rank."""
-    return {name: 1 + sum(other > value for other in values.values()) for name, value in values.items()}
+    """1 for the largest; equal ones, but for rounding, share the better rank."""
+    return {name: 1 + sum(other > value + 1e-9 for other in values.values()) for name, value in values.items()}
 
 
 def compare(ours: Entry, other: Entry) -> Compared | None:
