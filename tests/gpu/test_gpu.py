@@ -297,3 +297,19 @@ def test_pictures_of_bytes_train_as_on_a_cpu():
     off = (ends[0] - ends[1]).abs()
     assert float((off > 1e-4).double().mean()) < 0.01
     assert float(off.median()) < 1e-6
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_a_model_serves_several_runs_wherever_it_and_the_data_lie(there):
+    clients = [fs.ClientData(*[(x.to(there), y.to(there)) for x, y in (c.train, c.test)]) for c in federation().clients]
+    data = fs.Federation(clients, federation().classes)
+    plain = MODELS["cnn-batchnorm"](data).build().to(there)
+    model = fs.Model.wrap(plain)
+    first, again, cpu = (
+        fs.run(fs.FedSelect(lr=0.02), model=model, data=data, rounds=1, training=TRAINING, device=d, precision="float32")
+        for d in ("cuda", "cuda", "cpu")
+    )
+    assert first.accuracy == again.accuracy
+    for n, v in cpu.personal(0).items():
+        assert v.device.type == "cpu"
+        torch.testing.assert_close(again.personal(0)[n], v, rtol=1e-4, atol=1e-4)

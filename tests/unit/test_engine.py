@@ -127,6 +127,18 @@ def test_a_servers_momentum_is_one_number(digits):
         Simulation(method, fs.models.mlp(digits), digits)
 
 
+def test_a_model_is_brought_to_the_device_before_it_is_tried(digits, monkeypatch):
+    """An earlier run may have left it on another one."""
+    done = []
+    to, check = fs.Model.to, fs.Model.check
+    monkeypatch.setattr(fs.Model, "to", lambda self, device: done.append("to") or to(self, device))
+    monkeypatch.setattr(
+        fs.Model, "check", lambda self, x, classes: done.append(f"check on {x.device}") or check(self, x, classes)
+    )
+    Simulation(fs.FedAvg(), fs.models.mlp(digits), digits, device="cpu")
+    assert done == ["to", "check on cpu"]
+
+
 def test_a_class_is_not_yet_a_model(digits):
     with pytest.raises(fs.InputError, match=r"fs.Model.wrap\(MyNet\)"):
         fs.run(fs.Local(), model=nn.Linear, data=digits, rounds=1)

@@ -69,6 +69,11 @@ class Federation:
             raise DataError(f"{who} has {len(x)} {part} inputs but {len(y)} labels.")
         if len(x) == 0:
             raise DataError(f"{who} has no {part} data; leave it out or give it some.")
+        home = self.clients[0].train[0].device
+        if x.device != home or y.device != home:
+            raise DataError(
+                f"{who} has {part} data on {x.device} and {y.device}; put all of it on {home}, as the first client's."
+            )
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{who} has {part} inputs of shape {tuple(x.shape[1:])}; the first client has {self.shape}.")
         if not x.is_floating_point() and (x.dtype != torch.uint8 or x.ndim != 4):

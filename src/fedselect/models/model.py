@@ -54,7 +54,8 @@ class Model:
         self.names = [*self.params, *self.stats]  # so a mask over the parameters lies along the front of a tree
         named = {id(v): n for n, v in self.module.named_parameters()}
         self.tied = {n: named[id(v)] for n, v in persistent.items() if named.get(id(v), n) != n}
-        self.constants = {n: v.detach().clone() for n, v in persistent.items() if n not in tree and n not in self.tied}
+        rest = {n: v for n, v in persistent.items() if n not in tree and n not in self.tied}
+        self.constants = {n: v.detach().to("cpu", copy=True) for n, v in rest.items()}
         if not self.params:
             raise InputError("the model has no trainable parameter.")
         self.norms = self._of(_NORMS)

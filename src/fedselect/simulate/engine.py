@@ -118,21 +118,19 @@ class Simulation:
         model.precision = self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
-        splits = {part: data.split(part, dtype) for part in ("train", "val", "test")}
-        one = splits["train"].rows(slice(0, 1))
-        x, _ = one.batch(torch.tensor([[0, min(1, int(one.n[0]) - 1)]]))
+        self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
+        sizes = self._split["train"].sizes or ()
+        model.to(self.device)  # from wherever its own values, or another run, have left it
+        x, _ = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         model.check(x[0], data.classes)
-        model.to(self.device)
         self._programs = Programs(model, self.training)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
-        self._split = {part: split.to(self.device) for part, split in splits.items()}
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
         self.fits = self._fit()
-        sizes = splits["train"].sizes or ()
         if 1 in sizes:  # it may be too little for a BatchNorm
             self._try_step(sizes.index(1))
         if model.slow:
