@@ -154,7 +154,7 @@ def _trained(model: Model, only: Mask) -> list[str]:
 def _apply(model: Model, values: Tree, x: Tensor, train: bool) -> Output:
     if model.precision != "bf16":
         return model.apply(values, x, train)
-    out = model.apply(values, x.bfloat16(), train)
+    out = model.apply(values, x.bfloat16() if x.is_floating_point() else x, train)
     return Output(out.logits.float(), None if out.features is None else out.features.float())
 
 

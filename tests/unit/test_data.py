@@ -46,6 +46,14 @@ def test_good_data_passes():
         ({"train": part(shape=(3,))}, r"client 1 has training inputs of shape \(3,\); the first client has \(2,\)"),
         ({"test": part(shape=(2, 1))}, r"client 1 has test inputs of shape \(2, 1\)"),
         ({"train": ((X * 255).to(torch.uint8), Y)}, r"client 1 has training inputs of type torch.uint8; give floats"),
+        (
+            {"train": (X > 0.5, Y)},
+            r"client 1 has training inputs of type torch.bool; give floats, .* or int64 for an embedding",
+        ),
+        (
+            {"train": (X.long(), Y)},
+            r"client 1 has training inputs of type torch.int64; the first client trains on torch.float32",
+        ),
         ({"train": (X.to("meta"), Y)}, "client 1 has training data on meta and cpu; put all of it on cpu"),
         ({"train": (X, Y.float())}, "client 1 has training labels of type torch.float32"),
         ({"train": (X, Y.view(-1, 1))}, r"client 1 has training labels of type torch.int64 and shape \(4, 1\)"),

@@ -114,6 +114,29 @@ def test_floats_are_augmented_too():
     assert not torch.equal(ends[0]["1.weight"], ends[1]["1.weight"])
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_whole_numbers_reach_an_embedding_as_they_are(kind):
+    """The same numbers as from floats that the model turns back, which is what one had to do otherwise."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(40, 6, padding_idx=0), nn.Linear(6, 2)
+
+        def forward(self, x):
+            assert x.dtype in (torch.int64, torch.float32)
+            return self.out(self.embed(x.long()).mean(1))
+
+    g = torch.Generator().manual_seed(0)
+    words, labels = torch.randint(0, 40, (3, 20, 5), generator=g), torch.arange(20) % 2
+    ends = []
+    for as_given in (kind, torch.float32):
+        given = [(x.to(as_given), n) for x, n in zip(words, (20, 7, 1), strict=True)]
+        clients = [fs.ClientData((x[:n], labels[:n]), (x, labels)) for x, n in given]
+        ends.append(fs.run(fs.FedSelect(lr=0.1), model=fs.Model.wrap(Words), data=clients, rounds=3).personal(1))
+    assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items())
+
+
 def test_pictures_and_numbers_are_not_mixed():
     x = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
     y = torch.arange(4) % 2

@@ -76,9 +76,11 @@ class Federation:
             )
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{who} has {part} inputs of shape {tuple(x.shape[1:])}; the first client has {self.shape}.")
-        if not x.is_floating_point() and (x.dtype != torch.uint8 or x.ndim != 4):
+        kind, first = _kind(x), _kind(self.clients[0].train[0])
+        if kind is None:
             raise DataError(
-                f"{who} has {part} inputs of type {x.dtype}; give floats, or pictures as uint8 (N, channels, H, W)."
+                f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
+                "for an embedding."
             )
         if y.is_floating_point() or y.ndim != 1:
             raise DataError(
@@ -87,7 +89,7 @@ class Federation:
         if int(y.min()) < 0 or int(y.max()) >= self.classes:
             bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
-        if (x.dtype == torch.uint8) != (self.clients[0].train[0].dtype == torch.uint8):
+        if kind != first:
             raise DataError(
                 f"{who} has {part} inputs of type {x.dtype}; the first client trains on {self.clients[0].train[0].dtype}."
             )
@@ -118,8 +120,18 @@ class Federation:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
         pool = Split(x, y.to(torch.int64), n.cumsum(0) - n, n)
         if x.dtype != torch.uint8:
-            return replace(pool, x=x.to(dtype), augment=self.augment if part == "train" else "none")
+            kind = dtype if x.is_floating_point() else torch.int64
+            return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")
         channels = self.shape[0]
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
         std = torch.tensor(self.std or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
         return replace(pool, scale=1 / (255 * std), shift=-mean / std, augment=self.augment if part == "train" else "none")
+
+
+def _kind(x: Tensor) -> str | None:
+    """What a model is given: numbers in its own type, pictures, or whole numbers as they are."""
+    if x.is_floating_point():
+        return "floats"
+    if x.dtype == torch.uint8 and x.ndim == 4:
+        return "pictures"
+    return "integers" if x.dtype in (torch.int16, torch.int32, torch.int64) else None
