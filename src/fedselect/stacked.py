@@ -74,7 +74,7 @@ class Forward(TorchFunctionMode):
         if kind is None and self.key is not None and not all(map(torch.equal, _generators(), self._drawn)):
             raise InputError(
                 "the model draws random numbers other than by dropout while training; its numbers would depend on how "
-                "clients are stacked. Use nn.Dropout; attention and transformer layers draw by themselves and want dropout=0."
+                "clients are stacked. Use nn.Dropout; attention draws by itself and wants none (layer.self_attn.dropout = 0.0)."
             )
 
     def __torch_function__(
@@ -102,6 +102,8 @@ class Forward(TorchFunctionMode):
             return _max_pool2d(*args, **kwargs)
         if self.stacked and func is F.group_norm:
             return _group_norm(*args, **kwargs)
+        if func is F.embedding:
+            return _embedding(*args, **kwargs)
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if self.stacked and func is torch.conv1d:
@@ -276,6 +278,23 @@ def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tens
     shape = (-1, *([1] * (x.ndim - 2)))
     out = out if weight is None else out * weight.view(shape)
     return out if bias is None else out + bias.view(shape)
+
+
+def _embedding(
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Under vmap the tables of all clients are one: an index out of a client's own must not reach its neighbour's rows, and
+    the stock rule knows the padding of the first client alone. Gradients are dense.
+    """
+    outside = (x < 0) | (x >= len(weight))
+    y = F.embedding(torch.where(outside, 2**62, x.long()), weight, None, max_norm, norm_type, scale_grad_by_freq)
+    return y if padding_idx is None else torch.where((x == padding_idx % len(weight)).unsqueeze(-1), y.detach(), y)
 
 
 def _max_pool2d(

@@ -148,6 +148,30 @@ def test_a_stacked_layer_is_torchs_for_every_client(layer, train):
             torch.testing.assert_close(got[n], v, rtol=1e-8, atol=1e-10, msg=lambda m, n=n: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("how", [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_an_embedding_is_torchs_for_every_client(how):
+    """Padding above all, which has no gradient."""
+    x = torch.randint(0, 6, (CLIENTS, 5, 4), generator=torch.Generator().manual_seed(0))
+    (w,) = leaves(randn(CLIENTS, 6, 3))
+    with Forward(None, stacked=True):
+        y = vmap(lambda x, w: F.embedding(x, w, **how))(x, w)
+    upstream = randn(*y.shape, seed=1)
+    (y * upstream).sum().backward()
+    for c in range(CLIENTS):
+        (alone,) = leaves(w[c].detach())
+        expected = F.embedding(x[c], alone, **how)
+        (expected * upstream[c]).sum().backward()
+        torch.testing.assert_close(y[c], expected, **EXACT)
+        torch.testing.assert_close(w.grad[c], alone.grad.to_dense(), **EXACT)
+
+
+@pytest.mark.parametrize("index", [6, -1])
+def test_an_index_out_of_an_embedding_does_not_reach_the_next_clients(index):
+    x = torch.tensor([[0], [index], [0]])
+    with pytest.raises(IndexError), Forward(None, stacked=True):
+        vmap(F.embedding)(x, randn(CLIENTS, 6, 3))
+
+
 def inputs_of(rule):
     x = randn(2, 3, 4, 2, 2) if rule is BatchNorm else randn(2, 3, 4)
     return leaves(x, *([randn(2, 4, seed=1), randn(2, 4, seed=2)] if rule is BatchNorm else [randn(2, 5, 4), randn(2, 5)]))

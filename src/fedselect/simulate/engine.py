@@ -427,6 +427,7 @@ class Simulation:
         train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
         x, y = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
+        why = ""
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
             speed = {n: torch.zeros_like(v) for n, v in tree.items()}
@@ -435,7 +436,7 @@ class Simulation:
                 step(
                     self.model, tree, speed, x, y, torch.zeros_like(y[:, 0]), everything, 0.01, cross_entropy, {}, self.training
                 )
-                return
+                break
             except InputError as e:
                 if size > 1:
                     raise
@@ -443,11 +444,10 @@ class Simulation:
             except RuntimeError as e:
                 if not self.model.stackable:
                     raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
-                self.model.stackable = False
-                warnings.warn(
-                    f"{self.model.name} cannot run for all clients at once, so they run one by one ({str(e).splitlines()[0]}).",
-                    stacklevel=2,
-                )
+                self.model.stackable, why = False, str(e).splitlines()[0]
+        if why:
+            said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
+            warnings.warn(said, stacklevel=2)
 
 
 def _free_on(device: torch.device) -> int:
