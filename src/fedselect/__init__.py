@@ -23,7 +23,7 @@ from fedselect.methods import (
 )  # fmt: skip
 from fedselect.models import Model
 from fedselect.select import DeltaSelect, Fixed, RandomSelect, layers
-from fedselect.simulate import Result, run
+from fedselect.simulate import Result, Simulation, run
 from fedselect.step import Training
 from fedselect.work import Pass, Work
 
@@ -60,6 +60,7 @@ __all__ = [
     "Received",
     "Result",
     "RunError",
+    "Simulation",
     "Training",
     "TrainingError",
     "Up",

@@ -12,7 +12,7 @@ PUBLIC = [
     "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Images", "InputError",
     "LGFedAvg",
     "Local", "LotteryFL", "Method", "Model", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Received", "Result",
-    "RunError", "Training", "TrainingError", "Up", "Work", "deal_images", "from_datasets",
+    "RunError", "Simulation", "Training", "TrainingError", "Up", "Work", "deal_images", "from_datasets",
     "layers", "load", "models", "run",
 ]  # fmt: skip
 

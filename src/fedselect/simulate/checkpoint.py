@@ -5,17 +5,22 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from fedselect import generations
 from fedselect.errors import CheckpointError
 from fedselect.files import write_json
 from fedselect.simulate import ranks
-from fedselect.simulate.engine import Simulation
 from fedselect.simulate.store import Compact, Store
 from fedselect.tree import flat, nested, together
+
+if TYPE_CHECKING:
+    from fedselect.simulate.engine import Simulation
 
 ADVICE = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
 
@@ -26,6 +31,7 @@ class Run:
 
     config: Mapping[str, Any]
     renewed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    mend: str | None = None  # what to do about a checkpoint of another run; else what a run directory wants
 
     def unlike(self, said: Mapping[str, Any]) -> str:
         """In what the run of a checkpoint differs from this one, if it does."""
@@ -36,7 +42,33 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-def save(folder: Path, simulation: Simulation, run: Run) -> Path:
+def owner(simulation: "Simulation") -> Run:
+    """Whose checkpoints those of a simulation are that is stepped by a program of its own."""
+    s = simulation
+    data = {part: [list(split.sizes or ()), _digest(split.y)] for part, split in s._split.items()}
+    config = {
+        "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
+        "late": s._from.tolist(), "model": {n: [list(v.shape), _digest(v)] for n, v in s.initial.items()}, "data": data,
+    }  # fmt: skip
+    return Run(config, mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.")
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON has it, the same in every process."""
+    if is_dataclass(value):
+        return {"kind": type(value).__name__, **{f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return value if isinstance(value, str | int | float | None) else getattr(value, "__qualname__", type(value).__name__)
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:12]
+
+
+def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     store, round = simulation.store, simulation.round
     rows = ranks.collect({**store.dump(), "": {"joined": store.joined}}, simulation.clients)
@@ -88,7 +120,7 @@ def claim(folder: Path, run: Run, mend: str | None = None) -> bool:
 def _claim(place: Path, said: Mapping[str, Any], run: Run, mend: str | None = None) -> None:
     if changed := run.unlike(said):
         back = f"put {place.parents[1] / 'config.json'} back as it was, or begin another run: --config with a new --out."
-        raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or back}")
+        raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or run.mend or back}")
 
 
 def _said(place: Path) -> dict[str, Any] | None:
@@ -130,7 +162,7 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} was {old}, is {new}"
 
 
-def load(place: Path, simulation: Simulation, run: Run) -> None:
+def load(place: Path, simulation: "Simulation", run: Run) -> None:
     """Put a simulation where the checkpoint left it."""
     said, tensors = generations.load(place, ADVICE)
     _claim(place, said, run)

@@ -5,22 +5,23 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedselect import random
-from fedselect.data import Federation
+from fedselect.data import ClientData, Federation
 from fedselect.deploy import wire
 from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.method import Down, Method, Received, check_clients, exact, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, keep_memory
-from fedselect.simulate import ranks
+from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.jobs import Asked, Full, Job, do
 from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
 from fedselect.simulate.store import Compact, Store
@@ -71,14 +72,35 @@ def deterministic(on: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = fill
 
 
+class How(TypedDict, total=False):
+    """How clients are run, whatever the method: options of Simulation that `run` passes on."""
+
+    fraction: float
+    late: tuple[int, int] | None
+    chunk: int | Literal["auto"]
+    rows: str
+    device: str
+    precision: str
+    deterministic: bool
+    eval_every: int
+
+
 class Simulation:
-    """A federation in one process. `step` runs one round; `server`, `store` and `round` are all there is to save."""
+    """A federation in one process, round by round.
+
+    `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
+    where it has the same hardware. `Result(simulation, history)` takes out models and masks.
+
+    `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
+    from 1). `chunk`: how many clients run at once. `rows`: what rests of clients between rounds, all or personal. `device`:
+    auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations.
+    """
 
     def __init__(
         self,
         method: Method,
-        model: Model,
-        data: Federation,
+        model: Model | nn.Module,
+        data: Federation | Iterable[ClientData],
         *,
         seed: int = 0,
         training: Training | None = None,
@@ -91,6 +113,11 @@ class Simulation:
         deterministic: bool = False,
         eval_every: int = 1,
     ) -> None:
+        if not isinstance(method, Method):
+            raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
+        if training is not None and not isinstance(training, Training):
+            raise InputError(f"training must be fs.Training(...), not {training!r}.")
+        model, data = _as_model(model), _as_federation(data)
         self.clients = len(data.clients)
         if not 0.0 < fraction <= 1.0:
             raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {fraction}.")
@@ -148,6 +175,18 @@ class Simulation:
                 asked.append(self._answer(round, asked.pop()))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+    def save(self, folder: str | Path) -> None:
+        """Write where the simulation stands into a folder, whole or not at all; the state before it is kept too."""
+        checkpoint.save(Path(folder), self, checkpoint.owner(self))
+
+    def resume(self, folder: str | Path) -> bool:
+        """Go to where the last state in a folder left off, if there is one; it must be of the same method, model and data."""
+        run = checkpoint.owner(self)
+        found = checkpoint.find(Path(folder), run)
+        if found is not None:
+            checkpoint.load(found.place, self, run)
+        return found is not None
 
     def _answer(self, round: Generator[Asked, Any, Record], job: Asked) -> Asked:
         """Do what a round asks, and get what it asks next; nothing of the job is held then, should the GPU be full of it."""
@@ -448,6 +487,23 @@ class Simulation:
         if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
             warnings.warn(said, stacklevel=2)
+
+
+def _as_model(model: Model | nn.Module) -> Model:
+    if isinstance(model, nn.Module):
+        return Model.wrap(model)
+    if not isinstance(model, Model):
+        raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
+    return model
+
+
+def _as_federation(data: Federation | Iterable[ClientData]) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    clients = [data] if isinstance(data, ClientData) else list(data)
+    if not all(isinstance(c, ClientData) for c in clients):
+        raise InputError("data must be a Federation or a list of fs.ClientData.")
+    return Federation(clients)
 
 
 def _free_on(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.errors import InputError
 from fedselect.method import Method
 from fedselect.models import Model
-from fedselect.simulate.engine import Simulation, check_late
+from fedselect.simulate.engine import How, Simulation, check_late
 from fedselect.simulate.notes import LISTS, Record
 from fedselect.step import Training
 from fedselect.tree import Tree
@@ -94,23 +94,15 @@ def run(
     seed: int = 0,
     training: Training | None = None,
     on_round: Callable[[Record], None] | None = None,
-    **how: Any,
+    **how: Unpack[How],
 ) -> Result:
-    """Train a federation in memory; `how` takes fraction, late, chunk, device and eval_every, as Simulation does."""
+    """Train a federation in memory. `on_round` is given each round's record.
+
+    `how`: fraction, late, chunk, rows, device, precision, deterministic and eval_every, which Simulation explains.
+    """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
     check_late(how.get("late"), rounds)
-    if not isinstance(method, Method):
-        raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
-    if isinstance(model, nn.Module):
-        model = Model.wrap(model)
-    if not isinstance(model, Model):
-        raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
-    if not isinstance(data, Federation):
-        clients = [data] if isinstance(data, ClientData) else list(data)
-        if not all(isinstance(c, ClientData) for c in clients):
-            raise InputError("data must be a Federation or a list of fs.ClientData.")
-        data = Federation(clients)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)
     history: list[Record] = []
     for r in range(rounds):

@@ -1,0 +1,100 @@
+"""A simulation in a program of one's own: stepped, stopped, saved, and resumed to the bit."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fedselect as fs
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 10))
+
+
+def simulation(digits, method=None, model=net, seed=5, **how):
+    return fs.Simulation(method or fs.FedSelect(rate=0.2), fs.Model.wrap(model), digits, seed=seed, fraction=0.6, **how)
+
+
+def told(records):
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+@pytest.mark.parametrize("rows", ["all", "personal"])
+def test_saved_and_resumed_is_uninterrupted(digits, tmp_path, rows):
+    whole = simulation(digits, rows=rows, late=(1, 4))
+    records = [whole.step() for _ in range(6)]
+    first = simulation(digits, rows=rows, late=(1, 4))
+    again = [first.step() for _ in range(3)]
+    first.save(tmp_path / "state")
+    second = simulation(digits, rows=rows, late=(1, 4))
+    assert second.resume(tmp_path / "state")
+    assert second.round == 3
+    again += [second.step() for _ in range(3)]
+    assert told(again) == told(records)
+    ends = [fs.Result(s, []).simulation.models(range(len(digits.clients)), "merged") for s in (whole, second)]
+    assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items())
+
+
+def test_there_may_be_nothing_to_resume_and_two_states_are_kept(digits, tmp_path):
+    made = simulation(digits)
+    assert not made.resume(tmp_path / "state")
+    for _ in range(3):
+        made.step()
+        made.save(str(tmp_path / "state"))
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["000002", "000003"]
+
+
+def half(digits):
+    clients = [fs.ClientData((c.train[0][::2], c.train[1][::2]), c.test) for c in digits.clients]
+    return fs.Federation(clients, digits.classes)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda d: simulation(d, fs.FedSelect(rate=0.2, lr=0.05)), r"lr was 0\.1, is 0\.05"),
+        (lambda d: simulation(d, fs.FedPer()), "kind was DeltaSelect, is Fixed"),
+        (lambda d: simulation(d, seed=6), "seed was 5, is 6"),
+        (lambda d: simulation(d, training=fs.Training(batch_size=8)), "batch_size was 32, is 8"),
+        (lambda d: simulation(d, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), "1.weight"),
+        (lambda d: simulation(half(d)), "train"),
+    ],
+    ids=["rate", "method", "seed", "training", "model", "data"],
+)
+def test_what_another_simulation_saved_is_refused(digits, tmp_path, other, said):
+    simulation(digits).save(tmp_path)
+    with pytest.raises(
+        fs.CheckpointError, match=rf"of another configuration \(.*{said}.*\); make it as it was .* another folder"
+    ):
+        other(digits).resume(tmp_path)
+
+
+def test_another_process_goes_on(digits, tmp_path):
+    """What a state is known by holds nothing of the process that wrote it."""
+    code = (
+        "import fedselect as fs; from torch import nn; from pathlib import Path\n"
+        "norms = fs.Partial(fs.Fixed(fs.layers('1.weight')), (('all', 1),))\n"
+        "s = fs.Simulation(norms, fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), fs.load('digits'))\n"
+        f"print(s.resume({str(tmp_path)!r}), s.round); s.step(); s.save({str(tmp_path)!r})"
+    )
+    said = [subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout for _ in range(2)]
+    assert said == ["False 0\n", "True 1\n"]
+
+
+def test_a_simulation_takes_what_run_takes_and_says_what_it_cannot_take(digits):
+    module = net()
+    clients = [fs.ClientData((c.train[0], torch.arange(20) % 10), c.test) for c in digits.clients]
+    one = fs.Simulation(fs.FedAvg(), module, clients).step()
+    assert one["accuracy"] == fs.run(fs.FedAvg(), model=module, data=clients, rounds=1).accuracy
+    for wrong, said in (
+        ((fs.FedAvg, module, digits), "method must be"),
+        ((fs.FedAvg(), net, digits), "model must be a module, or what makes one"),
+        ((fs.FedAvg(), module, [digits.clients[0].train]), "data must be a Federation"),
+    ):
+        with pytest.raises(fs.InputError, match=said):
+            fs.Simulation(*wrong)
+    with pytest.raises(fs.InputError, match=r"training must be fs\.Training"):
+        fs.Simulation(fs.FedAvg(), module, digits, training={"batch_size": 8})
