@@ -1,26 +1,35 @@
 """Checks of options: a value that cannot be used is refused in words, by its name."""
 
+from numbers import Real
+
 import torch
+from torch import Tensor
 
 from fedselect.errors import InputError
 from fedselect.tree import Scalar
 
 
+def check_number(name: str, value: Scalar) -> Tensor:
+    if not isinstance(value, Real | Tensor):
+        raise InputError(f"{name} must be a number, or a tensor of one for each client, not {value!r}.")
+    return torch.as_tensor(value)
+
+
 def check_positive(**given: Scalar | None) -> None:
     for name, value in given.items():
-        if value is not None and not bool((torch.as_tensor(value) > 0).all()):
+        if value is not None and not bool((check_number(name, value) > 0).all()):
             raise InputError(f"{name} must be positive, not {value}.")
 
 
 def check_not_negative(**given: Scalar) -> None:
     for name, value in given.items():
-        if not bool((torch.as_tensor(value) >= 0).all()):
+        if not bool((check_number(name, value) >= 0).all()):
             raise InputError(f"{name} must not be negative, not {value}.")
 
 
 def check_shares(**given: Scalar) -> None:
     for name, value in given.items():
-        v = torch.as_tensor(value)
+        v = check_number(name, value)
         if not bool(((v >= 0) & (v <= 1)).all()):
             raise InputError(f"{name} is a share and must lie in [0, 1], not {value}.")
 

@@ -70,6 +70,14 @@ def test_what_is_wrong_is_said_with_the_clients_name(how, said):
         federation(**how)
 
 
+@pytest.mark.parametrize("wrong", [X, (X, Y, Y), None, (X,)], ids=["inputs alone", "three", "none", "one"])
+@pytest.mark.parametrize("which", ["train", "test"])
+def test_a_part_is_a_pair(wrong, which):
+    parts = {"train": (X, Y), "test": (X, Y), which: wrong}
+    with pytest.raises(fs.DataError, match=rf"client 0: {which} must be a pair of tensors, \(inputs, labels\)"):
+        fs.Federation([fs.ClientData(**parts)])
+
+
 def test_no_clients():
     with pytest.raises(fs.DataError, match="there are no clients"):
         fs.Federation([])

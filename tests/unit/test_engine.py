@@ -71,9 +71,17 @@ def test_other_things_are_refused_in_words(digits, wrong):
         fs.run(given["method"], model=fs.models.mlp(digits), data=given["data"], rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"lr": "0.1"}, "lr"), ({"limit": [0.1, 0.3]}, "limit"), ({"decay": None}, "decay")]
+)
+def test_an_option_that_is_no_number_is_refused_by_its_name(wrong, said):
+    with pytest.raises(fs.InputError, match=f"{said} must be a number, or a tensor of one for each client, not "):
+        fs.FedSelect(**wrong)
+
+
 def test_a_model_of_other_classes_hears_what_to_say(digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
-    with pytest.raises(fs.InputError, match=r"10 classes need \(2, 10\), or say how many classes there are"):
+    with pytest.raises(fs.InputError, match=r"labels from 0 to 9 need \(2, 10\), or say how many classes there are"):
         fs.run(fs.FedAvg(), model=net, data=digits, rounds=1)
 
 

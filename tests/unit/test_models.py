@@ -166,11 +166,24 @@ def test_a_head_that_does_not_produce_the_output_is_found_out():
     fs.Model.wrap(TwoHeads(), head="fc").check(torch.zeros(2, 4), 3)
 
 
+def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x), x
+
+    with pytest.raises(fs.InputError, match=r"Two returns a tuple; wrap it in a module that returns class scores alone"):
+        fs.Model.wrap(Two).check(torch.rand(2, 4), 3)
+
+
 def test_a_model_that_does_not_fit_the_data_says_so():
     model = fs.Model.wrap(nn.Linear(4, 3))
     with pytest.raises(fs.InputError, match=r"Linear cannot take inputs of shape \(5,\)"):
         model.check(torch.zeros(2, 5), 3)
-    with pytest.raises(fs.InputError, match=r"returns \(2, 3\) for 2 inputs; 7 classes need \(2, 7\)"):
+    with pytest.raises(fs.InputError, match=r"returns \(2, 3\) for 2 inputs; labels from 0 to 6 need \(2, 7\)"):
         model.check(torch.zeros(2, 4), 7)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,8 +49,11 @@ class Federation:
         if not self.clients:
             raise DataError("there are no clients; give data for at least one.")
         for i, client in enumerate(self.clients):
-            for pair in (client.train, client.test, client.val):
-                if pair is not None and not all(isinstance(v, Tensor) for v in pair):
+            for part in ("train", "test", *(() if client.val is None else ("val",))):
+                pair: Any = getattr(client, part)
+                if not isinstance(pair, tuple | list) or len(pair) != 2:
+                    raise DataError(f"client {client.name or i}: {part} must be a pair of tensors, (inputs, labels).")
+                if not all(isinstance(v, Tensor) for v in pair):
                     raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
         if not self.classes:
             top = max((int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel()), default=0)

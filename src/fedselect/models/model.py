@@ -138,11 +138,14 @@ class Model:
         finally:
             if handle is not None:
                 handle.remove()
-        if not isinstance(out.logits, Tensor) or out.logits.shape != (len(x), classes):
-            got = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else type(out.logits).__name__
+        if not isinstance(out.logits, Tensor):
             raise InputError(
-                f"{self.name} returns {got} for {len(x)} inputs; {classes} classes need ({len(x)}, {classes}), "
-                "or say how many classes there are: Federation(clients, classes=...)."
+                f"{self.name} returns a {type(out.logits).__name__}; wrap it in a module that returns class scores alone."
+            )
+        if out.logits.shape != (len(x), classes):
+            raise InputError(
+                f"{self.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; labels from 0 to {classes - 1} need "
+                f"({len(x)}, {classes}), or say how many classes there are: Federation(clients, classes=...)."
             )
         if self._guessed and inner and inner[-1] is not out.logits:
             raise InputError(
