@@ -1,6 +1,8 @@
 """docs/own-method.md: its examples run, and the method passes the checks every method passes."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import cases
@@ -62,3 +64,20 @@ def test_a_full_step_is_the_global_models_next_round(halfway):
     )
     other.step()
     cases.assert_equal(sim.models(range(sim.clients)), other.models(range(sim.clients)), tol=1e-6)
+
+
+def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(tmp_path):
+    (tmp_path / "halfway.py").write_text(BLOCKS[1])
+    (tmp_path / "fed.py").write_text(BLOCKS[2])
+
+    def fed(*args):
+        return subprocess.run(
+            [sys.executable, "fed.py", *args], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    made = ("--data", "mine", "--clients", "3", "--model", "tiny", "--width", "4", "-q")
+    fed("run", "--method", "halfway", "--step", "0.3", *made, "--rounds", "2", "--out", "runs/a")
+    assert "halfway" in fed("resume", "runs/a")
+    assert (tmp_path / "runs" / "a" / "summary.json").exists()
+    assert "--step" in fed("methods", "halfway")
+    fed("export", "runs/a", "--client", "1")
