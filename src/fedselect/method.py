@@ -43,7 +43,7 @@ class Received:
     """A round's uploads as the server sees them, folded entry by entry; rows of `extra` follow `ids`."""
 
     ids: Tensor
-    mean: Tree  # over the clients that sent the entry, by weight
+    mean: Tree  # over the clients that sent the entry, by weight; of no use where nobody did: merge(heard, mean, before)
     heard: Mask  # entries that anybody sent
     extra: State
 
@@ -80,6 +80,17 @@ def altered(method: M, own: Mapping[str, Any]) -> M:
     for name, value in own.items():
         object.__setattr__(out, name, value)
     return out
+
+
+def check_method(method: object) -> None:
+    """What a method must be, said before it is run."""
+    if not isinstance(method, Method):
+        raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
+    name = type(method).__name__
+    if not is_dataclass(method):
+        raise InputError(f"{name} must be a dataclass, its options the fields: put @dataclass(frozen=True) before the class.")
+    if getattr(method, "view", None) not in ("local", "merged"):
+        raise InputError(f"{name} must say which model it reports: give it view = 'local' or view = 'merged'.")
 
 
 def check_clients(method: object, clients: int) -> None:

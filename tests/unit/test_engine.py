@@ -1,5 +1,7 @@
 """What the engine refuses, and what it gives out."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -77,6 +79,14 @@ def test_other_things_are_refused_in_words(digits, wrong):
 def test_an_option_that_is_no_number_is_refused_by_its_name(wrong, said):
     with pytest.raises(fs.InputError, match=f"{said} must be a number, or a tensor of one for each client, not "):
         fs.FedSelect(**wrong)
+
+
+def test_a_method_that_is_not_all_there_hears_what_to_say(digits):
+    plain = type("Plain", (fs.Method,), dict.fromkeys(fs.Method.__abstractmethods__, lambda *_: None))
+    with pytest.raises(fs.InputError, match=r"Plain must be a dataclass.*@dataclass\(frozen=True\)"):
+        Simulation(plain(), fs.models.mlp(digits), digits)
+    with pytest.raises(fs.InputError, match=r"Plain must say which model it reports: give it view = 'local'"):
+        Simulation(dataclass(frozen=True)(plain)(), fs.models.mlp(digits), digits)
 
 
 def test_a_model_of_other_classes_hears_what_to_say(digits):

@@ -98,3 +98,13 @@ def test_a_simulation_takes_what_run_takes_and_says_what_it_cannot_take(digits):
             fs.Simulation(*wrong)
     with pytest.raises(fs.InputError, match=r"training must be fs\.Training"):
         fs.Simulation(fs.FedAvg(), module, digits, training={"batch_size": 8})
+
+
+def test_a_programs_own_random_numbers_and_module_are_left_alone(digits):
+    module = net().train()
+    before = torch.get_rng_state(), [v.clone() for v in module.state_dict().values()], torch.is_grad_enabled()
+    fs.run(fs.FedSelect(), model=module, data=digits, rounds=2)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(map(torch.equal, module.state_dict().values(), before[1]))
+    assert module.training
+    assert torch.is_grad_enabled() == before[2]

@@ -17,7 +17,7 @@ from fedselect import random
 from fedselect.data import ClientData, Federation
 from fedselect.deploy import wire
 from fedselect.errors import InputError, RunError, TrainingError
-from fedselect.method import Down, Method, Received, check_clients, exact, for_clients
+from fedselect.method import Down, Method, Received, check_clients, check_method, exact, for_clients
 from fedselect.models import Model
 from fedselect.objectives import cross_entropy
 from fedselect.program import Programs, keep_memory
@@ -113,8 +113,7 @@ class Simulation:
         deterministic: bool = False,
         eval_every: int = 1,
     ) -> None:
-        if not isinstance(method, Method):
-            raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
+        check_method(method)
         if training is not None and not isinstance(training, Training):
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
         model, data = _as_model(model), _as_federation(data)
