@@ -177,6 +177,47 @@ def test_a_model_that_draws_is_refused_in_one_sentence(digits, recwarn):
     assert not [w for w in recwarn if "one by one" in str(w.message)]
 
 
+class Follows(nn.Module):
+    """Takes the mean of what it has seen away, and keeps that in a buffer in one of several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.first, self.out = how, nn.Linear(64, 6), nn.Linear(6, 10)
+        self.register_buffer("mean", torch.zeros(6), persistent=how != "not persistent")
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        now = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        if self.training and self.how == "replaced":
+            self.mean = now
+        elif self.training:
+            self.mean.copy_(now)
+        if self.training and self.how == "counted":
+            self.seen += 1
+        return self.out(h - self.mean)
+
+
+@pytest.mark.parametrize("stackable", [True, False])
+def test_statistics_may_be_replaced_or_written_to(digits, stackable):
+    ends = []
+    for how in ("written", "replaced"):
+        model = fs.Model.wrap(lambda how=how: Follows(how))
+        model.stackable = stackable
+        ends.append(fs.run(fs.FedSelect(), model=model, data=digits, rounds=3).personal(1))
+    assert bool((ends[0]["mean"] != 0).all())
+    for n, v in ends[0].items():
+        assert torch.equal(v, ends[1][n]), n
+
+
+@pytest.mark.parametrize(("how", "buffer"), [("counted", "seen"), ("not persistent", "mean")])
+def test_a_buffer_that_clients_would_share_is_refused(digits, how, buffer):
+    with pytest.raises(
+        fs.InputError, match=rf"writes to its buffer '{buffer}' while it trains.* a persistent buffer of floats"
+    ):
+        Simulation(fs.FedAvg(), fs.Model.wrap(lambda: Follows(how)), digits)
+
+
 def test_a_model_is_brought_to_the_device_before_it_is_tried(digits, monkeypatch):
     """An earlier run may have left it on another one."""
     done = []

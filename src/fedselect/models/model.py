@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,11 @@ class Model:
         self._seen: list[Tensor] = []
         if self.head is not None:
             self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
+        homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
+        self._homes = {n: homes[n] for n in self.stats}
+        self._others = {n: at for n, at in homes.items() if n not in tree and not isinstance(at[0], _BATCH_NORMS)}
+        self._values: Tree = {}  # of the client whose forward pass is under way
+        self.module.register_forward_hook(self._write_back)
         self._train = self.module.training
         self.precision = "float32"  # how products are computed: float32, or on a GPU tf32 or bf16
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
@@ -117,7 +123,7 @@ class Model:
         if self._train != train:
             self.module.train(train)
             self._train = train
-        with self._features() as seen:
+        with self._features(tree) as seen:
             logits = functional_call(self.module, tree, (x,))
             return Output(logits, seen[-1] if seen else None)
 
@@ -152,6 +158,20 @@ class Model:
                 f"the last Linear of {self.name}, {self.head!r}, does not produce its output; name the head: "
                 f"Model.wrap(module, head=...) with one of {', '.join(self._linears())}."
             )
+
+    def others(self) -> Tree:
+        """What its buffers hold that are no part of a client's model, but for BatchNorm's counters."""
+        found = {n: home._buffers[key] for n, (home, key) in self._others.items()}
+        return {n: b.detach().clone() for n, b in found.items() if b is not None}
+
+    def check_others(self, before: Tree) -> None:
+        """Complain where training has written to them: clients would share what one has left there."""
+        for n, b in self.others().items():
+            if n in before and b.shape == before[n].shape and not torch.equal(b, before[n]):
+                raise InputError(
+                    f"{self.name} writes to its buffer {n!r} while it trains, and clients would share that; make it a "
+                    "persistent buffer of floats, and every client has its own."
+                )
 
     def dead(self) -> Tree:
         """Of kernels with taps that only ever meet padding, which entries these are, each in a line: they never move."""
@@ -202,12 +222,22 @@ class Model:
     def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._seen.append(inputs[0])
 
+    def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
+        for n, (home, key) in self._homes.items() if self._train and self._values else ():
+            now = home._buffers[key]
+            if now is not None and now is not self._values[n]:
+                with torch.no_grad():
+                    self._values[n].copy_(now)
+
     @contextmanager
-    def _features(self) -> Iterator[list[Tensor]]:
+    def _features(self, tree: Tree) -> Iterator[list[Tensor]]:
+        self._values = tree
         try:
             yield self._seen
         finally:
             self._seen.clear()
+            self._values = {}
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

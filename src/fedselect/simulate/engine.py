@@ -465,7 +465,7 @@ class Simulation:
         train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
         x, y = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
-        why = ""
+        why, others = "", self.model.others()
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
             speed = {n: torch.zeros_like(v) for n, v in tree.items()}
@@ -483,6 +483,7 @@ class Simulation:
                 if not self.model.stackable:
                     raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
                 self.model.stackable, why = False, str(e).splitlines()[0]
+        self.model.check_others(others)
         if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
             warnings.warn(said, stacklevel=2)
