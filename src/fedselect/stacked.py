@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedselect import kernels, random, rules
 from fedselect.errors import InputError
@@ -45,8 +46,10 @@ class Forward(TorchFunctionMode):
     number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
     """
 
-    def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32") -> None:
+    def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32", watch: bool = True) -> None:
         super().__init__()
+        watch = watch and not stacked  # vmap itself refuses to draw
+        self._draws: Any = _Draws() if watch else None  # type: ignore[no-untyped-call]
         self.key = key
         self.stacked = stacked
         self.precision = precision
@@ -60,18 +63,23 @@ class Forward(TorchFunctionMode):
         self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
-        self._drawn = _generators()
+        self._drawn = [] if self._draws is None else _generators()
         self._attention = sdpa_kernel(SDPBackend.MATH)  # the fused ones do not run for all clients at once
         if self.stacked:
             self._attention.__enter__()
+        if self._draws is not None:
+            self._draws.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        if self._draws is not None:
+            self._draws.__exit__(kind, value, trace)
         if self.stacked:
             self._attention.__exit__(kind, value, trace)
-        if kind is None and self.key is not None and not all(map(torch.equal, _generators(), self._drawn)):
+        drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._drawn))
+        if kind is None and self.key is not None and drew:
             raise InputError(
                 "the model draws random numbers other than by dropout while training; its numbers would depend on how "
                 "clients are stacked. Use nn.Dropout; attention draws by itself and wants none (layer.self_attn.dropout = 0.0)."
@@ -247,6 +255,18 @@ class Forward(TorchFunctionMode):
 def _looks(func: Callable[..., Any]) -> bool:
     """Whether this only looks at a tensor's form: its values are not asked for."""
     return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether anything here may have drawn from torch's generators, which other threads use meanwhile."""
+
+    any = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.any |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 def _generators() -> list[Tensor]:

@@ -71,7 +71,7 @@ def forward(model: Model, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         return out.logits, out.logits if out.features is None else out.features
 
     alone = one_by_one(model, x.device)
-    with torch.no_grad(), precision(model.precision), Forward(None, stacked=not alone, precision=model.precision):
+    with torch.no_grad(), precision(model.precision), Forward(None, not alone, model.precision, watch=False):
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
@@ -105,11 +105,13 @@ def step(
         return crops[n].of(v) if n in crops else v
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
-    with torch.enable_grad(), precision(model.precision), Forward(None, not alone, model.precision) as mode:
+    forward = Forward(None, not alone, model.precision, watch=not model.steady)
+    with torch.enable_grad(), precision(model.precision), forward as mode:
         mode.rectified = plan.rectified
         losses = _losses(mode, model, leaves, tree, x, y, keys, objective, ctx, crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     model.slow |= mode.slow
+    model.steady = True
     anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
     with torch.no_grad():
         moved: list[Moved] = []

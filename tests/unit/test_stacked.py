@@ -1,5 +1,7 @@
 """Stacked layers against torch's own, client by client in float64, and dropout keyed by client."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -287,6 +289,20 @@ def test_a_model_that_draws_otherwise_is_refused(draw):
     """Unkeyed numbers would depend on how clients are stacked, and on where a run was resumed."""
     with pytest.raises(fs.InputError, match="while training; its numbers would depend on"), Forward(KEYS[0], stacked=False):
         OTHER_DRAWS[draw](-torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("draw", OTHER_DRAWS)
+def test_stacked_clients_never_draw_otherwise(draw):
+    """torch itself refuses, or cannot stack it at all, and then clients run one by one."""
+    with pytest.raises(RuntimeError), Forward(None, stacked=True):
+        vmap(OTHER_DRAWS[draw])(-torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_another_threads_random_numbers_are_not_the_models(stacked):
+    with ThreadPoolExecutor(1) as other, Forward(KEYS[0], stacked=stacked):
+        other.submit(torch.rand, 4).result()
+        F.dropout(torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("stacked", [True, False])

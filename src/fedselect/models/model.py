@@ -78,6 +78,7 @@ class Model:
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
         self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
         self._dead: Tree = {}
+        self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
 
     @classmethod
