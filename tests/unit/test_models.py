@@ -307,3 +307,12 @@ def test_the_personal_share_of_what_lives():
     assert sim.live_share() == pytest.approx((live // 4) / live)
     marks = fs.Result(sim, []).masks
     assert not any((m.flatten(1) & net.dead()[n]).any() for n, m in marks.items() if n in net.dead())
+
+
+def test_a_norm_layer_of_ones_own_may_count_its_batches():
+    class Mine(nn.modules.batchnorm._BatchNorm):
+        def _check_input_dim(self, x):
+            pass
+
+    model = fs.Model.wrap(lambda: nn.Sequential(nn.Linear(4, 3), Mine(3), nn.Linear(3, 2)))
+    assert model.others() == {}

@@ -70,7 +70,7 @@ class Model:
             self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
         homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
         self._homes = {n: homes[n] for n in self.stats}
-        self._others = {n: at for n, at in homes.items() if n not in tree and not isinstance(at[0], _BATCH_NORMS)}
+        self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
         self._values: Tree = {}  # of the client whose forward pass is under way
         self.module.register_forward_hook(self._write_back)
         self._train = self.module.training
@@ -161,7 +161,7 @@ class Model:
             )
 
     def others(self) -> Tree:
-        """What its buffers hold that are no part of a client's model, but for BatchNorm's counters."""
+        """What its buffers hold that are no part of a client's model, but for the counters of norm layers."""
         found = {n: home._buffers[key] for n, (home, key) in self._others.items()}
         return {n: b.detach().clone() for n, b in found.items() if b is not None}
 
