@@ -59,10 +59,11 @@ def half(digits):
         (lambda d: simulation(d, fs.FedPer()), "kind was DeltaSelect, is Fixed"),
         (lambda d: simulation(d, seed=6), "seed was 5, is 6"),
         (lambda d: simulation(d, training=fs.Training(batch_size=8)), "batch_size was 32, is 8"),
-        (lambda d: simulation(d, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), "1.weight"),
-        (lambda d: simulation(half(d)), "train"),
+        (lambda d: simulation(d, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), "parameters was"),
+        (lambda d: fs.Simulation(fs.FedSelect(rate=0.2), net(), d, seed=5, fraction=0.6), "initial values was"),
+        (lambda d: simulation(half(d)), "train data was 60 samples .*, is 30 samples"),
     ],
-    ids=["rate", "method", "seed", "training", "model", "data"],
+    ids=["rate", "method", "seed", "training", "model", "values", "data"],
 )
 def test_what_another_simulation_saved_is_refused(digits, tmp_path, other, said):
     simulation(digits).save(tmp_path)

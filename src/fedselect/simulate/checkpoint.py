@@ -45,10 +45,11 @@ class Run:
 def owner(simulation: "Simulation") -> Run:
     """Whose checkpoints those of a simulation are that is stepped by a program of its own."""
     s = simulation
-    data = {part: [list(split.sizes or ()), _digest(split.y)] for part, split in s._split.items()}
     config = {
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
-        "late": s._from.tolist(), "model": {n: [list(v.shape), _digest(v)] for n, v in s.initial.items()}, "data": data,
+        "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
+        "initial values": _digest(*s.initial.values()),
+        **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     return Run(config, mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.")
 
@@ -64,8 +65,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else getattr(value, "__qualname__", type(value).__name__)
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:12]
+def _digest(*tensors: Tensor) -> str:
+    sum_ = hashlib.sha256()
+    for v in tensors:
+        sum_.update(v.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sum_.hexdigest()[:12]
 
 
 def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
