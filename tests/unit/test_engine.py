@@ -155,6 +155,18 @@ def test_whole_numbers_reach_an_embedding_as_they_are(kind):
     assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items())
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_word_beyond_the_embedding_is_said_with_its_client(part):
+    x, y = torch.arange(12).view(6, 2), torch.arange(6) % 2
+    good, bad = {"train": (x, y), "test": (x, y)}, {"train": (x, y), "test": (x, y), part: (x + 9, y), "name": "Lyon"}
+    clients = [fs.ClientData(**good), fs.ClientData(**bad), fs.ClientData(**good)]
+    model = fs.Model.wrap(lambda: nn.Sequential(nn.Embedding(12, 4), nn.Flatten(), nn.Linear(8, 2)))
+    with pytest.raises(
+        fs.InputError, match=r"no row for one of its inputs, which go from 0 \(client 0\) to 20 \(client Lyon\)"
+    ):
+        fs.run(fs.FedAvg(), model=model, data=clients, rounds=1)
+
+
 def test_pictures_and_numbers_are_not_mixed():
     x = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
     y = torch.arange(4) % 2

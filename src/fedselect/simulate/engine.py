@@ -311,10 +311,26 @@ class Simulation:
         return out
 
     def _do(self, job: Job) -> Any:
-        with precision(self.precision):
-            if job.what == "score":
-                return score(self._programs, job.state["model"], self._split["test"].rows(job.ids))
-            return do(job, self._for(job.ids), self._work(job.ids, job.round))
+        try:
+            with precision(self.precision):
+                if job.what == "score":
+                    return score(self._programs, job.state["model"], self._split["test"].rows(job.ids))
+                return do(job, self._for(job.ids), self._work(job.ids, job.round))
+        except IndexError as e:
+            if self._split["train"].x.dtype != torch.int64:
+                raise
+            low, high = self._ends(job.ids)
+            raise InputError(
+                f"{self.model.name} has no row for one of its inputs, which go from {low} to {high}; give it a larger "
+                "embedding, or other inputs."
+            ) from e
+
+    def _ends(self, ids: Tensor) -> tuple[str, str]:
+        """The least and the greatest whole number among the inputs of these clients, and whose it is."""
+        parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
+        found = [(int(end), self.data.clients[i].name or i) for i, x in parts for end in x.aminmax()]
+        (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
+        return f"{low} (client {a})", f"{high} (client {b})"
 
     def _evaluate(self, present: Tensor, notes: Notes, finite: Finite) -> Generator[Job, Any, None]:
         waiting = deque(self._chunks(present))
