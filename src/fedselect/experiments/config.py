@@ -16,7 +16,7 @@ from fedselect.methods import METHODS
 from fedselect.models import MODELS, Model
 from fedselect.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
-from fedselect.simulate.engine import check_late
+from fedselect.simulate.given import check_late
 from fedselect.step import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedselect.simulate.engine import pick_device, pick_precision
+from fedselect.simulate.given import pick_device, pick_precision
 
 
 def environment(device: str = "auto", precision: str = "auto") -> dict[str, Any]:

@@ -11,7 +11,8 @@ from fedselect.data import ClientData, Federation
 from fedselect.errors import InputError
 from fedselect.method import Method
 from fedselect.models import Model
-from fedselect.simulate.engine import How, Simulation, check_late
+from fedselect.simulate.engine import Simulation
+from fedselect.simulate.given import How, check_late
 from fedselect.simulate.notes import LISTS, Record
 from fedselect.step import Training
 from fedselect.tree import Tree

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedselect.errors import RunError, TrainingError
 from fedselect.method import Down, Up, altered
 from fedselect.simulate import ranks
-from fedselect.simulate.engine import Simulation, deterministic
+from fedselect.simulate.engine import Simulation
+from fedselect.simulate.given import deterministic
 from fedselect.simulate.jobs import Asked, Job, do
 from fedselect.simulate.notes import Record
 from fedselect.split import Split

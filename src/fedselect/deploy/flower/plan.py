@@ -16,7 +16,7 @@ from fedselect.deploy.task import Task
 from fedselect.errors import DataError, InputError
 from fedselect.experiments.config import Config
 from fedselect.options import Option
-from fedselect.simulate.engine import pick_device
+from fedselect.simulate.given import pick_device
 from fedselect.tree import Tree
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
