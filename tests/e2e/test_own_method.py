@@ -80,4 +80,5 @@ def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(tmp_path):
     assert "halfway" in fed("resume", "runs/a")
     assert (tmp_path / "runs" / "a" / "summary.json").exists()
     assert "--step" in fed("methods", "halfway")
-    fed("export", "runs/a", "--client", "1")
+    said = fed("export", "runs/a", "--client", "1")
+    assert "net = tiny(data, width=4).build()  # a model of your own" in said

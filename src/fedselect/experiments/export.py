@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedselect import models
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.rundir import finished, read_records, reopen
 from fedselect.files import replace
@@ -167,6 +168,7 @@ def loading(
     """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values."""
     given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
     scaled = kind == torch.uint8
+    own = not hasattr(models, model["name"])
     torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
     return "\n".join([
         "from types import SimpleNamespace",
@@ -176,8 +178,9 @@ def loading(
         f"values = load_file({str(path)!r})",
         *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
         f"data = SimpleNamespace(shape={shape}, classes={classes})",
-        f"net = fs.models.{model['name']}(data{', ' + given if given else ''}).build()"
-        + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else ""),
+        f"net = {'' if own else 'fs.models.'}{model['name']}(data{', ' + given if given else ''}).build()"
+        + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else "")
+        + ("  # a model of your own" if own else ""),
         "net.load_state_dict(values)",
         f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_inputs(kind, shape)}",
         *_classes(names),
