@@ -97,6 +97,13 @@ class Work:
         self.need_val()
         return score(self._programs, tree, self._val)[0]
 
+    def classes(self, count: int) -> Tensor:
+        """Of so many classes, those that occur in each client's training data: (C, count)."""
+        last = (self.n - 1).unsqueeze(1)
+        at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
+        labels = self._data.y[self._data.start.unsqueeze(1) + torch.minimum(at, last)]
+        return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
+
     def class_moments(self, tree: Tree) -> Tree:
         """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
 

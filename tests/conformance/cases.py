@@ -24,7 +24,14 @@ READINGS = {
     "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9, "server_momentum": 0.5},
     "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
     "fedselect-frozen": {"freeze": "head", "finetune": 1, "view": "merged"},
-    "fedselect-tuned": {"start_with": "head", "finetune": 1, "finetune_lr": 0.02, "server_average": 0.6, "view": "merged"},
+    "fedselect-tuned": {
+        "start_with": "head",
+        "finetune": 1,
+        "finetune_lr": 0.02,
+        "server_average": 0.6,
+        "answers": "own",
+        "view": "merged",
+    },
     "fedselect-samples": {"weight": "samples", "norm_stats": "shared", "view": "merged"},
 }
 CASES = {

@@ -6,7 +6,7 @@ from typing import Literal
 from fedselect.checks import check_choice
 from fedselect.errors import InputError
 from fedselect.method import View
-from fedselect.methods.common import Stats, Weight
+from fedselect.methods.common import Answers, Stats, Weight
 from fedselect.methods.partial import Partial, Phases
 from fedselect.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
 from fedselect.select import layers as by_name
@@ -44,6 +44,7 @@ def FedSelect(
     freeze: Literal["nothing", "head"] = "nothing",
     finetune: int = 0,
     finetune_lr: Scalar | None = None,
+    answers: Answers = "all",
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
@@ -64,7 +65,8 @@ def FedSelect(
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
-        server_momentum=server_momentum, server_average=server_average, freeze=head if freeze == "head" else nothing, view=view,
+        server_momentum=server_momentum, server_average=server_average, freeze=head if freeze == "head" else nothing,
+        answers=answers, view=view,
     )  # fmt: skip
 
 
@@ -74,10 +76,15 @@ def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
 
 
 def FedAvg(
-    epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", norm_stats: Stats = "shared", view: View = "merged"
+    epochs: int = 3,
+    lr: Scalar = 0.01,
+    answers: Answers = "all",
+    weight: Weight = "uniform",
+    norm_stats: Stats = "shared",
+    view: View = "merged",
 ) -> Partial:
     """One global model, the mean of all clients' models; reported: that model on every client's data."""
-    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, view=view)
+    return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, answers=answers, view=view)
 
 
 def FedAvgFT(
@@ -85,6 +92,7 @@ def FedAvgFT(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
+    answers: Answers = "all",
     weight: Weight = "uniform",
     norm_stats: Stats = "shared",
     server_average: Scalar = 0.0,
@@ -93,7 +101,7 @@ def FedAvgFT(
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
         Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
-        server_average=server_average, view="merged",
+        server_average=server_average, answers=answers, view="merged",
     )  # fmt: skip
 
 
@@ -128,6 +136,7 @@ def FedBABU(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
+    answers: Answers = "all",
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     server_average: Scalar = 0.0,
@@ -136,7 +145,7 @@ def FedBABU(
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
         Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
-        server_average=server_average, view="merged",
+        server_average=server_average, answers=answers, view="merged",
     )  # fmt: skip
 
 

@@ -5,16 +5,35 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedselect.errors import InputError
+from fedselect.models import Model
 from fedselect.tree import Scalar, Tree
 from fedselect.work import Work
 
 Weight = Literal["uniform", "samples"]
 Stats = Literal["local", "shared"]
+Answers = Literal["all", "own"]
+NEVER = -1e4
+"""A logit that no other is below: its class is not answered, and has no gradient."""
 
 
 def weights(work: Work, how: Weight) -> Tensor:
     """What each client counts in the mean: (C,)."""
     return work.n.double() if how == "samples" else torch.ones_like(work.n, dtype=torch.float64)
+
+
+def head_bias(model: Model) -> str:
+    """The name of what decides which classes are answered at all."""
+    model.need_head("answers=own")
+    if (name := f"{model.head}.bias") not in model.params:
+        raise InputError(f"answers=own needs a head with a bias, and {model.name} has no {name}.")
+    return name
+
+
+def only_own(work: Work, tree: Tree) -> Tree:
+    """Models that answer only with classes that their client trains on: the head's bias of all others is NEVER."""
+    name = head_bias(work.model)
+    return {**tree, name: torch.where(work.classes(tree[name].shape[1]), tree[name], NEVER)}
 
 
 def per_row(value: Scalar, like: Tensor) -> Tensor:

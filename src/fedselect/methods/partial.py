@@ -14,7 +14,7 @@ from torch import Tensor
 from fedselect.checks import check_choice, check_not_negative, check_positive, check_shares
 from fedselect.errors import InputError
 from fedselect.method import Carried, Down, Method, Received, Up, View
-from fedselect.methods.common import Stats, Weight, towards, weights
+from fedselect.methods.common import Answers, Stats, Weight, head_bias, only_own, towards, weights
 from fedselect.models import Model
 from fedselect.select import Selector, Which, nothing
 from fedselect.step import Rate
@@ -47,12 +47,14 @@ class Partial(Method):
     server_momentum: Scalar = 0.0  # of the aggregate's steps
     server_average: Scalar = 0.0  # of its moving mean over rounds, which then takes its place in the merged view
     freeze: Which = nothing  # what keeps its initial value until fine-tuning
+    answers: Answers = "all"  # own: the merged model, from fine-tuning on, with classes that the client trains on alone
     view: View = "local"
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
         check_choice(("local", "shared"), norm_stats=self.norm_stats)
         check_choice(("local", "merged"), view=self.view)
+        check_choice(("all", "own"), answers=self.answers)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
         check_shares(decay=self.decay, server_momentum=self.server_momentum, server_average=self.server_average)
@@ -63,6 +65,8 @@ class Partial(Method):
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
         if self.view == "local" and any(epochs for _, epochs in self.finetune):
             raise InputError("finetune trains the merged model, which view=local does not report; use view=merged.")
+        if self.view == "local" and self.answers == "own":
+            raise InputError("answers=own is of the merged model, which view=local does not report; use view=merged.")
         if _given(self.server_average):
             if bool(torch.as_tensor(self.server_average >= 1).any()):
                 raise InputError(f"server_average must be less than 1, not {self.server_average}: nothing new would enter it.")
@@ -73,6 +77,8 @@ class Partial(Method):
         for name in ("server_momentum", "server_average"):
             if isinstance(value := getattr(self, name), Tensor) and value.ndim:
                 raise InputError(f"{name} belongs to the server: give one number, not one for each client.")
+        if self.answers == "own":
+            head_bias(model)  # or say that there is none
         state: State = {"params": clone(params)}
         if _given(self.server_momentum):
             state["velocity"] = zeros({n: params[n] for n in model.params})
@@ -121,6 +127,8 @@ class Partial(Method):
     def personal(self, work: Work, state: State, down: State) -> Tree:
         kept = self._kept(work.model, state)
         merged = merge(kept, state["params"], down.get("average", down["params"]))
+        if self.answers == "own":
+            merged = only_own(work, merged)
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
