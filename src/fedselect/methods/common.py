@@ -14,7 +14,7 @@ Weight = Literal["uniform", "samples"]
 Stats = Literal["local", "shared"]
 Answers = Literal["all", "own"]
 NEVER = -1e4
-"""A logit that no other is below: its class is not answered, and has no gradient."""
+"""A bias with which a logit is below all others: its class is not answered, and has no gradient."""
 
 
 def weights(work: Work, how: Weight) -> Tensor:
