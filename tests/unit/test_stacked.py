@@ -300,9 +300,12 @@ def test_stacked_clients_never_draw_otherwise(draw):
 
 @pytest.mark.parametrize("stacked", [True, False])
 def test_another_threads_random_numbers_are_not_the_models(stacked):
+    before = torch.get_rng_state()
     with ThreadPoolExecutor(1) as other, Forward(KEYS[0], stacked=stacked):
         other.submit(torch.rand, 4).result()
-        F.dropout(torch.ones(3, 4))
+        kept = F.dropout(torch.ones(3, 4))
+    assert not torch.equal(torch.get_rng_state(), before)  # it is the generator that a model would draw from
+    assert set(kept.unique().tolist()) <= {0.0, 2.0}
 
 
 @pytest.mark.parametrize("stacked", [True, False])
