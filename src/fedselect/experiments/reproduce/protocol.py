@@ -17,7 +17,7 @@ COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits"
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("plain", "beyond", "readings", "little", "stem", "long")  # questions of ours
+OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own")  # questions of ours
 
 
 @dataclass(frozen=True)
