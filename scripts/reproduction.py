@@ -79,6 +79,19 @@ def back_then(row: Table | None, round: int, seeds: list[int]) -> Table | None:
     return {**row, "seeds": list(then), "accuracy": found, "mean": statistics.fmean(found), "error": error}
 
 
+def rise(row: Table, since: int) -> float:
+    """Points gained since an earlier round, the mean over seeds."""
+    then = back_then(row, since, row["seeds"])
+    if then is None:
+        sys.exit(f"the page speaks of round {since} of {row['row']}, which was not evaluated.")
+    return row["mean"] - then["mean"]
+
+
+def over_all(target: Table, row: str) -> float:
+    """The mean of a row over the columns of a target."""
+    return statistics.fmean(row_of(c, row)["mean"] for c in target["columns"])
+
+
 def views(row: Table) -> str:
     """Accuracy as local training leaves the models, and merged; bold: what is reported."""
     if row["local"] is None or row["merged"] is None:
@@ -292,11 +305,11 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, spelled, paired, published, wobble, views, back_then, like_random,
+        farthest, spelled, paired, published, wobble, views, back_then, like_random, over_all,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
-    jinja.filters.update(average=statistics.fmean, wobbles=wobble)
-    jinja.tests["starting"] = str.startswith
+    jinja.filters.update(average=statistics.fmean, wobbles=wobble, rise=rise)
+    jinja.tests.update(starting=str.startswith, ending=str.endswith)
     text = jinja.get_template(name).render(
         results=results, get=results.get, strays=results.strays, figures=figures,
         all_ours=with_ours(results.targets) if results.get("table1") else None,
