@@ -3,9 +3,11 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import stat
+import subprocess
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -291,7 +293,7 @@ def supernodes(monkeypatch):
         def pretend(command, cwd, env, log):
             with log.open("a") as out:
                 out.write(next(words))
-            yield SimpleNamespace(wait=lambda: 1, poll=lambda: 1)
+            yield SimpleNamespace(wait=lambda timeout: 1, poll=lambda: 1)
 
         monkeypatch.setattr(launch, "_process", pretend)
 
@@ -330,13 +332,34 @@ def test_a_client_whose_server_does_not_answer_says_so_once_and_goes_on_trying(c
             log.write_text("SuperNode ID: 7\n" if next(looks) > 4 else "Connection attempt failed\n")
 
         log.write_text("Starting Flower SuperNode\n")
-        yield SimpleNamespace(wait=lambda: 1, poll=poll)
+        yield SimpleNamespace(wait=lambda timeout: 1, poll=poll)
 
     monkeypatch.setattr(launch, "_process", pretend)
     said = cli("deploy", "client", root / "client-0").out
     late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client goes on trying"
     assert said.count(late) == 1
     assert said.index(late) < said.index("client 0 is connected to the server")
+
+
+def test_a_client_says_when_its_server_is_gone_and_when_it_is_back(cli, root, monkeypatch):
+    gone = iter([None, "Connection refused", "Connection refused", None, None, "no route", None])
+    monkeypatch.setattr(launch, "_unreachable", lambda site: next(gone))
+    waits = iter([True] * 7 + [False])
+
+    @contextmanager
+    def pretend(command, cwd, env, log):
+        def wait(timeout):
+            if next(waits):
+                raise subprocess.TimeoutExpired(command, timeout)
+            return 1
+
+        log.write_text("Starting Flower SuperNode\nSuperNode ID: 7\n")
+        yield SimpleNamespace(wait=wait, poll=lambda: None)
+
+    monkeypatch.setattr(launch, "_process", pretend)
+    said = cli("deploy", "client", root / "client-0").out
+    found = re.findall(r"does not answer any more \((.+)\)|(answers again)", said)
+    assert found == [("Connection refused", ""), ("", "answers again"), ("no route", ""), ("", "answers again")]
 
 
 def test_a_client_that_is_turned_away_for_long_says_why_that_may_be(cli, root, supernodes, monkeypatch):
@@ -428,6 +451,14 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
     said = cli("deploy", "status", ended).out
     assert said.count("missed the end") == 1
     assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped"])
+def test_status_says_why_a_run_ended_early(cli, ended, how):
+    say(ended / "runs" / "broken", how, "round 1: nobody came; go on with --resume.")
+    said = cli("deploy", "status", ended).out
+    assert f"broken: {how}, round 0 of" in said
+    assert said.count("round 1: nobody came; go on with --resume.") == 1
 
 
 def test_status_tells_a_client_that_lost_its_vault_from_one_that_was_turned_away(cli, ended):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.control import follow, runs, server_part, start, state, submit, unfinished
+from fedselect.deploy.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.deploy.flower.drive import attendance, read_plan
 from fedselect.deploy.flower.export import export_model
 from fedselect.deploy.flower.plan import Home, Plan, Shape, own_data
@@ -239,6 +239,8 @@ def status(root: SiteDir) -> None:
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
         done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
         _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        if how in ("failed", "stopped"):
+            _say(f"  {reason(place)}")
         if how == "interrupted":
             _say(f"  the server's process died; go on with: {again(place)}")
         if how == "not started":

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fedselect.deploy.flower import launch, site
 from fedselect.deploy.flower.drive import config_of, over, prepare, say
@@ -79,13 +80,22 @@ def state(out: Path) -> str:
     return "not started" if noted == "submitted" and late else noted
 
 
+def reason(out: Path) -> str:
+    """Why a run failed or was stopped, and what to do; empty of one that did not."""
+    return str(_note(out).get("error", ""))
+
+
 def _going(out: Path) -> bool:
     """Whether a run's process and its server are at work; of a server that was killed, the run's process ends later."""
     return in_use(out) and in_use(out.parents[1])
 
 
 def _noted(out: Path) -> str:
-    return str(read_json(out / "status.json", "it should say how the run goes.")["status"])
+    return str(_note(out)["status"])
+
+
+def _note(out: Path) -> Any:
+    return read_json(out / "status.json", "it should say how the run goes.")
 
 
 def unfinished(part: Path, name: str | None) -> Path:

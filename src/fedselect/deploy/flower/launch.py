@@ -27,7 +27,7 @@ from fedselect.files import held, read_json, write_json
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 90.0
 RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
-LATE, LOOK = 30.0, 0.5  # seconds until a client says that no server answers, and between looks at its log
+LATE, LOOK = 30.0, 0.5  # seconds between looks whether the server answers, and between looks at the log
 LEASH = Path(__file__).with_name("leash.py")
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
@@ -116,7 +116,7 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
                     say(said)
                 if _let_in(process, log, begun, Site.read(part), say):
                     say(f"client {home.client} is connected to the server")
-                code = process.wait()
+                code = _wait(process, Site.read(part), say)
             if not _turned_away(log):
                 return code
             if until is None:
@@ -150,6 +150,20 @@ def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site,
                 )
         time.sleep(LOOK)
     return True
+
+
+def _wait(process: subprocess.Popen[bytes], site: Site, say: Callable[[str], None]) -> int:
+    """Until a SuperNode ends; says when there is no way to the server any more, and when there is one again."""
+    lost = False
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LATE)
+        why = _unreachable(site)
+        if why and not lost:
+            say(f"the server at {site.address} does not answer any more ({why}); this client goes on trying, leave it running")
+        if lost and not why:
+            say(f"the server at {site.address} answers again")
+        lost = why is not None
 
 
 def _since(log: Path, begun: int) -> str:
