@@ -87,9 +87,20 @@ def rise(row: Table, since: int) -> float:
     return row["mean"] - then["mean"]
 
 
-def over_all(target: Table, row: str) -> float:
-    """The mean of a row over the columns of a target."""
-    return statistics.fmean(row_of(c, row)["mean"] for c in target["columns"])
+def over_all(target: Table, row: str, but: str | None = None) -> Table:
+    """A row's mean over the settings of a target, seed by seed; `but`: without that one."""
+    rows = [row_of(c, row) for c in target["columns"] if c["setting"] != but]
+    each = [statistics.fmean(at) for at in zip(*(r["accuracy"] for r in rows), strict=True)]
+    return {"row": row, "seeds": rows[0]["seeds"], "accuracy": each, "mean": statistics.fmean(each)}
+
+
+def by_quarter(a: Table, b: Table) -> list[float]:
+    """How far one row is from another in each quarter of the evaluated rounds, the mean over seeds."""
+    off = [
+        x - y for x, y in zip(*([statistics.fmean(at) for at in zip(*r["curve"], strict=True)] for r in (a, b)), strict=True)
+    ]
+    k = len(off) // 4
+    return [statistics.fmean(off[i * k : (i + 1) * k if i < 3 else None]) for i in range(4)]
 
 
 def views(row: Table) -> str:
@@ -305,7 +316,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     asked = (
         two, points, give, p_value, percent, peak, megabytes, gain, row_of, column_of, best, place, agreement, pairs, listed,
         machines, commits, chosen, how_tuned, notes, surely, won, rows_of, named_row, tried, by_said, apart, repeats,
-        farthest, spelled, paired, published, wobble, views, back_then, like_random, over_all,
+        farthest, spelled, paired, published, wobble, views, back_then, like_random, over_all, by_quarter,
     )  # fmt: skip
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters.update(average=statistics.fmean, wobbles=wobble, rise=rise)
