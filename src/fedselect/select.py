@@ -100,8 +100,8 @@ class DeltaSelect:
     since  round: movement in this round | update: since the mask last grew
     every, first: grow in rounds first, first + every, ...     weights_only: leave vectors (biases, norms) shared
     counts p and alpha are shares of all entries | of those that live: a tap that only ever meets padding never moves
-    start_with  personal from the first round on               relative: movement as it is | over the mean movement of
-                                                               its tensor | over the size of its tensor's weights
+    start_with  personal from the first round on               relative: movement as it is | over the movement of its
+                                                               tensor, its root mean square | over that of its weights
     """
 
     rate: Scalar = 0.05

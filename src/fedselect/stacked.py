@@ -108,6 +108,8 @@ class Forward(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if self.stacked and func is F.max_pool2d:
             return _max_pool2d(*args, **kwargs)
+        if self.stacked and func is F.adaptive_avg_pool2d:
+            return _adaptive_avg_pool2d(*args, **kwargs)
         if self.stacked and func is F.group_norm:
             return _group_norm(*args, **kwargs)
         if func is F.embedding:
@@ -237,6 +239,10 @@ class Forward(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         """BatchNorm of one client, under vmap; torch's rule reorders all activations and sums by how many clients there are."""
+        if weight is None and bias is not None:
+            weight = torch.ones_like(bias)
+        if bias is None and weight is not None:
+            bias = torch.zeros_like(weight)
         if training:
             _check_count(x.numel() // x.shape[1])
             relu = len(self._normed) in self.rectified
@@ -315,6 +321,13 @@ def _embedding(
     outside = (x < 0) | (x >= len(weight))
     y = F.embedding(torch.where(outside, 2**62, x.long()), weight, None, max_norm, norm_type, scale_grad_by_freq)
     return y if padding_idx is None else torch.where((x == padding_idx % len(weight)).unsqueeze(-1), y.detach(), y)
+
+
+def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
+    """To one value a channel it is a mean, and the stock one then wants a layout that vmap has no rule for."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return x.mean((-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(x, output_size)
 
 
 def _max_pool2d(

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from cases import MODELS, TRAINING, federation
+from torch import nn
 
 import fedselect as fs
 from fedselect.simulate import Simulation
@@ -104,13 +105,33 @@ def test_a_run_that_diverges_leaves_the_others_alone():
         assert without_time(got) == without_time(run.step())
 
 
-def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch):
+def test_a_share_that_is_the_floor_is_so_in_a_stack_too():
+    """592 of 740 weights are 0.8, which no float is: alone, among others and by client the comparison is the same."""
+    data = fs.load("digits", clients=4, classes_per_client=3, train=30, test=10, val=8, seed=0)
+
+    def run(floor):
+        model = fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10)))
+        return Simulation(fs.LotteryFL(floor=floor, above=0.0, lr=0.05, epochs=1), model, data)
+
+    runs = [run(0.8), run(torch.full((4,), 0.8, dtype=torch.float64)), run(0.8), run(0.7)]
+    stack = Stack(runs[2:])
+    for _ in range(4):
+        runs[0].step(), runs[1].step(), stack.step()
+    kept = [torch.stack([m.flatten(1).sum(1) for m in r.store.rows["kept"].values()]).sum(0) for r in runs]
+    assert kept[0].min() == 592
+    assert torch.equal(kept[0], kept[1])
+    assert torch.equal(kept[0], kept[2])
+    assert kept[3].min() < 592
+
+
+@pytest.mark.parametrize("tight_for", [("client", "personal", "score"), ("join",)])
+def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch, tight_for):
     data = federation()
     sims = [Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING, chunk=c) for c in (2, 6)]
     do = sims[1]._do
 
     def tight(job):
-        if job.what != "join" and len(job.ids) > 2:
+        if job.what in tight_for and len(job.ids) > 2:
             raise torch.cuda.OutOfMemoryError("no room")
         return do(job)
 
@@ -178,6 +199,16 @@ def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
     monkeypatch.setattr(sim, "_do", full)
     with pytest.raises(fs.RunError, match="one client alone does not fit"):
         sim.step()
+
+
+def test_a_model_too_large_for_one_step_is_not_taken_for_one_that_cannot_stack(monkeypatch):
+    def full(*given):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    data = federation()
+    monkeypatch.setattr("fedselect.simulate.engine.step", full)
+    with pytest.raises(fs.RunError, match="one client alone does not fit"):
+        Simulation(fs.FedAvg(), MODELS["mlp"](data), data)
 
 
 def test_what_was_cut_from_one_block_is_put_together_without_a_copy():

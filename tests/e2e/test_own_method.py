@@ -52,6 +52,21 @@ def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model, tmp_path):
         cases.assert_equal(cases.kept(room, view), whole.models(range(len(cases.SIZES)), view))
 
 
+def test_clients_of_one_size_that_sit_rounds_out_keep_models_of_their_own(halfway):
+    """All join at once with the same values, of which some are then written."""
+    data = fs.load("digits", clients=6, classes_per_client=3, train=12, test=12, seed=5)
+    ends = []
+    for how in ({}, {"chunk": 2}, {"rows": "personal"}):
+        sim = cases.simulation("halfway", "mlp", data, fraction=0.5, **how)
+        before = {n: v.clone() for n, v in sim.initial.items()}
+        cases.rounds(sim)
+        assert all(torch.equal(v, before[n]) for n, v in sim.initial.items())
+        ends.append(sim.models(range(6), "merged"))
+    assert all(len(v.unique(dim=0)) == 6 for v in ends[0].values())
+    for other in ends[1:]:
+        cases.assert_equal(other, ends[0])
+
+
 def test_a_full_step_is_the_global_models_next_round(halfway):
     """step = 1 forgets the personal model: what is left is the shared copy trained once more."""
     sim = cases.simulation("halfway", "mlp")

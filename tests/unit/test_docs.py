@@ -11,7 +11,7 @@ from fedselect.step import Training
 
 DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "methods.md"
-SHARED_PAGES = {"layers": "fedselect", "least": "fedselect", "random": "fedselect"}  # ablations live on fedselect's page
+SHARED_PAGES = {"layers": "fedselect"}  # an ablation lives on fedselect's page
 PARTS = [
     "Maths", "Shared / stays", "Bytes a round", "Options", "Where implementations differ, and what we chose", "Reference",
 ]  # fmt: skip

@@ -113,15 +113,23 @@ def together_and_alone(module, x, train=True):
     return results
 
 
+def without(name, layer):
+    layer.register_parameter(name, None)
+    return layer
+
+
 LAYERS = {
     "batch norm of pictures": (lambda: nn.BatchNorm2d(4), (5, 4, 3, 3)),
     "batch norm of vectors": (lambda: nn.BatchNorm1d(4), (5, 4)),
     "batch norm of sequences": (lambda: nn.BatchNorm1d(4, momentum=0.3, eps=1e-3), (5, 4, 6)),
     "batch norm without affine": (lambda: nn.BatchNorm2d(4, affine=False), (5, 4, 3, 3)),
+    "batch norm with a bias alone": (lambda: without("weight", nn.BatchNorm2d(4)), (5, 4, 3, 3)),
+    "batch norm with a weight alone": (lambda: without("bias", nn.BatchNorm1d(4)), (5, 4)),
     "batch norm without statistics": (lambda: nn.BatchNorm2d(4, track_running_stats=False), (5, 4, 3, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (5, 4, 3, 3)),
     "group norm without affine": (lambda: nn.GroupNorm(4, 4, affine=False), (5, 4)),
     "layer norm": (lambda: nn.LayerNorm(4), (5, 4)),
+    "layer norm without bias": (lambda: nn.LayerNorm(4, bias=False), (5, 4)),
     "convolution": (lambda: nn.Conv2d(4, 2, 3, 2, 1), (5, 4, 6, 6)),
     "convolution padded to the same size": (lambda: nn.Conv2d(4, 2, 3, padding="same"), (5, 4, 6, 6)),
     "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), (5, 4, 6, 6)),
@@ -133,6 +141,8 @@ LAYERS = {
     "linear": (lambda: nn.Linear(4, 3), (5, 4)),
     "linear without bias": (lambda: nn.Linear(4, 3, bias=False), (5, 4)),
     "linear of sequences": (lambda: nn.Linear(4, 3), (5, 6, 4)),
+    "average pool to one": (lambda: nn.AdaptiveAvgPool2d(1), (5, 4, 6, 6)),
+    "average pool to few": (lambda: nn.AdaptiveAvgPool2d((3, 2)), (5, 4, 6, 6)),
     "max pool": (lambda: nn.MaxPool2d(3, 2, 1), (5, 4, 6, 6)),
     "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (5, 6, 4)),
     "convolution with mirrored borders": (lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), (5, 4, 6, 6)),

@@ -73,6 +73,59 @@ def test_what_another_simulation_saved_is_refused(digits, tmp_path, other, said)
         other(digits).resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (fs.layers("1.weight"), fs.layers("2.weight")),
+        (lambda model, name: model.is_head(name), lambda model, name: name in model.norms),
+        (lambda model, name: name == "1.bias", lambda model, name: name == "2.bias"),
+    ],
+    ids=["layers", "lambda", "a lambda's name"],
+)
+def test_so_is_what_another_choice_of_personal_layers_saved(digits, tmp_path, one, other):
+    def chosen(which):
+        return simulation(digits, fs.Partial(fs.Fixed(which), (("all", 1),)))
+
+    chosen(one).save(tmp_path)
+    assert chosen(one).resume(tmp_path)
+    with pytest.raises(fs.CheckpointError, match=r"of another configuration \(personal was .*, is "):
+        chosen(other).resume(tmp_path)
+
+
+def picky():
+    """Of a kernel of 7x7 a picture of 2x2 meets nine taps, one of 8x8 all."""
+    return nn.Sequential(nn.Conv2d(1, 3, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+
+
+def test_simulations_of_one_model_do_not_disturb_each_other(digits):
+    def cut(side):
+        parts = [[(x[..., :side, :side], y) for x, y in (c.train, c.test)] for c in digits.clients]
+        return fs.Federation([fs.ClientData(*p) for p in parts], digits.classes)
+
+    def first(model, *others):
+        made = fs.Simulation(fs.FedSelect(counts="live", rate=0.2, limit=0.4), model, cut(2))
+        for data in others:
+            fs.Simulation(fs.FedAvg(), model, data)
+        record = made.step()
+        return record["clients"]["share"], made.live_share()
+
+    assert first(fs.Model.wrap(picky), cut(8)) == first(fs.Model.wrap(picky))
+
+
+def test_a_function_may_make_the_same_module_each_time(digits):
+    module = net()
+    model = fs.Model.wrap(lambda: module)
+    with torch.no_grad():
+        ends = [fs.run(fs.FedPAC(), model=model, data=digits, rounds=2, seed=3).personal(0) for _ in range(2)]
+    assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items())
+    assert not model._seen
+
+
+def test_masks_before_the_first_round(digits):
+    with pytest.raises(fs.InputError, match="no client has joined yet"):
+        fs.Result(simulation(digits), []).masks  # noqa: B018
+
+
 def test_another_process_goes_on(digits, tmp_path):
     """What a state is known by holds nothing of the process that wrote it."""
     code = (

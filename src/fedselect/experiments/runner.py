@@ -130,7 +130,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
 def prepare(out: Path, config: Config) -> None:
     """Make a directory whose lock we hold that of this run, unless it is already.
 
-    What was trained stays: where and in how large pieces it goes on may change, another configuration is refused.
+    What was trained stays: where it goes on may change (pieces stay as they were), another configuration is refused.
     """
     if ranks.rank() != 0:
         return

@@ -80,6 +80,7 @@ class Model:
         self._dead: Tree = {}
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
+        self._lent = False
 
     @classmethod
     def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":
@@ -94,6 +95,16 @@ class Model:
         if not callable(module):
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"))
+
+    def lend(self) -> "Model":
+        """This model for a run: itself, and after that one like it for each, as a run moves it and learns of it by its data."""
+        if not self._lent:
+            self._lent = True
+            return self
+        other = Model(self._build, head=None if self._guessed else self.head, name=self.name)
+        other.module.load_state_dict(self.module.state_dict())
+        other.constants, other.stackable, other._lent = self.constants, self.stackable, True
+        return other
 
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
@@ -221,7 +232,8 @@ class Model:
         return head
 
     def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._seen.append(inputs[0])
+        if self._values:  # or it is another model's turn, of the same module
+            self._seen.append(inputs[0])
 
     def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,10 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, Tensor):
         return value.tolist()
+    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # one of many of that name: a lambda, or made by another
+        held = [_plain(c.cell_contents) for c in value.__closure__ or ()]
+        says = [s for s in value.__code__.co_consts if isinstance(s, str)]
+        return f"{value.__qualname__} {held} {identity({'asks': value.__code__.co_names, 'says': says})[:6]}"
     return value if isinstance(value, str | int | float | None) else getattr(value, "__qualname__", type(value).__name__)
 
 

@@ -33,6 +33,7 @@ MOST = 65_535
 """Clients side by side: as many as an axis of a GPU's grid holds."""
 CPU_ROOM = 1 << 29
 """Bytes that stacked clients may take on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
+TOO_LARGE = "one client alone does not fit into the GPU's memory; use a smaller model or --batch-size."
 
 
 class Simulation:
@@ -141,10 +142,17 @@ class Simulation:
         evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
-        for ids in self._chunks(here[~self.store.joined[ranks.place(here)]]):
-            state = yield Job("join", ids, self.round)
-            self._put(ids, state, (yield from self._last_look(ids, state, evaluate=False)))
-            del state
+        waiting = deque(self._chunks(here[~self.store.joined[ranks.place(here)]]))
+        while waiting:
+            ids = waiting.popleft()
+            try:
+                state = yield Job("join", ids, self.round)
+                scores = yield from self._last_look(ids, state, evaluate=False)
+            except Full:
+                waiting.extendleft(reversed(self._halve(ids)))
+                continue
+            self._put(ids, state, scores)
+            del state, scores
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         notes, finite = Notes(self.clients), Finite(self.data)
@@ -306,7 +314,7 @@ class Simulation:
     def _halve(self, ids: Tensor) -> list[Tensor]:
         """The GPU is full: these clients in two parts, and no more than that at a time from now on."""
         if len(ids) == 1:
-            raise RunError("one client alone does not fit into the GPU's memory; use a smaller model or --batch-size.")
+            raise RunError(TOO_LARGE)
         self.chunk = (len(ids) + 1) // 2
         self._programs.clear()
         self.store.to(torch.device("cpu"))
@@ -430,6 +438,8 @@ class Simulation:
                 if size > 1:
                     raise
                 raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
+            except torch.cuda.OutOfMemoryError:
+                raise RunError(TOO_LARGE) from None
             except RuntimeError as e:
                 if not self.model.stackable:
                     raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e

@@ -68,7 +68,7 @@ def as_model(model: Model | nn.Module) -> Model:
         return Model.wrap(model)
     if not isinstance(model, Model):
         raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
-    return model
+    return model.lend()
 
 
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:

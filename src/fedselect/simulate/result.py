@@ -48,6 +48,8 @@ class Result:
     def masks(self) -> Tree:
         """Which parameters are personal: {name: bool (clients, ...)}."""
         s = self.simulation
+        if not bool(s.store.joined.any()):
+            raise InputError("no client has joined yet, so there are no masks; run a round first.")
         state = s.store.take(torch.arange(s.clients), s.device)
         out: Tree = {}
         for n, m in s.method.mask(s.model, state).items():

@@ -43,7 +43,7 @@ class Store:
     def put(self, ids: Tensor, state: State) -> None:
         self.joined[ids.cpu()] = True
         if self._everybody(ids):
-            self.rows = {k: moved(t, self.device) for k, t in state.items()}
+            self.rows = {k: {n: _apart(v) for n, v in moved(t, self.device).items()} for k, t in state.items()}
             return
         at = ids.to(self.device, non_blocking=True)
         for k, tree in state.items():
@@ -74,6 +74,11 @@ class Store:
 
     def _everybody(self, ids: Tensor) -> bool:
         return len(ids) == self.clients and bool((ids.cpu() == torch.arange(self.clients)).all())
+
+
+def _apart(v: Tensor) -> Tensor:
+    """Rows of their own, where a method hands over one row as everybody's: some will be written, and the others not."""
+    return v.clone(memory_format=torch.contiguous_format) if len(v) > 1 and v.stride(0) == 0 else v
 
 
 class Compact:
