@@ -153,7 +153,9 @@ def run(
 @app.command(context_settings=_EXTRA, epilog=_MORE + " [bold]--fedselect.limit 0.5[/bold] sets one method's alone." + _STATUS)
 def compare(
     ctx: typer.Context,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between, or all. (default: all)")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
+    ] = None,
     data: DataName = None,
     model: ModelName = None,
     rounds: Rounds = None,
@@ -419,7 +421,7 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
     if methods is None and listed:
         return list(listed)
     if methods in (None, "all"):
-        return list(METHODS)
+        return [m for m in METHODS if m != "layers"]  # an ablation, of layers that another network may not have
     names = words(methods or "")
     for name in names:
         if name not in METHODS:

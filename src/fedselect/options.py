@@ -47,8 +47,15 @@ def options(factory: Callable[..., Any], skip: frozenset[str] = frozenset({"data
     found = {}
     for p in inspect.signature(factory).parameters.values():
         if p.name not in skip:
-            found[p.name] = Option(p.name, p.default, hints.get(p.name, str))
+            found[p.name] = Option(p.name, p.default, hints.get(p.name, _kind(p.default)))
     return found
+
+
+def _kind(default: Any) -> Any:
+    """What an option without an annotation takes: numbers where it has one, else a text."""
+    if isinstance(default, bool | float):
+        return type(default)
+    return int | float if isinstance(default, int) else str
 
 
 def summary(factory: Callable[..., Any]) -> str:

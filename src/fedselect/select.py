@@ -301,6 +301,9 @@ def _named(model: str, params: tuple[str, ...], patterns: tuple[str, ...]) -> fr
         found = [n for n in params if regex.fullmatch(n)]
         if not found:
             near = nearest(pattern, params) or params
-            raise InputError(f"no parameter of {model} matches {pattern!r}; nearest: {', '.join(near[:5])}.")
+            raise InputError(
+                f"no parameter of {model} matches {pattern!r}; name layers that it has (layers='...', --layers), nearest: "
+                f"{', '.join(near[:5])}."
+            )
         out.update(found)
     return frozenset(out)

@@ -362,6 +362,11 @@ def test_a_client_says_when_its_server_is_gone_and_when_it_is_back(cli, root, mo
     assert found == [("Connection refused", ""), ("", "answers again"), ("no route", ""), ("", "answers again")]
 
 
+def test_a_folder_that_is_no_clients_has_nothing_to_export(cli, root):
+    said = cli("deploy", "export", root / "client-9").sentence()
+    assert f"{root / 'client-9'} is not a client's part of a site" in said
+
+
 def test_a_client_that_is_turned_away_for_long_says_why_that_may_be(cli, root, supernodes, monkeypatch):
     monkeypatch.setattr(launch, "RETRY", 0.1)
     supernodes(itertools.repeat(REFUSED))
@@ -453,6 +458,17 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
     assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
 
 
+def test_status_says_whose_accuracy_it_shows_and_of_which_round(cli, ended):
+    records = [
+        {"round": 1, "accuracy": 0.25, "clients": {"accuracy": [0.25, 0.25]}},
+        {"round": 2, "accuracy": None, "clients": {"accuracy": [None, None]}},
+    ]
+    (ended / "runs" / "broken" / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    said = cli("deploy", "status", ended).out
+    assert re.search(r"whole: prepared, round 1 of \d+, accuracy 50\.00% of 1 client\n", said)
+    assert re.search(r"broken: prepared, round 2 of \d+, accuracy 25\.00% after round 1\n", said)
+
+
 @pytest.mark.parametrize("how", ["failed", "stopped"])
 def test_status_says_why_a_run_ended_early(cli, ended, how):
     say(ended / "runs" / "broken", how, "round 1: nobody came; go on with --resume.")
@@ -462,7 +478,12 @@ def test_status_says_why_a_run_ended_early(cli, ended, how):
 
 
 def test_status_tells_a_client_that_lost_its_vault_from_one_that_was_turned_away(cli, ended):
-    record = {"round": 1, "accuracy": 0.5, "rejected": {"node 7": "no key"}, "set_back": {"client 1": "its vault lost round 3"}}
+    record = {
+        "round": 1,
+        "accuracy": None,
+        "rejected": {"node 7": "no key"},
+        "set_back": {"client 1": "its vault lost round 3"},
+    }
     (ended / "runs" / "broken" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     said = cli("deploy", "status", ended).out
     assert "round 1, node 7 turned away: no key" in said
@@ -475,7 +496,8 @@ def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, e
     (ended / "runs" / "broken" / "metrics.jsonl").write_text('{"rou')  # killed while it wrote
     said = cli("deploy", "status", ended).out
     assert "broken: interrupted, round 0 of" in said
-    assert f"the server's process died; go on with: fedselect deploy run {ended} --resume --name broken" in said
+    again = f"fedselect deploy run {ended} --resume --name broken"
+    assert f"the server's process died; start the server, then go on with: {again}" in said
     with locked(ended / "runs" / "broken"):
         assert (
             "broken: interrupted, round 0 of" in cli("deploy", "status", ended).out
@@ -560,6 +582,25 @@ def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text
     say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
         follow(root / "server", tmp_path, None)
+
+
+def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    (tmp_path / "flower.json").write_text(json.dumps({"run": "7"}))
+    say(tmp_path, "submitted")
+    stopped = []
+    monkeypatch.setattr(launch, "stop", lambda part, run: stopped.append(run))
+
+    @contextmanager
+    def at_once():
+        yield lambda: True
+
+    monkeypatch.setattr(control, "_interrupts", at_once)
+    with pytest.raises(control.Stopped, match="stopped after round 0"):
+        follow(root / "server", tmp_path, None)
+    assert stopped == ["7"]
+    assert control.state(tmp_path) == "stopped"
+    assert "it was stopped before it began; go on with: fedselect deploy run" in control.reason(tmp_path)
 
 
 def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):

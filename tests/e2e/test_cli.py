@@ -245,7 +245,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["stray"], "'stray' does not belong to a flag"),
         (["--clients", "0"], "at least one client, not 0"),
         (["--classes-per-client", "11"], "classes_per_client must lie in 1 to 10 (the classes there are), not 11"),
-        (["--train", "5000"], "lower train or test"),
+        (["--train", "5000"], "lower train, test or clients"),
         (["--val", "20"], "val is held out of train and must lie in 0 to 19, not 20"),
         (["--rounds", "0"], "rounds must be at least 1, not 0"),
         (["--epochs", "-1"], "epochs"),

@@ -169,3 +169,15 @@ def test_every_method_refuses_what_cannot_train(name, bad):
 def test_what_would_be_ignored_is_refused(ignored, said):
     with pytest.raises(fs.InputError, match=said):
         fs.FedSelect(**ignored)
+
+
+def test_an_option_without_an_annotation_takes_what_its_default_is():
+    def made(lr=0.1, epochs=3, view="local", share=False, wish=None):
+        return lr, epochs, view, share, wish
+
+    table = {"made": made}
+    assert build("method", "made", table, {}) == (0.1, 3, "local", False, None)
+    given = {"lr": "1e-2", "epochs": "4", "view": "merged", "share": "yes", "wish": "all"}
+    assert build("method", "made", table, given) == (0.01, 4, "merged", True, "all")
+    with pytest.raises(fs.InputError, match="lr must be a number, not 'much'"):
+        build("method", "made", table, {"lr": "much"})

@@ -13,7 +13,7 @@ from fedselect.methods import METHODS
 from fedselect.options import options
 
 FOLDER = Path(protocol.__file__).parent / "protocol"
-SIGNS = {"α": "limit", "p": "rate", "N": "train", "γ": "lr", "γ_v": "personal_lr"}
+SIGNS = {"α": "limit", "p": "rate", "γ": "lr", "γ_v": "personal_lr"}
 TABLES = [t for t in TARGETS if not t.startswith("fig-")]
 
 
@@ -96,8 +96,12 @@ def test_a_rows_name_says_its_options(name):
     for said in (*target.rows, *target.settings):
         given = said.method if isinstance(said, Setting) else said.options
         for sign, value in re.findall(r"(\w+)=([\d.]+)", said.name or ""):
-            table = said.data if sign == "N" else given
-            assert table[SIGNS[sign]] == float(value), said.name
+            if sign == "N":  # what is left to train on, where some is held out
+                held = read_column(target.on[0]).tuning if target.score == "val" else {}
+                data = {"val": 0, **held, **said.data}
+                assert data["train"] - data["val"] == int(value), said.name
+            else:
+                assert given[SIGNS[sign]] == float(value), said.name
     assert target.against in (None, *(r.name for r in target.rows))
 
 

@@ -217,7 +217,7 @@ def _hand_out(pool: Pool, clients: int, per_class: list[dict[str, dict[int, int 
             if most * holders > len(rows):
                 raise DataError(
                     f"class {c} has {len(rows)} of its {whole} samples to {part} on, but its {holders} clients ask for "
-                    f"{most * holders}; lower train or test, or raise classes_per_client."
+                    f"{most * holders}; lower train, test or clients, or raise classes_per_client."
                 )
             for at, (i, n) in enumerate(quota.items()):
                 taken[part][i].append(rows[at::holders][: most if n is None else n])

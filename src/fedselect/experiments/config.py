@@ -194,7 +194,7 @@ def _owner(option: str) -> str:
     for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA)):
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
-            return " ".join(filter(None, (kind, " or ".join(names[:3]))))
+            return " ".join(filter(None, (kind, " or ".join(names))))
     return ""
 
 

@@ -16,7 +16,7 @@ from fedselect.simulate.notes import Record
 
 
 def describe(record: Record) -> str:
-    parts = [f"accuracy {100 * record['accuracy']:.2f}%{_of(record)}" if record["accuracy"] is not None else "accuracy -"]
+    parts = [f"accuracy {measured(record)}"]
     if record["share"]:
         parts.append(f"personal {record['share']:.2f}")
     if record["train_loss"] is not None:
@@ -27,10 +27,13 @@ def describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-def _of(record: Record) -> str:
-    """Whose accuracy it is, where that is not everybody's."""
-    measured = [v is not None for v in record["clients"]["accuracy"]]
-    return "" if all(measured) else f" of {sum(measured)} clients"
+def measured(record: Record) -> str:
+    """The accuracy, and of how many clients it is where that is not everybody's."""
+    if record["accuracy"] is None:
+        return "-"
+    who = record["clients"]["accuracy"]
+    of = sum(v is not None for v in who)
+    return f"{100 * record['accuracy']:.2f}%" + ("" if of == len(who) else f" of {of} client{'s' if of > 1 else ''}")
 
 
 def names(configs: Sequence[Config]) -> Callable[[Config], str]:

@@ -85,7 +85,7 @@ class Result:
         for record in reversed(self.history):
             if record["accuracy"] is not None:
                 return record
-        raise InputError("nothing was evaluated; use a smaller eval_every.")
+        raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if self.history else 'the history is empty'}.")
 
 
 def run(

@@ -20,7 +20,7 @@ from fedselect.experiments import tables
 from fedselect.experiments.config import Config, at_path
 from fedselect.experiments.environment import package_version
 from fedselect.experiments.flags import configure, flags
-from fedselect.experiments.progress import progress
+from fedselect.experiments.progress import measured, progress
 from fedselect.experiments.report import write_report
 from fedselect.experiments.rundir import again, finished, read_records
 from fedselect.files import read_json
@@ -237,12 +237,15 @@ def status(root: SiteDir) -> None:
         _say(f"  client {i}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
-        done = f"{100 * records[-1]['accuracy']:.2f}%" if records and records[-1]["accuracy"] is not None else "-"
+        last = next((r for r in reversed(records) if r["accuracy"] is not None), None)
+        done = measured(last) if last else "-"
+        if last and last is not records[-1]:
+            done += f" after round {last['round']}"
         _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
         if how in ("failed", "stopped"):
             _say(f"  {reason(place)}")
         if how == "interrupted":
-            _say(f"  the server's process died; go on with: {again(place)}")
+            _say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
         if how == "not started":
             _say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
         _attendance(place.name, attendance(records))
@@ -259,6 +262,8 @@ def export(
     """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
     if vault is None:
         site.check_kind(part, "client")
+        if not (part / "client.json").is_file():
+            raise InputError(f"{part} is not a client's part of a site: it has no client.json; give that, or --vault.")
     out = out or part / "model.safetensors"
     made = export_model(vault or part / "vault", out, run, view)
     _say(f"wrote {out}: the model of {made.run} ({made.view})")

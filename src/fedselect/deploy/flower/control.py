@@ -128,6 +128,8 @@ def follow(part: Path, out: Path, watch: Watch | None) -> None:
                 raise RunError(status["error"])
             if asked():
                 launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))
+                if _noted(out) == "submitted":  # it had not begun, and will not
+                    say(out, "stopped", f"it was stopped before it began; {again}")
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
             if idle == 3:
                 raise RunError(f"the server's process died after round {seen}; {again}")

@@ -204,7 +204,7 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
     if tuple(whole.shape) != agreed.shape:
         raise DataError(
             f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
-            "bring them to that shape (--size for pictures)."
+            "bring them to that shape (pictures in folders become squares in colour, of --size)."
         )
     names = Shape.of(whole).names
     foreign = [n for n in names if n not in agreed.names]
