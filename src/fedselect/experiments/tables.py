@@ -121,7 +121,7 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
     for label in diverged:
         table.add_row(label, "diverged")
     table.caption = (
-        "local: after local training; merged: after aggregation; bold: the one that counts; "
+        "accuracy: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
         "MB up: from all clients, in the whole run"
     )
     table.caption_justify = "left"

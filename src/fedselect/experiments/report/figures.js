@@ -87,9 +87,9 @@ const convergence = {
   caption() {
     const settled = shown().map(g => [label(g), curve(g, roundAt)]).filter(([, line]) => line.length > 1).map(([name, line]) => {
       const last = line.at(-1).y, at = line.findLastIndex(p => Math.abs(p.y - last) > 1);
-      return [name, line[at + 1].round];
+      return [name, line[at + 1].round, at + 2 === line.length];
     }).sort((a, b) => a[1] - b[1]);
-    const said = settled.map(([name, round]) => `${name} ${round}`).join(", ");
+    const said = settled.map(([name, round, never]) => `${name} ${never ? "not before the end" : round}`).join(", ");
     return said && `Rounds until accuracy stays within a point of where it ends: ${said}.`;
   },
   numbers() {
