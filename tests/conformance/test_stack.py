@@ -29,6 +29,10 @@ SETTINGS = {
         fs.FedSelect,
         [{"order": "joint", "decay": 0.9, "server_momentum": 0.3}, {"order": "joint", "server_momentum": 0.5, "limit": 0.1}],
     ),
+    "fedselect, own answers, averaged": (
+        fs.FedSelect,
+        [{"finetune": 1, "view": "merged", "answers": "own", "server_average": a, "limit": 0.1} for a in (0.5, 0.8)],
+    ),
     "layers": (fs.PersonalLayers, [{"layers": "*weight"}, {"layers": "*weight", "lr": 0.05}]),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
@@ -38,13 +42,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def runs(case, model):
+def runs(case, model, **how):
     method, settings = SETTINGS[case]
     out = []
     for seed in (11, 3):
         for setting in settings:
             data = federation()
-            out.append(Simulation(method(**setting), MODELS[model](data), data, seed=seed, training=TRAINING))
+            out.append(Simulation(method(**setting), MODELS[model](data), data, seed=seed, training=TRAINING, **how))
     return out
 
 
@@ -52,13 +56,24 @@ def without_time(record):
     return {k: v for k, v in record.items() if k != "seconds"}
 
 
+AWAY = ("fedselect", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
+SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("case", SETTINGS)
-def test_a_run_in_a_stack_is_the_run_alone(case, model):
-    stacked, alone = runs(case, model), runs(case, model)
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [
+        *(pytest.param(case, {}, id=case) for case in SETTINGS),
+        *(pytest.param(case, SOME_AWAY, id=f"{case}, some away") for case in AWAY),
+    ],
+)
+def test_a_run_in_a_stack_is_the_run_alone(case, how, model):
+    stacked, alone = runs(case, model, **how), runs(case, model, **how)
+    assert stacks(stacked[0]) is not None
     assert len({stacks(run) for run in stacked}) == 1
     stack = Stack(stacked)
-    for _ in range(3):
+    for _ in range(4):
         for got, run in zip(stack.step(), alone, strict=True):
             assert without_time(got) == without_time(run.step())
     everybody = range(alone[0].clients)
