@@ -1,9 +1,10 @@
 """The command line."""
 
 import itertools
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -250,7 +251,8 @@ def sweep(
                 device=device, precision=precision, deterministic=deterministic, score=score, cross=cross, preset=preset,
             )  # fmt: skip
             if made not in runs.values():  # 0.1 and 0.10 are one setting
-                runs["-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])] = made
+                name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
+                runs[_folder(name, runs)] = made
     out = out or _free("sweep")
     with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
@@ -429,6 +431,12 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
     if not names:
         raise InputError("name at least one method: --methods fedselect,fedavg.")
     return names
+
+
+def _folder(name: str, taken: Container[str]) -> str:
+    """A name for a run directory: what would lead elsewhere, as a path in it does, is left out."""
+    plain = re.sub(r"[^\w.,=+-]+", "_", name).lstrip(".")
+    return next(n for n in (plain, *(f"{plain}-{i}" for i in range(2, 10_000))) if n not in taken)
 
 
 def _free(name: str) -> Path:

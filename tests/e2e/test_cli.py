@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 import fedselect as fs
 from fedselect.data import DATA
@@ -354,6 +355,45 @@ def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
     assert [p.name for p in (done / "checkpoint").iterdir()] == ["000001"]
     assert not (done / "client-0.safetensors").exists()  # a model of the run that is gone
     assert "models and figures made from it there go too" in " ".join(cli("run", "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "local,fedavg")])
+def test_a_run_that_came_and_went_meanwhile_stays(cli, done, tmp_path, monkeypatch, command):
+    """Two commands that choose the same directory: each finds it free, and the other is faster."""
+    from fedselect.experiments.config import Config
+
+    real = Config.simulation
+
+    def slowly(self, *args):
+        if not (tmp_path / "new").exists():
+            shutil.copytree(done, tmp_path / "new")
+        return real(self, *args)
+
+    monkeypatch.setattr(Config, "simulation", slowly)
+    assert "exists already" in cli(*command, *TINY, "--rounds", 1, "--out", tmp_path / "new").sentence()
+    assert metrics(tmp_path / "new") == metrics(done)
+
+
+def test_masks_of_rounds_that_are_not_recorded_are_not_left_to_stand_for_them(cli, tmp_path):
+    out = tmp_path / "a"
+    assert cli("run", *TINY, "--rounds", 2, "--rows", "personal", "--chunk", 1, "--out", out).code == 0
+    (out / "masks.jsonl").write_text('{"round": 1, "share": ""}\n')
+    (out / "summary.json").unlink()
+    assert cli("resume", out, "-q").code == 0
+    assert not (out / "masks.jsonl").exists()
+
+
+def test_a_sweep_over_paths_stays_in_its_directory(cli, tmp_path):
+    for name in ("a", "b"):
+        for kind in ("cat", "dog"):
+            (tmp_path / "pictures" / name / kind).mkdir(parents=True)
+            for i in range(6):
+                Image.new("RGB", (8, 8), (40 * i, 0, 0)).save(tmp_path / "pictures" / name / kind / f"{i}.png")
+    where = ",".join(f"{tmp_path}/pictures/{name}" for name in ("a", "b"))
+    data = ("--data", "folder", "--path", where, "--size", 8, "--clients", 2, "--train", 4, "--test", 2)
+    assert cli("sweep", *data, "--model", "mlp", "--rounds", 1, "-q", "--out", tmp_path / "s").code == 0
+    assert {p.parent.parent for p in tmp_path.rglob("summary.json")} == {tmp_path / "s"}
+    assert len(list(tmp_path.rglob("summary.json"))) == 2
 
 
 def test_overwrite_with_bad_input_keeps_the_old_run(cli, done):

@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -93,6 +94,22 @@ def test_a_run_that_was_stopped_goes_on_in_its_tracker(cli, tmp_path, monkeypatc
     assert cli("resume", tmp_path / "a", "-q", "--track", "tensorboard").code == 0
     events = EventAccumulator(str(tmp_path / "a" / "track" / "tensorboard" / "fedselect-seed0")).Reload()
     assert [e.step for e in events.Scalars("accuracy")] == [1, 2, 3, 4]
+
+
+def test_so_does_a_sweep_of_which_some_runs_are_done(cli, tmp_path):
+    """Runs of another width do not stack, so they come one after the other."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track = ("--track", "tensorboard")
+    assert cli("sweep", *TINY, "--hidden", "4,8", "--rounds", 3, "--out", tmp_path / "s", *track).code == 0
+    second = tmp_path / "s" / "fedselect-hidden=8-seed0"
+    (second / "summary.json").unlink()
+    shutil.rmtree(second / "checkpoint")
+    assert cli("resume", tmp_path / "s", "-q", *track).code == 0
+    for run in ("fedselect-hidden=4-seed0", second.name):
+        events = EventAccumulator(str(tmp_path / "s" / "track" / "tensorboard" / run)).Reload()
+        assert [e.value for e in events.Scalars("accuracy")] == pytest.approx(accuracies(tmp_path / "s" / run))
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])

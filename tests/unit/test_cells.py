@@ -418,6 +418,12 @@ def test_pairs_are_clients_and_seeds():
     assert (back.gain, back.p) == (pytest.approx(-3.0), found.p)
 
 
+def test_differences_that_are_equal_but_for_rounding_are_tied():
+    ours, other = [50.1, 60.3, 70.2, 44.0, 51.0], [50.0, 60.2, 70.1, 44.1, 50.6]  # three of 0.1, one of -0.1, one of 0.4
+    assert len({a - b for a, b in zip(ours, other, strict=True)}) > 3
+    assert compare(entry("a", ours), entry("b", other)).p == wilcoxon([1, 1, 1, -1, 4]).pvalue
+
+
 def test_equal_rows_differ_by_chance_alone():
     assert compare(entry("a", [50.0, 60.0]), entry("b", [50.0, 60.0])).p == 1.0
 
@@ -492,7 +498,7 @@ def test_files_name_files_not_places(tmp_path, monkeypatch):
     (tmp_path / "PACS").mkdir()
     monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path))
     target = dataclasses.replace(targets("table1")[0], on=("pacs",))
-    how = How(seeds=(0,))
+    how = How(seeds=(0,), rates="paper")
     found = blocks(target, how, {}, all_failed(target, how, tmp_path / "cells"))
     text = lean(as_json(target, found, how, {}))
     assert str(tmp_path) not in text

@@ -64,6 +64,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
     simulation = config.simulation()  # bad input shows before anything is written or replaced
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
+            _may_write(out, overwrite)  # another run may have come and gone since
             _clear(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
@@ -80,6 +81,7 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
+            _may_write(out, overwrite)  # another run may have come and gone since
             _clear(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
@@ -200,6 +202,9 @@ class _Run:
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
+            else:
+                with disk(out):
+                    (out / "masks.jsonl").unlink(missing_ok=True)  # it would be taken to stand for all rounds
 
     def note(self, record: Record) -> None:
         """A round is over."""
@@ -323,7 +328,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
 
 def _may_write(out: Path, overwrite: bool) -> None:
     """Refuse to touch what is there, unless it is a run and was said to be replaced."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and all(p.name == ".lock" for p in out.iterdir())):
         return
     if not overwrite:
         raise InputError(

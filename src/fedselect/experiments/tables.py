@@ -76,7 +76,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             statistics.fmean(s["seconds"] for s in group),
             "local" if all(view_of(s, s) == "local" for s in group) else "merged",
             group[0].get("score", "test"),
-            statistics.fmean(_elsewhere(s["cross"]) for s in group) if all("cross" in s for s in group) else None,
+            _mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
         for method, group in summaries.items()
     ]
@@ -133,10 +133,16 @@ def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
     return list(zip(labels([described(run) for run in runs]), runs, strict=True))
 
 
-def _elsewhere(cross: list[list[float | None]]) -> float:
+def _mean(found: Sequence[float | None], whole: int) -> float | None:
+    """The mean, where everybody has a number."""
+    there = [v for v in found if v is not None]
+    return statistics.fmean(there) if len(there) == whole else None
+
+
+def _elsewhere(cross: list[list[float | None]]) -> float | None:
     """The mean of a cross-client matrix without its diagonal."""
     apart = [v for i, row in enumerate(cross) for j, v in enumerate(row) if i != j and v is not None]
-    return statistics.fmean(apart) if apart else float("nan")
+    return statistics.fmean(apart) if apart else None
 
 
 def spread(values: Sequence[float]) -> str:
@@ -190,6 +196,12 @@ def as_latex(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
+TEX = {
+    **{c: f"\\{c}" for c in "_%&#${}"}, "α": r"$\alpha$", "γ": r"$\gamma$",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+
+
 def tex(text: str) -> str:
     """Text as LaTeX takes it."""
-    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "α": r"$\alpha$", "γ": r"$\gamma$"}.get(c, c) for c in text)
+    return "".join(TEX.get(c, c) for c in text)

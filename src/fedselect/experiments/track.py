@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from fedselect.errors import RunError, unknown
 from fedselect.experiments.config import Config
 from fedselect.experiments.labels import flat
+from fedselect.experiments.rundir import read_configs
 from fedselect.experiments.runner import Watch
 from fedselect.simulate.notes import Record
 
@@ -44,14 +45,14 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
         raise RunError(f"--track {kind} needs {package}; install it with: pip install 'fedselect[track]'") from None
     make.check()
     open_runs: dict[str, Tracker] = {}
-    names: dict[str, int] = {}
+    names: dict[str, str] = {}
 
     def watch(config: Config, record: Record) -> None:
         key = json.dumps(config.to_json(), sort_keys=True)
         if key not in open_runs:
-            name = f"{config.method['name']}-seed{config.seed}"
-            names[name] = names.get(name, 0) + 1
-            name = name if names[name] == 1 else f"{name}-{names[name]}"
+            if not names and (out / "compare.json").exists():  # those of the run directories, the same when it is resumed
+                names.update({json.dumps(c.to_json(), sort_keys=True): name for name, c in read_configs(out).items()})
+            name = names.get(key, f"{config.method['name']}-seed{config.seed}")
             open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
         open_runs[key].log(record["round"], numbers(record))
         if record["round"] == config.rounds:

@@ -18,7 +18,7 @@ const shares = {
   ready() { return this.runs().length; },
   get missing() {
     return networked() ? "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults."
-      : "These runs keep no record of their masks; runs made with this version do.";
+      : "These runs keep no record of their masks: those in several processes, with rows=personal or of an older version do not.";
   },
   picks() {
     const groups = groupsOf(this.runs());
@@ -82,7 +82,7 @@ const overlap = {
   ready() { return this.runs().length; },
   get missing() {
     return networked() ? "A deployed run keeps no record of its masks by round, so there is no overlap to show."
-      : "No method here learns a mask of its own for each client, so there is no overlap to show.";
+      : "No run here has a record of masks that differ from client to client, so there is no overlap to show.";
   },
   picks() {
     const { picks, run } = oneRun(this.id, this.runs());

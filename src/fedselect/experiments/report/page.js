@@ -15,14 +15,14 @@ function ranked() {
       g, runs, all: of("accuracy"), mean: mean(of("accuracy")), local: of("accuracy_local"), merged: of("accuracy_merged"),
       share: mean(of("share")), others: mean(there(runs.filter(r => r.cross).map(elsewhere))),
       gain: known.length ? mean(known.map(p => p.own - p.alone)) : null, better: better(pairs),
-      up: mean(runs.map(r => one === null ? r.up.at(-1) : r.clients.up.at(-1)[one])),
-      down: mean(runs.map(r => one === null ? r.down : r.clients.down[one])), seconds: mean(runs.map(r => r.seconds)),
+      up: mean(there(runs.map(r => one === null ? r.up.at(-1) : r.clients.up.at(-1)[one]))),
+      down: mean(there(runs.map(r => one === null ? r.down : r.clients.down[one]))), seconds: mean(runs.map(r => r.seconds)),
     };
   }).sort((a, b) => (b.mean ?? -1) - (a.mean ?? -1));
 }
 
 function header() {
-  const rows = ranked(), best = rows[0], r = rows.find(row => strong(row.g)) || best, text = [];
+  const rows = ranked(), best = rows[0], r = rows.find(row => strong(row.g) && row.mean !== null) || best, text = [];
   if (!data.runs.every(run => run.finished)) text.push("So far:");
   if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
   if (r !== best) text.push(`${label(best.g)} leads with ${percent(best.mean)}%.`);

@@ -108,6 +108,8 @@ def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
     """What there is of a target, column by column: the rows of which every seed has ended."""
     found: dict[tuple[str, str | None], dict[str, list[Cell]]] = {}
     for cell in cells(target, how, tuned):
+        if how.on(target).rates == "tuned" and (cell.column, cell.row.tuned_as) not in tuned:
+            continue  # its rates are not known yet; until then it has those of the paper
         found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
     there = {key: [e for own in rows.values() if (e := _entry(target, own, folder)).ended] for key, rows in found.items()}
     return [Block(*key, tuple(_ranked(target, entries))) for key, entries in there.items() if entries]
@@ -132,7 +134,7 @@ def compare(ours: Entry, other: Entry) -> Compared | None:
     ]
     if not pairs:
         return None
-    off = [a - b for a, b in pairs]
+    off = [round(a - b, 6) for a, b in pairs]  # equal but for rounding is equal: the test ranks them
     return Compared(len(off), statistics.fmean(off), float(wilcoxon(off).pvalue) if any(off) else 1.0)
 
 
