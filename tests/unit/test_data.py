@@ -1,5 +1,8 @@
 """A user's own tensors: what is wrong with them is said before training, by client."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +117,57 @@ def test_split_pools_ragged_clients_and_finds_each_ones_rows():
     assert x[1, 0].equal(part(5)[0][4].double())
     assert y.tolist() == [[0, 0], [0, 1]]  # labels alternate 0, 1
     assert data.split("val", torch.float32).n.tolist() == [0, 4]
+
+
+def dealt():
+    """160 pictures, each of a shade of its own, dealt to four clients in pools."""
+    shades = np.arange(160, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    images = fs.Images("mine", shades, np.arange(160) % 4, tuple("abcd"))
+    return fs.deal_images(images, clients=4, classes_per_client=2, train=12, test=6, val=4)
+
+
+def held(data, part):
+    """The shades and labels each client has in a split."""
+    split = data.split(part, torch.float32)
+    rows = [slice(s, s + n) for s, n in zip(split.start.tolist(), split.n.tolist(), strict=True)]
+    assert len(split.x) == int(split.n.sum())
+    return [(split.x[r, 0, 0, 0].tolist(), split.y[r].tolist()) for r in rows]
+
+
+def own(pairs):
+    return [(x[:, 0, 0, 0].tolist(), y.tolist()) for x, y in pairs]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda clients: clients[2:],
+        lambda clients: clients[:2],
+        lambda clients: clients[::-1],
+        lambda clients: [clients[1], *clients[:1], *clients[2:]],
+        lambda clients: [replace(c, train=(c.train[0], 3 - c.train[1])) for c in clients],
+        lambda clients: [replace(c, train=(c.train[0].flip(0), c.train[1])) for c in clients],
+        lambda clients: [replace(clients[0], train=(clients[0].train[0][:3], clients[0].train[1][:3])), *clients[1:]],
+        lambda clients: [replace(clients[0], val=None), *clients[1:]],
+    ],
+    ids=["last", "first", "turned round", "two swapped", "labels", "pictures", "fewer samples", "no validation"],
+)
+def test_a_federation_of_other_clients_has_their_samples_and_no_others(change):
+    data = dealt()
+    other = replace(data, clients=change(data.clients))
+    for part in ("train", "val", "test"):
+        pairs = [getattr(c, part) or (c.train[0][:0], c.train[1][:0]) for c in other.clients]
+        assert held(other, part) == own(pairs)
+
+
+def test_on_validation_the_validation_samples_are_tested_on():
+    data = dealt()
+    scored = data.on_validation()
+    assert held(scored, "test") == own([c.val for c in data.clients]) != own([c.test for c in data.clients])
+    assert held(scored, "train") == own([c.train for c in data.clients])
+    assert scored.split("test", torch.float32).x.data_ptr() == data.pools["val"][0].data_ptr()  # not copied
+    some = replace(data, clients=data.clients[1:3]).on_validation()
+    assert held(some, "test") == own([c.val for c in data.clients[1:3]])
 
 
 def test_load_names_what_it_does_not_know():

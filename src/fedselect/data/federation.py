@@ -39,7 +39,7 @@ class Federation:
     mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
     std: tuple[float, ...] = ()
     augment: str = "none"  # of training pictures: none or crop-flip
-    pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these, where they are
+    pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these; no longer used where they are not
     shape: tuple[int, ...] = field(init=False)
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Federation:
         x0, y0 = self.clients[0].train
         pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
-        if part in self.pools:
+        if part in self.pools and _lie_in(self.pools[part], pairs):
             x, y = self.pools[part]
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
@@ -130,6 +130,22 @@ class Federation:
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
         std = torch.tensor(self.std or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)
         return replace(pool, scale=1 / (255 * std), shift=-mean / std, augment=self.augment if part == "train" else "none")
+
+
+def _lie_in(pool: Part, pairs: Sequence[Part]) -> bool:
+    """Whether clients' samples are the pool's, one client after the other from its first row to its last."""
+    at = 0
+    for pair in pairs:
+        n = len(pair[1])
+        if n and not all(_same(whole[at : at + n], mine) for whole, mine in zip(pool, pair, strict=True)):
+            return False
+        at += n
+    return at == len(pool[1])
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one piece of memory, seen alike."""
+    return (a.data_ptr(), a.device, a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.device, b.dtype, b.shape, b.stride())
 
 
 def _kind(x: Tensor) -> str | None:
