@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from fedselect.data import corruptions
 from fedselect.data.corruptions import CORRUPTIONS, PARAMETERS, STANDARD, corrupt
 from fedselect.data.corruptions_layers import plasma
-from fedselect.data.corruptions_parts import Draws, bilinear, fold, motion
+from fedselect.data.corruptions_parts import Draws, bilinear, fold, motion, zoomed
 from fedselect.errors import DataError, InputError
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -242,6 +243,17 @@ def test_zoom_blur_keeps_a_flat_image_and_blurs_outwards():
     assert (corrupt(x, "zoom_blur", 5, 0, ids) == 100).all()
     change = np.abs(corrupt(X, "zoom_blur", 3, 0, IDS).astype(float) - X).mean((0, 3))
     assert change[12:20, 12:20].mean() < change[:4].mean()
+
+
+def test_zoom_blur_has_the_published_factors(monkeypatch):
+    """np.arange(1, end, 0.01): by rounding, the ends 1.06 and 1.11 are in it and the others are not."""
+    seen = []
+    monkeypatch.setattr(corruptions, "zoomed", lambda x, factors: seen.append(factors) or zoomed(x, factors))
+    for severity in SEVERITIES:
+        corrupt(X[:1], "zoom_blur", severity, 0, IDS[:1])
+    assert [len(factors) for factors in seen] == [7, 12, 16, 21, 26]
+    for factors, end in zip(seen, (1.06, 1.11, 1.16, 1.21, 1.26), strict=True):
+        assert factors == pytest.approx(np.arange(1, end, 0.01))
 
 
 @pytest.mark.parametrize(
