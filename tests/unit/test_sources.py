@@ -302,6 +302,27 @@ def test_cifar10_npz(tmp_path, patches):
         cifar10(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_npz_images_must_be_in_colour_and_as_many_as_labels(tmp_path, patches, part):
+    path = tmp_path / "cifar10.npz"
+    good = {"x_train": patches[:50], "y_train": LABELS[:50], "x_test": patches[50:], "y_test": LABELS[50:]}
+    x, y = good[f"x_{part}"], good[f"y_{part}"]
+    turned = {f"x_{p}": good[f"x_{p}"].transpose(0, 3, 1, 2) for p in ("train", "test")}
+    for spoiled, said in (
+        ({f"x_{part}": x[..., :1]}, rf"cifar10\.npz: x_{part} must be \(N, height, width, 3\), not \({len(x)}, 32, 32, 1\)"),
+        (turned, r"cifar10\.npz: x_train must be \(N, height, width, 3\), not \(50, 3, 32, 32\)"),
+        ({f"x_{part}": x[:, :16]}, r"cifar10\.npz: x_train .* and x_test .* must have one height and width"),
+        ({f"y_{part}": y[:-5]}, rf"cifar10\.npz has {len(x)} images in x_{part} but {len(x) - 5} labels in y_{part}"),
+    ):
+        np.savez(path, **{**good, **spoiled})
+        with pytest.raises(DataError, match=said):
+            cifar10(path)
+    # five labels fewer to train on and five more to test on: as many as there are images, but not theirs
+    np.savez(path, **{**good, "y_train": LABELS[:45], "y_test": LABELS[45:]})
+    with pytest.raises(DataError, match=r"has 50 images in x_train but 45 labels in y_train"):
+        cifar10(path)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_published_corruptions(tmp_path, patches, packed):
     folder = tmp_path / "CIFAR-10-C"

@@ -179,9 +179,15 @@ def _npz(name: str, path: Path, changed: int) -> Images:
             x_train, y_train, x_test, y_test = (file[f] for f in fields)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
         raise DataError(f"{path} is truncated or no npz file ({e}); get it again.") from None
-    if x_train.ndim != 4 or x_train.shape[1:] != x_test.shape[1:]:
-        raise DataError(f"{path}: x_train {x_train.shape} and x_test {x_test.shape} must be (N, height, width, 3).")
-    y = np.concatenate([y_train.reshape(-1), y_test.reshape(-1)])
+    y_train, y_test = y_train.reshape(-1), y_test.reshape(-1)
+    for part, x, labels in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim != 4 or x.shape[-1] != 3:
+            raise DataError(f"{path}: x_{part} must be (N, height, width, 3), not {x.shape}; save it so.")
+        if len(x) != len(labels):
+            raise DataError(f"{path} has {len(x)} images in x_{part} but {len(labels)} labels in y_{part}; save one for each.")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"{path}: x_train {x_train.shape} and x_test {x_test.shape} must have one height and width.")
+    y = np.concatenate([y_train, y_test])
     return _images(name, np.concatenate([x_train, x_test]), y, np.arange(len(y)) >= len(y_train))
 
 
