@@ -134,6 +134,31 @@ def test_ones_own_folders_on_the_command_line(cli, tmp_path):
     assert cli("run", "--data", f"folder:{tmp_path / 'f'}", *args, "--out", tmp_path / "b").code == 0
 
 
+def test_the_papers_test_sizes_go_with_officehome_and_not_with_a_folder_of_its_name(tmp_path):
+    names = ("art", "clipart", "photo", "product", "sketch")
+    make_folders(tmp_path / "a" / "officehome", names)
+    make_folders(tmp_path / "b" / "officehome", names[:4])
+    for place, clients in (("a", 5), ("b", 4)):
+        data = fs.load("domains", path=str(tmp_path / place / "officehome"), clients=clients, size=16)
+        assert [(len(c.train[1]), len(c.test[1])) for c in data.clients] == [(22, 2)] * clients  # a tenth of 24
+    with pytest.raises(fs.DataError, match="test sizes are for 4 domains, but there are 5; give test"):
+        fs.load("officehome", data_dir=str(tmp_path / "a"), clients=5, size=16)
+    data = fs.load("officehome", data_dir=str(tmp_path / "a"), clients=5, size=16, test=3)
+    assert [len(c.test[1]) for c in data.clients] == [3] * 5
+
+
+def test_officehome_has_the_papers_test_sizes(monkeypatch):
+    sizes = np.array([300, 500, 500, 500])
+    domain = np.repeat(np.arange(4), sizes)
+    pixels = np.zeros((len(domain), 4, 4, 3), np.uint8)
+    images = Images("officehome", pixels, np.arange(len(domain)) % 2, ("a", "b"), domain=domain, domain_names=tuple("acpr"))
+    monkeypatch.setattr("fedselect.data.folders.domains", lambda *_, **__: images)
+    monkeypatch.setattr("fedselect.data.folders.find", lambda *_: None)
+    data = fs.load("officehome")
+    assert [len(c.test[1]) for c in data.clients] == [265, 456, 470, 465]
+    assert [len(c.train[1]) for c in data.clients] == [35, 44, 30, 35]
+
+
 def test_data_show_tells_and_draws(cli, tmp_path):
     said = cli("data", "show", "digits", "--clients", 3, "--out", tmp_path / "p.png")
     assert said.code == 0

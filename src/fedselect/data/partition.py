@@ -169,6 +169,8 @@ def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence
         raise InputError(
             f"there are {domains} domains{names} and one client takes one, so clients must be {domains}, not {clients}."
         )
+    if tests is not None and sizes.test is None and len(tests) != domains:
+        raise DataError(f"this set's test sizes are for {len(tests)} domains, but there are {domains}; give test.")
     parts = []
     for d in range(domains):
         rows = rng(seed, 2, d).permutation(np.flatnonzero(pool.domain == d))

@@ -1,7 +1,7 @@
 """The image sets by name: a reader, how the paper deals it, and options that all of them share."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +34,13 @@ Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, 
 """(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""
 
 
-def image_set(read: Reader, about: str, change: Changer | None = None, **defaults: Any) -> Callable[..., Federation]:
-    """A named set: its reader's own options, those of every set with the given defaults, and what happens to pictures."""
+def image_set(
+    read: Reader, about: str, change: Changer | None = None, domain_tests: Sequence[int] | None = None, **defaults: Any
+) -> Callable[..., Federation]:
+    """A named set: its reader's own options, those of every set with the given defaults, and what happens to pictures.
+
+    `domain_tests` are the test sizes of its domains where none is given.
+    """
     known = inspect.signature(read, eval_str=True).parameters
     own = {n: (known[n].annotation, None if n == "path" else known[n].default) for n in READER_OPTIONS if n in known}
     extra = {n: v for n, v in defaults.items() if n not in SHARED_OPTIONS}
@@ -48,9 +53,8 @@ def image_set(read: Reader, about: str, change: Changer | None = None, **default
             raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
         images = read(**{n: _path(n, options[n]) for n in own})
         sizes = Sizes(options["train"], options["test"], options["val"])
-        tests = OFFICEHOME_TESTS if images.name == "officehome" else None
         if options["split"] == "domain":
-            parts = by_domain(pool_of(images), options["clients"], sizes, seed, tests)
+            parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:
             how = (options["classes_per_client"], options["concentration"])
             parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, *how)
@@ -130,7 +134,13 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
         test=None,
     ),
     "officehome": image_set(
-        folders.officehome, "OfficeHome, 65 classes; one client a domain.", clients=4, split="domain", train=None, test=None
+        folders.officehome,
+        "OfficeHome, 65 classes; one client a domain.",
+        domain_tests=OFFICEHOME_TESTS,
+        clients=4,
+        split="domain",
+        train=None,
+        test=None,
     ),
     "domains": image_set(
         folders.domains,
