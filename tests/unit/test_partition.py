@@ -203,6 +203,65 @@ def test_without_a_test_set_about_a_tenth_is_set_aside_or_what_is_asked_for(spli
         assert [len(p.test) for p in asked] == [20] * 4
 
 
+@pytest.mark.parametrize("train", [None, 3])
+def test_where_a_tenth_is_too_little_every_holder_of_a_class_still_has_one_to_test_on(train):
+    labels = np.repeat([0, 1], [50, 400])  # ten clients hold both: a tenth of class 0 is five, of class 1 forty
+    parts = by_class(Pool(labels), 10, 2, Sizes(train, None), 0)
+    for p in parts:
+        assert Counter(labels[p.test].tolist()) == {0: 1, 1: 4}
+        assert set(labels[p.train].tolist()) == {0, 1}
+    assert_disjoint(parts)
+    if train is None:
+        assert {len(p.train) for p in parts} == {4 + 36}
+
+
+def test_a_tenth_that_is_enough_stays_a_tenth():
+    parts = by_class(Pool(np.repeat([0, 1], 105)), 3, 2, Sizes(None, None), 0)
+    assert [(len(p.train), len(p.test)) for p in parts] == [(2 * 31, 2 * 3)] * 3  # of 95 and of 10
+
+
+def test_a_class_too_small_for_its_holders_is_named_with_what_to_do():
+    labels = np.repeat([0, 1], [400, 8])
+    pool = Pool(labels, class_names=("cat", "dog"))
+    said = "class dog has 3 of its 8 samples to train on, too few for its 5 clients; give test, take fewer clients or lower"
+    with pytest.raises(fs.DataError, match=said):
+        by_class(pool, 5, 2, Sizes(None, None), 0)
+    with pytest.raises(fs.DataError, match="class 1 has 3 of its 8 samples"):  # a pool may have no names
+        by_class(Pool(labels), 5, 2, Sizes(None, None), 0)
+    with pytest.raises(fs.DataError, match=r"class dog has 3 .* to train on, too few for its 5 clients; lower test, take"):
+        by_class(pool, 5, 2, Sizes(None, 2), 0)
+    assert [Counter(labels[p.test].tolist()) for p in by_class(pool, 4, 2, Sizes(None, None), 0)] == [{0: 10, 1: 1}] * 4
+    assert [Counter(labels[p.train].tolist())[1] for p in by_class(pool, 5, 2, Sizes(None, 1), 0)] == [
+        1
+    ] * 5  # none of it to test
+
+
+@pytest.mark.parametrize("sizes", [Sizes(None, None), Sizes(4, 2), Sizes(1, 2)])
+def test_a_class_without_anything_to_train_on_is_named(sizes):
+    labels = np.concatenate([np.repeat([0, 1, 2], 40), np.repeat([0, 1, 2, 3], 10)])
+    pool = Pool(labels, np.arange(len(labels)) >= 120, class_names=("cat", "cow", "dog", "emu"))
+    with pytest.raises(fs.DataError, match="class emu has no samples to train on; give it some, or leave its test samples out"):
+        by_class(pool, 4, 2, sizes, 0)
+    few = Pool(labels[:-10], np.arange(len(labels) - 10) >= 120)
+    assert all(set(labels[p.test]) <= set(range(3)) for p in by_class(few, 4, 2, sizes, 0))
+
+
+def test_a_class_with_less_to_train_on_than_holders_is_named():
+    labels = np.concatenate([np.repeat([0, 1], [40, 2]), np.repeat([0, 1], 10)])
+    pool = Pool(labels, np.arange(len(labels)) >= 42)
+    with pytest.raises(
+        fs.DataError, match="class 1 has 2 of its 12 samples to train on, too few for its 3 clients; take fewer clients or"
+    ):
+        by_class(pool, 3, 2, Sizes(None, None), 0)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("split", ["dirichlet", "quantity"])
+def test_concentration_is_a_positive_number(split, value):
+    with pytest.raises(fs.InputError, match=f"concentration must be positive and finite, not {value}"):
+        deal_by(Pool(LABELS), split, 4, Sizes(None, None), 0, 2, value)
+
+
 def test_a_dirichlet_client_is_tested_on_the_classes_it_trains_on():
     parts = by_dirichlet(with_official_test(), 5, 0.3, Sizes(None, None), 2)
     for p in parts:

@@ -159,6 +159,13 @@ def test_officehome_has_the_papers_test_sizes(monkeypatch):
     assert [len(c.train[1]) for c in data.clients] == [35, 44, 30, 35]
 
 
+def test_a_class_folder_under_test_alone_is_named(tmp_path):
+    make_folders(tmp_path, ("train", "test"))
+    (tmp_path / "train" / "dog").rename(tmp_path / "train" / "Dog")
+    with pytest.raises(fs.DataError, match="class dog has no samples to train on"):
+        fs.load("folder", path=str(tmp_path), size=16, clients=3)
+
+
 def test_data_show_tells_and_draws(cli, tmp_path):
     said = cli("data", "show", "digits", "--clients", 3, "--out", tmp_path / "p.png")
     assert said.code == 0

@@ -16,7 +16,7 @@ Change = Callable[[int, NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]
 
 
 def pool_of(images: Images) -> Pool:
-    return Pool(images.y, images.test, images.domain, images.domain_names)
+    return Pool(images.y, images.test, images.domain, images.domain_names, images.class_names)
 
 
 def federate(

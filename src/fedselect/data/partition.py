@@ -29,12 +29,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Pool:
-    """What there is to deal: labels, which rows are an official test set, and the rows' domains."""
+    """What there is to deal: labels, which rows are an official test set, the rows' domains, and names for messages."""
 
     y: Indices
     test: NDArray[np.bool_] | None = None
     domain: Indices | None = None
     domain_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -68,8 +69,8 @@ def deal(
     """The partition of this name."""
     if clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
-    if not concentration > 0:
-        raise InputError(f"concentration must be positive, not {concentration}.")
+    if not 0 < concentration < np.inf:
+        raise InputError(f"concentration must be positive and finite, not {concentration}.")
     ways: dict[str, Callable[[], list[Part]]] = {
         "classes": lambda: by_class(pool, clients, classes_per_client, sizes, seed),
         "dirichlet": lambda: by_dirichlet(pool, clients, concentration, sizes, seed),
@@ -102,6 +103,12 @@ def by_class(pool: Pool, clients: int, classes_per_client: int, sizes: Sizes, se
     """The paper's partition: `classes_per_client` classes each, sizes spread evenly over a client's classes."""
     hands = deal_classes(clients, pool.classes, classes_per_client, seed)
     holders = [[i for i, hand in enumerate(hands) if c in hand] for c in range(pool.classes)]
+    if pool.test is not None:
+        there = set(np.unique(pool.y[~pool.test]).tolist())
+        for c in (c for c in range(pool.classes) if holders[c] and c not in there):
+            raise DataError(
+                f"class {_name(pool.class_names, c)} has no samples to train on; give it some, or leave its test samples out."
+            )
 
     def wanted(size: int | None, c: int) -> dict[int, int | None]:
         return {i: None if size is None else _portion(size, hands[i], c) for i in holders[c]}
@@ -197,24 +204,33 @@ def by_index(
     return [Part(*(np.asarray(r, dtype=np.int64) for r in client)) for client in rows]
 
 
-def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None) -> dict[str, Indices]:
-    """The shuffled rows of a class to test and to train on; without an official test set, `reserve` or a tenth is set aside."""
+def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None, least: int = 1) -> dict[str, Indices]:
+    """The shuffled rows of a class to test and to train on.
+
+    Without an official test set, `reserve` rows are set aside, or a tenth of them and no fewer than `least`.
+    """
     rows = rng(seed, 2, c).permutation(np.flatnonzero(pool.y == c))
     if pool.test is not None:
         return {"test": rows[pool.test[rows]], "train": rows[~pool.test[rows]]}
-    aside = _tenth(len(rows), None, 1) if reserve is None else reserve
+    aside = max(least, _tenth(len(rows), None, 1)) if reserve is None else reserve
     return {"test": rows[:aside], "train": rows[aside:]}
 
 
 def _hand_out(pool: Pool, clients: int, per_class: list[dict[str, dict[int, int | None]]], val: int, seed: int) -> list[Part]:
-    """Give every holder of a class its number of samples, dealt in turn; None is an even share of all."""
+    """Give every holder of a class its number of samples, dealt in turn; None is an even share of all, at least one."""
     taken: dict[str, list[list[Indices]]] = {"train": [[] for _ in range(clients)], "test": [[] for _ in range(clients)]}
     for c, wanted in enumerate(per_class):
         asked = [n for n in wanted["test"].values() if n is not None]
-        there = _class_rows(pool, c, seed, max(asked) * len(asked) if asked else None)
+        there = _class_rows(pool, c, seed, max(asked) * len(asked) if asked else None, len(wanted["test"]))
         whole = sum(map(len, there.values()))
         for part, quota in wanted.items():
             rows, holders = there[part], len(quota)
+            if None in quota.values() and len(rows) < holders and (part == "train" or pool.test is None):
+                how = "" if pool.test is not None else "lower test, " if asked else "give test, "
+                raise DataError(
+                    f"class {_name(pool.class_names, c)} has {len(rows)} of its {whole} samples to {part} on, too few for its "
+                    f"{holders} clients; {how}take fewer clients or lower classes_per_client."
+                )
             most = max((len(rows) // holders if n is None else n for n in quota.values()), default=0)
             if most * holders > len(rows):
                 raise DataError(
