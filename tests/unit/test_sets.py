@@ -222,6 +222,27 @@ def test_published_test_images_are_used_when_asked_for(tmp_path):
         assert not torch.equal(a.train[0], b.train[0])  # training pictures are ours
 
 
+@pytest.mark.parametrize("order", ["sorted", "two swapped", "fewer labels"])
+def test_published_images_must_be_of_the_same_test_images_in_the_same_order(tmp_path, order):
+    count = 10_000
+    y = np.arange(count) % 10
+    ours, labels = {
+        "sorted": (np.sort(y), np.tile(y, 5)),
+        "two swapped": (np.r_[y[:-2], y[-1], y[-2]], np.tile(y, 5)),
+        "fewer labels": (y, y[: count - 1]),
+    }[order]
+    train = {"x_train": np.zeros((200, 8, 8, 3), np.uint8), "y_train": np.arange(200) % 10}
+    np.savez(tmp_path / "cifar10.npz", **train, x_test=np.zeros((count, 8, 8, 3), np.uint8), y_test=ours)
+    place = tmp_path / "CIFAR-10-C"
+    place.mkdir()
+    np.save(place / "labels.npy", labels.astype(np.uint8))
+    np.save(place / "fog.npy", np.zeros((5 * count, 8, 8, 3), np.uint8))
+    how = {"data_dir": str(tmp_path), "corruption": "fog", "clients": 2, "train": 4, "test": 6}
+    with pytest.raises(fs.DataError, match=r"labels\.npy in .* does not begin with the labels of CIFAR-10's 10000 test images"):
+        fs.load("cifar10c", published=True, **how)
+    assert len(fs.load("cifar10c", **how).clients) == 2  # ours ask for no labels
+
+
 def test_published_needs_the_whole_test_set(folder):
     with pytest.raises(fs.InputError, match="whole official test set"):
         load(folder, "cifar10c", published=True)

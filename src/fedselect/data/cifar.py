@@ -194,16 +194,22 @@ def _npz(name: str, path: Path, changed: int) -> Images:
 # --- the published corruptions
 
 
-def cifar10c_published(data_dir: Path | None = None) -> Callable[[str, int], Pixels]:
+def cifar10c_published(data_dir: Path | None = None, y: NDArray[np.int64] | None = None) -> Callable[[str, int], Pixels]:
     """The published CIFAR-10-C test arrays as (corruption, severity 1 to 5) -> uint8 (10000, 32, 32, 3), memory-mapped.
 
     The unpacked folder is read, or the .tar in place: it is not compressed, so its arrays can be mapped where they lie.
+    `y` are the labels of the test images they are to stand for, and must be theirs, in their order.
     """
     path = find(["CIFAR-10-C", "CIFAR-10-C.tar"], data_dir, fetch="cifar10c")
     spots = _spots(path)
     if "labels" not in spots:
         raise DataError(f"{path} lacks labels.npy; get the whole of CIFAR-10-C again.")
     labels = _map(*spots["labels"])
+    if y is not None and not np.array_equal(labels[: len(y)], y):
+        raise DataError(
+            f"labels.npy in {path} does not begin with the labels of CIFAR-10's {len(y)} test images; "
+            "get both sets again, the test images in their official order."
+        )
 
     def corrupted(name: str, severity: int) -> Pixels:
         name = {"jpeg": "jpeg_compression"}.get(name, name)

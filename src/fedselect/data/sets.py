@@ -90,9 +90,11 @@ def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) 
         raise InputError(f"severity must lie in 1 to 5, not {severity}.")
     kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
 
-    if options["published"] and (images.test is None or int(images.test.sum()) != 10_000):
-        raise InputError("published=yes needs CIFAR-10 with its whole official test set of 10,000 images.")
-    arrays = cifar.cifar10c_published(_path("data_dir", options["data_dir"])) if options["published"] else None
+    arrays = None
+    if options["published"]:
+        if images.test is None or int(images.test.sum()) != 10_000:
+            raise InputError("published=yes needs CIFAR-10 with its whole official test set of 10,000 images.")
+        arrays = cifar.cifar10c_published(_path("data_dir", options["data_dir"]), images.y[images.test])
 
     def change(client: int, x: NDArray[np.uint8], ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         if arrays is not None and images.test is not None and len(ids) and images.test[ids].all():
