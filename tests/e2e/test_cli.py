@@ -381,6 +381,7 @@ def test_masks_of_rounds_that_are_not_recorded_are_not_left_to_stand_for_them(cl
     (out / "summary.json").unlink()
     assert cli("resume", out, "-q").code == 0
     assert not (out / "masks.jsonl").exists()
+    assert len(json.loads((out / "federation.json").read_text())["clients"]) == 3  # whose names the report has
 
 
 def test_a_sweep_over_paths_stays_in_its_directory(cli, tmp_path):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedselect.errors import RunError
-from fedselect.files import write_bytes, write_json
+from fedselect.files import write_bytes
 from fedselect.simulate import Simulation
 from fedselect.tree import Mask, counts, rows
 
@@ -36,7 +36,6 @@ class MaskLog:
     def __init__(self, out: Path, rounds: int, simulation: Simulation) -> None:
         """Open the file where a simulation stands: what was written after its round is dropped, for that runs again."""
         self.path, self.rounds, self.simulation = out / "masks.jsonl", rounds, simulation
-        write_json(out / "federation.json", federation(simulation))
         kept = [line for line in read_lines(self.path) if line["round"] <= simulation.round]
         write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._last = kept[-1]["share"] if kept else None

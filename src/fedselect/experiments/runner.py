@@ -20,7 +20,7 @@ from fedselect.data import Federation
 from fedselect.errors import InputError, RunError, TrainingError
 from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
-from fedselect.experiments.masks import MaskLog
+from fedselect.experiments.masks import MaskLog, federation
 from fedselect.experiments.rundir import (
     again,
     deployed,
@@ -200,6 +200,7 @@ class _Run:
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
+            write_json(out / "federation.json", federation(self.simulation))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
             else:

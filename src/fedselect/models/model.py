@@ -80,7 +80,7 @@ class Model:
         self._dead: Tree = {}
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.stackable = True  # until it turns out to use something that cannot run for all clients at once
-        self._lent = False
+        self._lent = False  # until a run has it
 
     @classmethod
     def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":

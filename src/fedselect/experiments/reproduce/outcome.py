@@ -107,8 +107,9 @@ class Block:
 def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
     """What there is of a target, column by column: the rows of which every seed has ended."""
     found: dict[tuple[str, str | None], dict[str, list[Cell]]] = {}
+    wait = how.on(target).rates == "tuned"
     for cell in cells(target, how, tuned):
-        if how.on(target).rates == "tuned" and (cell.column, cell.row.tuned_as) not in tuned:
+        if wait and (cell.column, cell.row.tuned_as) not in tuned:
             continue  # its rates are not known yet; until then it has those of the paper
         found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
     there = {key: [e for own in rows.values() if (e := _entry(target, own, folder)).ended] for key, rows in found.items()}
