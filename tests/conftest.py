@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from children import Children
 from hypothesis import settings
 
 import fedselect as fs
@@ -18,6 +19,21 @@ settings.load_profile("fedselect")
 def digits() -> fs.Federation:
     """Three clients with three classes each: small enough to train in milliseconds."""
     return fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=0, seed=0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Nothing is read from or written to the user's own cache, which may not be writable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def spawn():
+    """Start a process; what is left of it when the test is over, however that ends, is ended."""
+    with Children() as children:
+        yield children.start
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +12,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedselect.errors import BusyError, RunError
+from fedselect.errors import BusyError, InputError, RunError
 
 MOMENT = 0.2  # seconds to try for a lock before it counts as taken
+_PART = re.compile(r"\..+\.\d+(\.old)?\.part")
 
 
 def is_part(path: Path) -> bool:
     """Whether this is what an interrupted `replace` left behind."""
-    return path.name.startswith(".") and path.name.endswith(".part")
+    return _PART.fullmatch(path.name) is not None
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing but a lock and what an interrupted `replace` left behind."""
+    return folder.is_dir() and all(p.name == ".lock" or is_part(p) for p in folder.iterdir())
+
+
+def check_folder_name(name: str) -> str:
+    """A name that came from elsewhere names one folder in its parent, and is no path that leads out of it."""
+    if not re.fullmatch(r"[^./\\\0][^/\\\0]*", name):
+        raise InputError(f"a run cannot be named {name!r}: the name of its folder has no slashes and starts with no dot.")
+    return name
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in a folder but its lock. Links go; what they point to stays."""
+    with disk(folder):
+        for p in folder.iterdir():
+            if p.is_dir() and not p.is_symlink():
+                shutil.rmtree(p)
+            elif p.name != ".lock":
+                p.unlink()
 
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
@@ -76,7 +100,7 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
 def held(path: Path, wait: bool = True, advice: str = "wait for it or choose another --out.") -> Iterator[None]:
     """One process at a time holds this file. The system lets go when the process ends, however it ends."""
     with disk(path):
-        handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w")
+        handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w")
     with handle:
         if wait:
             fcntl.flock(handle, fcntl.LOCK_EX)

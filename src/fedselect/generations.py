@@ -1,18 +1,20 @@
 """Generations: the states of a folder by round, as safetensors and JSON, never pickle.
 
-folder/000012/state.safetensors and manifest.json (round, checksum, and what else is said of it). A generation appears under
-its name only when it is whole, and is checked before it is read.
+folder/000012/state.safetensors and manifest.json (round, checksums of both files, and what else is said of it). A generation
+appears under its name only when it is whole, and is checked before it is read. A folder that holds anything else is not a
+generation, whatever its name, and is never removed.
 """
 
 import errno
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from fedselect.errors import CheckpointError, RunError
@@ -20,6 +22,7 @@ from fedselect.files import disk, is_part, read_json, replace, write_json
 from fedselect.tree import Tree
 
 FORMAT = 1
+FILES = {"state.safetensors", "manifest.json"}
 
 
 def at(folder: Path, round: int) -> Path:
@@ -28,9 +31,16 @@ def at(folder: Path, round: int) -> Path:
 
 def places(folder: Path) -> list[Path]:
     """All that are there, damaged ones too, the newest last."""
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name.isdigit())
+    return sorted(filter(_is_generation, folder.iterdir()), key=lambda p: int(p.name)) if folder.is_dir() else []
+
+
+def _is_generation(place: Path) -> bool:
+    named = re.fullmatch(r"\d{6,}", place.name, re.ASCII) is not None
+    return named and _is_folder(place) and all(p.name in FILES or is_part(p) for p in place.iterdir())
+
+
+def _is_folder(place: Path) -> bool:
+    return place.is_dir() and not place.is_symlink()
 
 
 def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
@@ -38,8 +48,9 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for left in filter(is_part, folder.iterdir()):
-            shutil.rmtree(left)
+        for left in folder.iterdir():
+            if is_part(left) and _is_folder(left):
+                shutil.rmtree(left)
 
     def write(fresh: Path) -> None:
         fresh.mkdir(mode=0o700 if private else 0o777)
@@ -55,22 +66,40 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
             "sha256": _digest(fresh / "state.safetensors"),
             **said,
         }
-        write_json(fresh / "manifest.json", manifest)
+        write_manifest(fresh, manifest)
         for path in fresh.iterdir() if private else ():
             path.chmod(0o600)
 
-    replace(at(folder, round), write)
+    place = at(folder, round)
+    if place.is_symlink() or (place.exists() and not _is_generation(place)):
+        raise RunError(f"{place} holds something else than a state that was saved; move it elsewhere, or save to another folder.")
+    replace(place, write)
     for old in places(folder):
         if int(old.name) not in {round, *keep}:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def write_manifest(place: Path, said: Mapping[str, Any]) -> None:
+    """What a generation says of itself, with a checksum of that."""
+    write_json(place / "manifest.json", {**said, "manifest_sha256": _seal(said)})
+
+
 def manifest(place: Path, advice: str) -> dict[str, Any]:
-    """What a generation says of itself."""
+    """What a generation says of itself, as it was written."""
+    path = place / "manifest.json"
     try:
-        return read_json(place / "manifest.json", advice)
+        said = read_json(path, advice)
     except RunError as e:
         raise CheckpointError(str(e)) from None
+    seal = said.pop("manifest_sha256", None)
+    named = said.get("tensors")
+    if seal is None:  # as manifests were at first
+        whole = isinstance(named, list) and all(isinstance(n, str) for n in named) and isinstance(said.get("format"), int)
+    else:
+        whole = seal == _seal(said)
+    if not whole:
+        raise CheckpointError(f"{path} is damaged; {advice}")
+    return said
 
 
 def checked(place: Path, advice: str) -> dict[str, Any]:
@@ -87,6 +116,9 @@ def checked(place: Path, advice: str) -> dict[str, Any]:
         whole = False
     if not whole:
         raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
+    with safe_open(state, "pt") as file:
+        if set(file.keys()) != set(said["tensors"]):
+            raise CheckpointError(f"{place / 'manifest.json'} is damaged: it names other tensors than there are; {advice}")
     return said
 
 
@@ -95,6 +127,10 @@ def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
     said = checked(place, advice)
     found = load_file(place / "state.safetensors")
     return said, {name: found[name] for name in said["tensors"]}
+
+
+def _seal(said: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -1,11 +1,11 @@
 """The guard: a node runs the installed package and no code that came over the network."""
 
 import io
-import subprocess
 import tomllib
 import zipfile
 
 import pytest
+from children import call
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 
@@ -59,7 +59,7 @@ def test_nothing_of_a_refused_app_is_installed(app):
 @pytest.mark.parametrize("name", guard.COMMANDS)
 def test_flowers_commands_start_through_the_guard(tmp_path, name):
     """What Flower finds first in PATH is a command of the same name, with the same options."""
-    done = subprocess.run([guard.commands(tmp_path / "bin") / name, "--help"], capture_output=True, text=True, timeout=120)
+    done = call(guard.commands(tmp_path / "bin") / name, "--help")
     assert done.returncode == 0, done.stderr
     assert "--token" in done.stdout
     assert name in done.stdout

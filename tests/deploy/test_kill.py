@@ -1,12 +1,11 @@
 """kill -9 of a client at any moment: started again, it goes on with consistent state, and the run ends in the same bits."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import call, env
 from local import QUICK, Room, rounds, server_state
 
 from fedselect.deploy.server import Server
@@ -77,10 +76,7 @@ class Apart(Room):
             text, body = letter.seal()
             (self.folder / "in.json").write_text(text)
             (self.folder / "in.bin").write_bytes(body.numpy().tobytes())
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-            done = subprocess.run(
-                [sys.executable, "-c", self.code, str(self.folder)], env=env, capture_output=True, text=True, timeout=120
-            )
+            done = call(sys.executable, "-c", self.code, self.folder, env=env(PYTHONPATH=str(Path(__file__).parent)))
             assert done.returncode == -signal.SIGKILL, done.stderr
             self.died = True
             yield number, "is gone"

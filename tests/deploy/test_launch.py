@@ -1,22 +1,19 @@
 """What was started ends with who started it, however that ends."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from children import PATIENCE, until
 
 STARTER = """
 import sys, time
 from pathlib import Path
 from fedselect.deploy.flower.launch import _process
 here = Path(sys.argv[1])
-with _process([sys.executable, "-c", "import time; time.sleep(60)"], here, {}, here / "log.txt") as process:
+with _process([sys.executable, "-c", "import time; time.sleep(1200)"], here, {}, here / "log.txt") as process:
     print(process.pid, flush=True)
-    time.sleep(60)
+    time.sleep(1200)
 """
 
 
@@ -29,16 +26,10 @@ def runs(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system ends the children of a killed process on Linux alone")
-def test_a_starter_that_is_killed_leaves_nothing_running(tmp_path):
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, tmp_path], stdout=subprocess.PIPE, text=True)
+def test_a_starter_that_is_killed_leaves_nothing_running(spawn, tmp_path):
+    starter = spawn(sys.executable, "-c", STARTER, tmp_path)
     child = int(starter.stdout.readline())
     assert runs(child)
     starter.kill()
-    starter.communicate()
-    until = time.monotonic() + 5
-    while runs(child) and time.monotonic() < until:
-        time.sleep(0.05)
-    left = runs(child)
-    if left:
-        os.kill(child, signal.SIGKILL)
-    assert not left
+    starter.wait(PATIENCE)
+    until(lambda: not runs(child))

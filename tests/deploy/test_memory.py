@@ -1,9 +1,9 @@
 """The server's memory is that of the model, not of the clients: 200 replies folded in as they come."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+from children import call, env
 
 # in a process of its own, whose peak of memory is this alone; 200 replies of four megabytes would be 800
 CROWD = """
@@ -51,10 +51,7 @@ print(sum(v.nbytes for v in made.initial.values()), (after - before) * 1024)
 
 
 def test_two_hundred_replies_take_the_memory_of_a_few_models(tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", CROWD, str(tmp_path)], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = call(sys.executable, "-c", CROWD, tmp_path, env=env(PYTHONPATH=str(Path(__file__).parent)))
     assert done.returncode == 0, done.stderr
     model, grown = map(int, done.stdout.split())
     print(f"{grown / model:.1f} models")

@@ -1,5 +1,6 @@
 """The vault: whole or absent, two generations, private, and refused where it is somebody else's."""
 
+import json
 import os
 import stat
 
@@ -49,10 +50,23 @@ def test_a_damaged_generation_counts_as_absent_and_the_one_before_it_stays(vault
         vault.load(3)
 
 
-def test_a_manifest_without_a_checksum_counts_as_damaged(vault):
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "as they were at first"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"sha256', '"sha255'), ('"tensors"', '"tensor_"'), ('"z/w"', '"z/v"'), ('"notes"', '"notez"'), ('"format"', '"formas"')],
+)
+def test_a_manifest_in_which_a_name_is_flipped_counts_as_damaged(vault, sealed, old, new):
     path = vault.folder / "000003" / "manifest.json"
-    path.write_text(path.read_text().replace("sha256", "sha255"))
+    if not sealed:
+        said = json.loads(path.read_text())
+        said.pop("manifest_sha256")
+        path.write_text(json.dumps(said))
+    assert vault.rounds() == [2, 3]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
     assert vault.rounds() == [2]
+    assert vault.find(3) is None
 
 
 def test_everything_is_private(vault):

@@ -9,18 +9,25 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+from children import PATIENCE
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 60.0
 
 
 class Browser:
-    """One page. `problems` collects what it complains of: exceptions, console errors and warnings, failed requests."""
+    """One page; a test that asks for one is skipped where there is no Chromium.
+
+    `problems` collects what the page complains of: exceptions, console errors and warnings, failed requests.
+    """
 
     def __init__(self, profile: Path, width: int = 1200, height: int = 900, dark: bool = False, offline: bool = True) -> None:
+        if CHROMIUM is None:
+            pytest.skip("there is no Chromium on this machine")
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
 

@@ -4,15 +4,16 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
+from children import FEDSELECT, call
 from PIL import Image
 
 import fedselect as fs
+from fedselect import generations
 from fedselect.data import DATA
-from fedselect.experiments import rundir, runner, tables
+from fedselect.experiments import progress, rundir, runner, tables
 from fedselect.experiments.report import gather
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -41,8 +42,8 @@ def halfway(done):
     (done / "summary.json").unlink()
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
-    for made in (done / "checkpoint").glob("*/manifest.json"):
-        edit(made, run=rundir.identity(config), config=rundir.core(config.to_json()))
+    for place in generations.places(done / "checkpoint"):
+        reseal(place, run=rundir.identity(config), config=rundir.core(config.to_json()))
     return done
 
 
@@ -106,12 +107,19 @@ def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, t
     assert json.loads((tmp_path / "b" / "config.json").read_text())["method"] == {"name": "local", "epochs": 3, "lr": 0.1}
 
 
-def test_a_run_prints_a_line_a_round_and_quiet_the_result_alone(cli, tmp_path):
-    loud = cli("run", *TINY[:-1], "--rounds", 2, "--out", tmp_path / "a").out.splitlines()
-    assert [line.split("  ")[1] for line in loud[:2]] == ["round 1/2", "round 2/2"]
-    quiet = cli("run", *TINY, "--rounds", 2, "--out", tmp_path / "b").out.splitlines()
-    assert len(quiet) == 1
-    assert quiet[0].startswith("accuracy ")
+@pytest.mark.parametrize(("pause", "told"), [(10.0, ["round 3/3"]), (0.0, ["round 1/3", "round 2/3", "round 3/3"])])
+def test_in_a_pipe_a_run_prints_its_end_and_a_line_after_every_pause(cli, tmp_path, monkeypatch, pause, told):
+    moments = iter(range(100))  # a second a look at the clock
+    monkeypatch.setattr(progress, "PAUSE", pause)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
+    said = cli("run", *TINY[:-1], "--rounds", 3, "--out", tmp_path / "a").out.splitlines()
+    assert [line.split("  ")[1] for line in said[:-1]] == told
+    assert said[-1].startswith("accuracy ")
+
+
+def test_quiet_prints_the_result_alone(cli, tmp_path):
+    (said,) = cli("run", *TINY, "--rounds", 2, "--out", tmp_path / "b").out.splitlines()
+    assert said.startswith("accuracy ")
 
 
 def test_lines_of_a_sweep_name_what_is_swept(cli, tmp_path):
@@ -209,7 +217,7 @@ def test_a_directory_is_named_as_it_is(cli, tmp_path):
 
 
 def test_the_module_runs_as_a_program_and_says_its_version():
-    said = subprocess.run([sys.executable, "-m", "fedselect", "version"], capture_output=True, text=True, timeout=60)
+    said = call(*FEDSELECT, "version")
     assert (said.returncode, said.stdout.strip()) == (0, "0.1.0")
 
 
@@ -219,7 +227,7 @@ def test_the_version_is_an_option_too(cli):
 
 
 def test_an_error_of_the_program_is_one_sentence():
-    said = subprocess.run([sys.executable, "-m", "fedselect", "methods", "fedvg"], capture_output=True, text=True, timeout=60)
+    said = call(*FEDSELECT, "methods", "fedvg")
     assert said.returncode == 2
     assert said.stderr.startswith("error: there is no method 'fedvg'; did you mean 'fedavg'")
     assert said.stderr.count("\n") == 1
@@ -434,6 +442,26 @@ def edit(path, **fields):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+def reseal(place, without="", **fields):
+    """A generation that says something else of itself, as its writer would have written it."""
+    said = {**generations.manifest(place, ""), **fields}
+    generations.write_manifest(place, {k: v for k, v in said.items() if k != without})
+
+
+def replace(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def unsealed(run, old, new):
+    """A manifest as they were at first, without a checksum, in which something has changed."""
+    said = json.loads(manifest(run).read_text())
+    said.pop("manifest_sha256")
+    manifest(run).write_text(json.dumps(said))
+    replace(manifest(run), old, new)
+
+
 def cut_newline(run):
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().rstrip("\n"))
 
@@ -442,28 +470,42 @@ def manifest(run):
     return run / "checkpoint/000002/manifest.json"
 
 
+def flip_line(run, old, new):
+    """Change the last line of the metrics."""
+    first, last = (run / "metrics.jsonl").read_text().splitlines()
+    assert old in last
+    (run / "metrics.jsonl").write_text(f"{first}\n{last.replace(old, new, 1)}\n")
+
+
 CHECKPOINT_DAMAGE = {
     "a flipped byte": (lambda r: flip(r / "checkpoint/000002/state.safetensors"), "state.safetensors is damaged"),
     "no state": (lambda r: (r / "checkpoint/000002/state.safetensors").unlink(), "state.safetensors is missing"),
     "no manifest": (lambda r: manifest(r).unlink(), "manifest.json is missing"),
     "half a manifest": (lambda r: manifest(r).write_text('{"format'), "manifest.json cannot be read"),
     "a list for a manifest": (lambda r: manifest(r).write_text("[]"), "manifest.json"),
-    "another round": (lambda r: edit(manifest(r), round=1), "000002"),
-}  # fmt: skip
-DAMAGE = {
-    "another format": (lambda r: edit(manifest(r), format=9), "has format 9, this version reads 1"),
-    "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
-    "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
+    "another round": (lambda r: reseal(manifest(r).parent, round=1), "000002 says it is of round 1"),
+    "another tensor": (lambda r: replace(manifest(r), "server/params/1.w", "server/params/1.v"), "manifest.json is damaged"),
+    "another format, flipped": (lambda r: replace(manifest(r), '"format": 1', '"format": 3'), "manifest.json is damaged"),
+    "another tensor, no checksum": (lambda r: unsealed(r, "server/params/1.w", "server/params/1.v"), "names other tensors"),
+    "no list of tensors": (lambda r: unsealed(r, '"tensors"', '"tensorz"'), "manifest.json is damaged"),
+    "no chunk": (lambda r: unsealed(r, '"chunk"', '"chunj"'), "manifest.json is damaged"),
     "a metrics line lost": (
         lambda r: (r / "metrics.jsonl").write_text((r / "metrics.jsonl").read_text().splitlines()[0] + "\n"),
-        "metrics.jsonl has 1 rounds where the checkpoint has 2",
+        "metrics.jsonl ends with round 1",
     ),
-    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), "metrics.jsonl has 0 rounds where the checkpoint has 2"),
     "half a metrics line": (
         lambda r: (r / "metrics.jsonl").write_text((r / "metrics.jsonl").read_text()[:-40]),
-        "metrics.jsonl is damaged",
+        "metrics.jsonl is damaged in line 2",
     ),
-    "no text in metrics": (lambda r: flip(r / "metrics.jsonl", 5), "metrics.jsonl is damaged"),
+    "another name in metrics": (lambda r: flip_line(r, '"accuracy_local"', '"accuracy_locbl"'), "it lacks 'accuracy_local'"),
+    "another round in metrics": (lambda r: flip_line(r, '"round": 2', '"round": 3'), "it should be of round 2"),
+}  # fmt: skip
+DAMAGE = {
+    "another format": (lambda r: reseal(manifest(r).parent, format=9), "has format 9, this version reads 1"),
+    "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
+    "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
+    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), "no checkpoint is whole"),
+    "no text in metrics": (lambda r: flip(r / "metrics.jsonl", 5), "metrics.jsonl is damaged in line 1"),
 }  # fmt: skip
 
 
@@ -533,9 +575,7 @@ def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(
         f"000002 is of another configuration (limit was 0.3, is 0.7, seed was 0, is 5); put {halfway / 'config.json'}" in said
     )
     assert "delete" not in said
-    made = json.loads(manifest(halfway).read_text())
-    made.pop("config")  # as checkpoints were at first
-    manifest(halfway).write_text(json.dumps(made))
+    reseal(manifest(halfway).parent, without="config")  # as checkpoints were at first
     assert "(config.json was changed since); put " in cli("resume", halfway, "-q").sentence()
     edit(halfway / "config.json", seed=0, method=method)
     assert cli("resume", halfway, "-q").code == 0
@@ -547,10 +587,9 @@ def as_of_a_version_without(option, run):
     def without(config):
         return {**config, "method": {k: v for k, v in config["method"].items() if k != option}}
 
-    for place in (run / "checkpoint").iterdir():
-        made = json.loads((place / "manifest.json").read_text())
-        config = without(made["config"])
-        (place / "manifest.json").write_text(json.dumps({**made, "config": config, "run": checkpoint.identity(config)}))
+    for place in generations.places(run / "checkpoint"):
+        config = without(generations.manifest(place, "")["config"])
+        reseal(place, config=config, run=checkpoint.identity(config))
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(without(config)))
 
@@ -752,11 +791,9 @@ def test_a_run_on_held_out_data_is_not_called_one_on_test_data(cli, tmp_path):
 
 def test_tables_in_a_pipe_are_whole(tmp_path):
     command = [
-        sys.executable,
-        "-m",
-        "fedselect",
+        *FEDSELECT,
         "sweep",
-        *map(str, TINY),
+        *TINY,
         "--rounds",
         "1",
         "--lr",
@@ -765,5 +802,6 @@ def test_tables_in_a_pipe_are_whole(tmp_path):
         "0.1,0.2",
     ]
     plain = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    said = subprocess.run([*command, "--out", tmp_path / "a"], capture_output=True, text=True, check=True, env=plain)
+    said = call(*command, "--out", tmp_path / "a", env=plain)
+    assert said.returncode == 0, said.stderr
     assert "…" not in said.stdout

@@ -1,17 +1,15 @@
 """A real federation on loopback: SuperLink and SuperNodes as processes, TLS, node keys, vaults; started once for all tests."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from children import FEDSELECT, PATIENCE, Children, call, until
 from safetensors.torch import load_file
 
 from fedselect.deploy.flower.site import free_port
@@ -19,19 +17,16 @@ from fedselect.experiments.config import Config
 from fedselect.experiments.rundir import read_records
 
 ROUNDS = 2
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def start(*args, log):
+def start(spawn, *args, log):
     """A command that runs until it is stopped."""
     with log.open("wb") as out:
-        return subprocess.Popen([sys.executable, "-m", "fedselect", "deploy", *map(str, args)], env=ENV, stdout=out, stderr=out)
+        return spawn(*FEDSELECT, "deploy", *args, stdout=out, stderr=out)
 
 
-def call(*args, timeout=400):
-    return subprocess.run(
-        [sys.executable, "-m", "fedselect", *map(str, args)], env=ENV, capture_output=True, text=True, timeout=timeout
-    )
+def deploy(*args):
+    return call(*FEDSELECT, "deploy", *args)
 
 
 @dataclass
@@ -45,31 +40,29 @@ def federation(tmp_path_factory):
     """Three clients train two rounds with FedSelect; everything is stopped in the end."""
     base = tmp_path_factory.mktemp("federation")
     root, port = base / "site", free_port()
-    made = call("deploy", "init", root, "--clients", 3, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
+    made = deploy("init", root, "--clients", 3, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
     assert made.returncode == 0, made.stderr
-    processes = [start("server", root / "server", log=base / "server.txt")]
-    try:
+    with Children() as children:
+        processes = [start(children.start, "server", root / "server", log=base / "server.txt")]
         wait_for(base / "server.txt", "the server is up", processes[0])
         for i in range(3):
-            processes.append(start("client", root / f"client-{i}", "--device", "cpu", log=base / f"client-{i}.txt"))
+            log = base / f"client-{i}.txt"
+            processes.append(start(children.start, "client", root / f"client-{i}", "--device", "cpu", log=log))
         for i in range(3):
             wait_for(base / f"client-{i}.txt", f"client {i} is connected to the server", processes[i + 1])
-        run = call("deploy", "run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
+        run = deploy("run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
         yield Federation(root, run)
-    finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
-        codes = [process.wait(60) for process in processes]
-    assert codes == [0, 0, 0, 0]
-    assert not alive(str(root)), "something of Flower's was left running"
+        codes = [process.wait(PATIENCE) for process in processes]
+        assert codes == [0, 0, 0, 0]
+        assert not alive(str(root)), "something of Flower's was left running"
 
 
-def wait_for(path, text, process, seconds=90):
-    until = time.monotonic() + seconds
-    while text not in path.read_text():
-        assert process.poll() is None, path.read_text()
-        assert time.monotonic() < until, path.read_text()
-        time.sleep(0.2)
+def wait_for(path, text, process):
+    """Until a log says this; a process that ends before shows what it said."""
+    until(lambda: text in path.read_text() or process.poll() is not None, pause=0.1)
+    assert text in path.read_text(), path.read_text()
 
 
 def alive(mark):
@@ -101,7 +94,7 @@ def test_deployed_is_simulated_to_the_bit(federation):
     server = load_file(max((out / "checkpoint").glob("[0-9]*")) / "state.safetensors")
     assert all(torch.equal(server[f"server/params/{n}"], v) for n, v in simulation.server["params"].items())
     for i in range(3):
-        done = call("deploy", "export", federation.root / f"client-{i}")
+        done = deploy("export", federation.root / f"client-{i}")
         assert done.returncode == 0, done.stderr
         model = load_file(federation.root / f"client-{i}" / "model.safetensors")
         assert all(torch.equal(model[n], v[0]) for n, v in simulation.models([i]).items())
@@ -128,41 +121,39 @@ def test_files_are_private(federation):
 
 
 def test_who_is_connected_and_how_it_went(federation):
-    said = call("deploy", "status", federation.root).stdout
+    said = deploy("status", federation.root).stdout
     assert said.count(": online") == 3, said
     assert f"first: finished, round {ROUNDS} of {ROUNDS}" in said
 
 
 @pytest.mark.parametrize("key", ["unknown", "connected"])
-def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, tmp_path, key):
+def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, spawn, tmp_path, key):
     stranger = tmp_path / "stranger"
     shutil.copytree(federation.root / "client-0", stranger, ignore=shutil.ignore_patterns("vault", ".flwr", "log.txt"))
     if key == "unknown":
-        assert call("deploy", "init", tmp_path / "other", "--clients", 1).returncode == 0
+        assert deploy("init", tmp_path / "other", "--clients", 1).returncode == 0
         shutil.copy(tmp_path / "other" / "client-0" / "node.key", stranger / "node.key")
-    process = start("client", stranger, log=tmp_path / "said.txt")
-    try:
-        wait_for(tmp_path / "said.txt", "still counts this client as connected, or does not know its node.key", process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    process = start(spawn, "client", stranger, log=tmp_path / "said.txt")
+    wait_for(tmp_path / "said.txt", "still counts this client as connected, or does not know its node.key", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
 
 
 def test_a_client_of_another_authority_does_not_connect(federation, tmp_path):
     address = json.loads((federation.root / "federation.json").read_text())["address"]
-    assert call("deploy", "init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
-    done = call("deploy", "client", tmp_path / "other" / "client-0", timeout=200)
+    assert deploy("init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
+    done = deploy("client", tmp_path / "other" / "client-0")
     assert done.returncode == 2
     assert "shows a certificate that" in done.stderr
 
 
 def test_a_second_server_on_the_same_port_is_refused(federation):
-    done = call("deploy", "server", federation.root / "server", timeout=200)
+    done = deploy("server", federation.root / "server")
     assert done.returncode == 2
     assert "cannot be used (Address already in use)" in done.stderr
 
 
 def test_a_finished_run_cannot_be_resumed(federation):
-    done = call("deploy", "run", federation.root, "--resume", timeout=200)
+    done = deploy("run", federation.root, "--resume")
     assert done.returncode == 2
     assert "there is no unfinished run" in done.stderr

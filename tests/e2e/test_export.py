@@ -1,12 +1,12 @@
 """Export: a client's model in a file, that the printed snippet loads, as accurate as the run said."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from children import call
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save
@@ -105,7 +105,7 @@ def test_pt2_needs_nothing_but_torch(cli, tmp_path):
     said = cli("export", tmp_path / "a", "--client", 0, "--format", "pt2", "--out", tmp_path / "m.pt2")
     before, after = "import torch\nx = torch.zeros(2, 1, 8, 8)", "import sys\nprint(*logits.shape, 'fedselect' in sys.modules)"
     code = f"{before}\n{snippet(said)}\n{after}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = call(sys.executable, "-c", code)
     assert done.stdout.strip() == "2 10 False", done.stderr
 
 

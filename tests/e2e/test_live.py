@@ -1,52 +1,44 @@
 """The report while a run trains: read-only, on this machine alone, gone with the run."""
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
+from children import PATIENCE, until
 
-MAIN = "from fedselect.cli import main; main()"
 TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "-q")
 
 
 @pytest.fixture
-def watched(tmp_path):
+def watched(tmp_path, spawn):
     """A long run that is being watched: its process, its address and its directory."""
-    args = ["run", *TINY, "--rounds", "100000", "--watch", "--out", str(tmp_path / "a")]
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", MAIN, *args], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    args = ("run", *TINY, "--rounds", "100000", "--watch", "--out", tmp_path / "a")
+    process = spawn(sys.executable, "-u", "-m", "fedselect", *args)
     said = process.stdout.readline()
     found = re.fullmatch(r"watch it at (http://127\.0\.0\.1:(\d+)/)\n", said)
     assert found, said
-    yield process, found[1], tmp_path / "a"
-    process.kill()
-    process.communicate()
+    return process, found[1], tmp_path / "a"
 
 
 def fetch(address, **headers):
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=PATIENCE) as answer:
         return answer.status, answer.headers, answer.read()
 
 
 def news(address):
     """What the page would be told, once there is a round to tell of."""
-    for _ in range(600):
+
+    def told():
         status, headers, body = fetch(address + "data.json")
-        if status == 200:
-            return headers, json.loads(body)
-        time.sleep(0.1)
-    raise AssertionError("there was never a round")
+        return (headers, json.loads(body)) if status == 200 else None
+
+    return until(told)
 
 
 def status_of(address, **headers):
@@ -59,17 +51,17 @@ def status_of(address, **headers):
 def test_the_page_follows_the_run_and_ends_with_it(watched):
     process, address, out = watched
     _, first = news(address)
-    for _ in range(600):
+
+    def further():
         _, later = news(address)
-        if later["runs"][0]["round"][-1] > first["runs"][0]["round"][-1]:
-            break
-        time.sleep(0.05)
-    assert later["runs"][0]["round"][-1] > first["runs"][0]["round"][-1]
+        return later if later["runs"][0]["round"][-1] > first["runs"][0]["round"][-1] else None
+
+    later = until(further, process)
     assert not later["runs"][0]["finished"]
     status, _, page = fetch(address)
     assert (status, b'<body class="live">' in page) == (200, True)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert err.rstrip().endswith(f"fedselect resume {out}")
     with pytest.raises(urllib.error.URLError):
@@ -88,7 +80,7 @@ def test_it_is_read_only_and_this_machines_alone(watched):
     assert status_of(address + "config.json") == 404
     for method in ("POST", "PUT", "DELETE"):
         with pytest.raises(urllib.error.HTTPError, match="501"):
-            urllib.request.urlopen(urllib.request.Request(address, method=method, data=b""), timeout=60)
+            urllib.request.urlopen(urllib.request.Request(address, method=method, data=b""), timeout=PATIENCE)
 
 
 def test_nothing_is_sent_twice(tmp_path):
@@ -119,7 +111,6 @@ def test_a_port_without_a_page_is_refused(cli, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 def test_the_browser_draws_it_again_and_says_when_it_is_over(watched, tmp_path):
     process, address, _ = watched
     browser = Browser(tmp_path / "profile", offline=False)

@@ -1,13 +1,13 @@
 """docs/own-method.md: its examples run, and the method passes the checks every method passes."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import cases
 import pytest
 import torch
+from children import call
 
 import fedselect as fs
 
@@ -86,9 +86,9 @@ def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(tmp_path):
     (tmp_path / "fed.py").write_text(BLOCKS[2])
 
     def fed(*args):
-        return subprocess.run(
-            [sys.executable, "fed.py", *args], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+        done = call(sys.executable, "fed.py", *args, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     made = ("--data", "mine", "--clients", "3", "--model", "tiny", "--width", "4", "-q")
     fed("run", "--method", "halfway", "--step", "0.3", *made, "--rounds", "2", "--out", "runs/a")

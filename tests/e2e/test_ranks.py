@@ -4,34 +4,25 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
+from children import FEDSELECT, PATIENCE, call, children, until
 
 RUN = ["run", "--data", "digits", "--clients", "5", "--train", "40", "--test", "20", "--model", "mlp", "--method"]
 
 
-def start(*args, processes=1):
-    alone = [sys.executable, "-m", "fedselect"]
-    many = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-        "-m",
-        "fedselect",
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*(alone if processes == 1 else many), *map(str, args)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+MANY = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@pytest.fixture
+def start(spawn):
+    """The command line in so many processes."""
+    return lambda *args, processes=1: spawn(*(FEDSELECT if processes == 1 else (*MANY, processes, "-m", "fedselect")), *args)
 
 
 def finish(process):
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err[-2000:]
     return out
 
@@ -55,12 +46,11 @@ def test_a_command_that_ends_leaves_the_group(tmp_path):
         "finally:\n"
         "    sys.stdout.write('in it still\\n' if dist.is_initialized() else 'left\\n')\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "ends.py"]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240)
+    done = call(*MANY, 2, tmp_path / "ends.py")
     assert (done.returncode, done.stdout.split()) == (0, ["left", "left"]), done.stderr[-2000:]
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
+def test_two_processes_find_what_one_finds(start, tmp_path):
     """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort."""
     how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross"]
     waiting = [start(*how, "--out", tmp_path / str(n), processes=n) for n in (1, 2)]
@@ -75,16 +65,13 @@ def test_two_processes_find_what_one_finds(tmp_path):
     assert shown[1].count("round 3/3") == 1  # one process speaks
 
 
-def test_a_lost_process_ends_the_run_and_any_number_goes_on(tmp_path):
+def test_a_lost_process_ends_the_run_and_any_number_goes_on(start, tmp_path):
     how = [*RUN, "fedselect", "--rounds", "80"]
     whole = start(*how, "--out", tmp_path / "whole")
     broken = start(*how, "--out", tmp_path / "broken", processes=2)
-    deadline = time.monotonic() + 200
-    while not list((tmp_path / "broken" / "checkpoint").glob("0*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    children = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    _, err = broken.communicate(timeout=120)
+    until(lambda: list((tmp_path / "broken" / "checkpoint").glob("0*")), broken)
+    os.kill(children(broken.pid)[-1], signal.SIGKILL)
+    _, err = broken.communicate(timeout=PATIENCE)
     assert broken.returncode != 0
     assert "a process of this run was lost" in err
     assert "fedselect resume" in err

@@ -9,7 +9,7 @@ import statistics
 import sys
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
 
 from fedselect.errors import RunError
 from fedselect.experiments import rundir, runner, tables
@@ -290,8 +290,6 @@ def test_a_file_of_somebody_elses_in_the_figures_is_not_ours_to_replace(tmp_path
 
 # ---- in Chromium
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
-
 
 @pytest.fixture
 def browser(tmp_path, request):
@@ -320,7 +318,6 @@ VIEWS = {
 }  # fmt: skip
 
 
-@needs_chromium
 @pytest.mark.parametrize("browser", VIEWS.values(), ids=VIEWS, indirect=True)
 def test_every_figure_is_drawn_without_a_complaint_and_nothing_is_wider_than_the_screen(browser, compared):
     show(browser, compared)
@@ -339,7 +336,6 @@ ODD = {
 }
 
 
-@needs_chromium
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
     monkeypatch.setattr("fedselect.experiments.masks.PAIRED", 6)
@@ -354,7 +350,6 @@ def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
     assert browser.problems == []
 
 
-@needs_chromium
 def test_the_page_says_what_the_runs_say(browser, compared):
     show(browser, compared)
     for method in METHODS:
@@ -405,7 +400,6 @@ def test_of_a_deployed_run_the_configuration_is_what_its_clients_share(compared,
     assert all(g["config"]["data"]["classes_per_client"] == 3 for g in simulated["groups"])
 
 
-@needs_chromium
 def test_a_deployed_run_stands_beside_the_same_one_simulated(compared, networked):
     simulated = compared / "fedselect-seed0"
     found = gather([networked, simulated])
@@ -428,7 +422,6 @@ def test_the_page_says_of_a_deployed_run_what_is_true_of_a_deployment(browser, n
     assert browser.problems == []
 
 
-@needs_chromium
 def test_the_page_says_who_missed_which_round(browser, compared, deployed):
     show(browser, deployed)
     rows = "[...document.querySelectorAll('#missed tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
@@ -464,7 +457,6 @@ def test_a_run_that_diverged_is_listed_and_the_others_keep_their_names(diverged)
         gather([diverged / "lr=1e+38"])
 
 
-@needs_chromium
 def test_the_page_says_what_diverged(browser, compared, diverged):
     browser.open(write_report([diverged]).as_uri(), "document.querySelector('#gains .main-svg')")
     said = browser.ask("document.querySelector('#table').innerText")
@@ -474,7 +466,6 @@ def test_the_page_says_what_diverged(browser, compared, diverged):
     assert browser.ask("document.querySelector('#table .failed').hidden")
 
 
-@needs_chromium
 def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compared, tmp_path):
     shutil.copytree(compared, tmp_path / "c")
     for run in (tmp_path / "c").glob("local-seed*"):
@@ -488,7 +479,6 @@ def test_a_run_under_way_is_not_compared_with_one_that_is_further(browser, compa
     assert "training alone" not in said
 
 
-@needs_chromium
 def test_the_page_shows_no_gain_over_another_configuration_and_says_why(browser, start, tmp_path):
     write_report([start("local", rounds=2), start("fedavg")], tmp_path / "r.html")
     browser.open((tmp_path / "r.html").as_uri(), "document.querySelector('#gains .main-svg')")
@@ -503,7 +493,6 @@ def test_the_page_shows_no_gain_over_another_configuration_and_says_why(browser,
     assert browser.problems == []
 
 
-@needs_chromium
 def test_the_page_has_the_figures_gain_and_names_what_it_is_over(browser, start, tmp_path):
     places = [start("local", s, {"lr": lr}) for lr in (0.0001, 0.1) for s in (1, 2)]
     places += [start("fedavg", s) for s in (0, 1)]
@@ -525,7 +514,6 @@ def test_the_page_has_the_figures_gain_and_names_what_it_is_over(browser, start,
     assert browser.problems == []
 
 
-@needs_chromium
 def test_every_figure_has_words_and_numbers_for_those_who_cannot_see_it(browser, compared):
     show(browser, compared)
     for figure in FIGURES:
@@ -537,7 +525,6 @@ def test_every_figure_has_words_and_numbers_for_those_who_cannot_see_it(browser,
     assert browser.problems == []
 
 
-@needs_chromium
 def test_a_click_on_a_client_filters_the_page_to_it(browser, compared):
     show(browser, compared)
     browser.click("button[data-client='2']")
@@ -554,7 +541,6 @@ def test_a_click_on_a_client_filters_the_page_to_it(browser, compared):
     assert browser.problems == []
 
 
-@needs_chromium
 def test_a_click_in_a_chart_filters_too(browser, compared):
     show(browser, compared)
     browser.ask("document.querySelector('#cross .chart').scrollIntoView({block: 'center', behavior: 'instant'})")
@@ -567,7 +553,6 @@ def test_a_click_in_a_chart_filters_too(browser, compared):
     assert browser.ask("document.querySelector('button[data-client=\"3\"]').getAttribute('aria-pressed')") == "true"
 
 
-@needs_chromium
 def test_choices_change_a_figure_and_methods_can_be_hidden(browser, compared):
     show(browser, compared)
     before = browser.ask("document.querySelector('#overlap .chart').data[0].z")

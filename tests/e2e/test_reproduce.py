@@ -2,37 +2,23 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from children import FEDSELECT, PATIENCE, call, until
 
-MAIN = "from fedselect.cli import main; main()"
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 SMALL = ("--columns", "digits", "--scale", "0.2", "--device", "cpu")
 TINY = ("reproduce", "table1", *SMALL, "--rounds", "2", "--seeds", "0,1", "--methods", "fedselect,local")
 LONG = ("reproduce", "table1", *SMALL, "--rounds", "30", "--seeds", "0,1", "--methods", "fedselect", "--rates", "paper")
 SHARED = ("reproduce", "table1", *SMALL, "--rounds", "10", "--methods", "local,fedavg,fedper", "--rates", "paper")
 
 
-def start(*args):
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, args)], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def wait_for(process, condition):
-    for _ in range(30_000):
-        if condition():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    raise AssertionError("it never came to that")
+@pytest.fixture
+def start(spawn):
+    """The command line in a process of its own."""
+    return lambda *args: spawn(*FEDSELECT, *args)
 
 
 def rounds_run(out):
@@ -66,10 +52,9 @@ def times(out):
 def made(tmp_path_factory):
     """A small table with tuned rates, and what was printed."""
     out = tmp_path_factory.mktemp("reproduce") / "r"
-    process = start(*TINY, "--out", out)
-    said, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out, said
+    done = call(*FEDSELECT, *TINY, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
 
 
 def test_it_prints_our_numbers_and_writes_the_same(made):
@@ -190,9 +175,9 @@ def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, 
 # ---- shared and interrupted
 
 
-def test_two_processes_never_run_a_cell_twice(tmp_path):
+def test_two_processes_never_run_a_cell_twice(start, tmp_path):
     both = [start(*SHARED, "--out", tmp_path) for _ in range(2)]
-    said = [p.communicate(timeout=120) for p in both]
+    said = [p.communicate(timeout=PATIENCE) for p in both]
     assert [p.returncode for p in both] == [0, 0], said
     own = [[line.split()[7] for line in out.splitlines() if " runs  " in line and "another" not in line] for out, _ in said]
     assert sorted(own[0] + own[1]) == sorted(p.name[:6] for p in (tmp_path / "cells").iterdir())
@@ -204,31 +189,30 @@ def test_two_processes_never_run_a_cell_twice(tmp_path):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     out = tmp_path_factory.mktemp("unbroken")
-    process = start(*LONG, "--out", out)
-    said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    done = call(*FEDSELECT, *LONG, "--out", out)
+    assert done.returncode == 0, done.stderr
     return outcome(out)
 
 
-def test_another_process_goes_on_with_what_a_killed_one_had_taken(tmp_path, unbroken):
+def test_another_process_goes_on_with_what_a_killed_one_had_taken(start, tmp_path, unbroken):
     first = start(*LONG, "--out", tmp_path)
-    wait_for(first, lambda: rounds_run(tmp_path) >= 8)
+    until(lambda: rounds_run(tmp_path) >= 8, first, pause=0.002)
     first.send_signal(signal.SIGSTOP)  # it holds what it has taken, and gets no further
     second = start(*LONG, "--out", tmp_path)
     while "waiting for" not in (line := second.stdout.readline()):
         assert line, second.communicate()
     first.kill()
-    first.communicate(timeout=60)
-    said = second.communicate(timeout=120)
+    first.communicate(timeout=PATIENCE)
+    said = second.communicate(timeout=PATIENCE)
     assert (first.returncode, second.returncode) == (-signal.SIGKILL, 0), said
     assert outcome(tmp_path) == unbroken
 
 
-def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, tmp_path, unbroken):
+def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, tmp_path, unbroken):
     process = start(*LONG, "--out", tmp_path)
-    wait_for(process, lambda: rounds_run(tmp_path) >= 4)
+    until(lambda: rounds_run(tmp_path) >= 4, process, pause=0.002)
     process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130
     assert "Traceback" not in err
     assert re.search(r"stopped after round \d+ of 30; the same command goes on\.\n$", err)

@@ -4,11 +4,10 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
+from children import PATIENCE, until
 from safetensors import SafetensorError
 
 from fedselect import generations
@@ -19,7 +18,6 @@ TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "--
 RUN = ("run", *TINY, "--rounds", "6")
 LONG = ("run", *TINY, "--rounds", "60", "--epochs", "8")
 COMPARE = ("compare", *TINY[:-5], "-q", "--methods", "fedselect,fedavg", "--rounds", "40")
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}  # as many threads as in this process
 MAIN = "from fedselect.cli import main; main()"
 
 
@@ -31,30 +29,25 @@ def outcome(run):
     return metrics, (run / "masks.jsonl").read_bytes(), last.name, (last / "state.safetensors").read_bytes()
 
 
-def start(*args, code=MAIN):
-    args = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.Popen(args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(spawn):
+    """The command line in a process of its own."""
+    return lambda *args, code=MAIN: spawn(sys.executable, "-c", code, *args)
 
 
 def wait_for(process, path, lines):
     """Until a file has so many lines; the process must still be at work then."""
-    for _ in range(30_000):
-        if path.exists() and path.read_bytes().count(b"\n") >= lines:
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.002)
-    raise AssertionError(f"{path} never had {lines} lines; the process ended with {process.poll()}")
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") >= lines, process, pause=0.002)
 
 
 def end(process, how):
     """Send a signal; the process's code and what it said."""
     process.send_signal(how)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=PATIENCE)[1]
     return process.returncode, err
 
 
-def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(cli, tmp_path):
+def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(cli, start, tmp_path):
     assert cli(*LONG, "--out", tmp_path / "whole").code == 0
     out, args = tmp_path / "broken", (*LONG, "--out", tmp_path / "broken")
     for file, lines in (("config.json", 1), ("metrics.jsonl", 3), ("metrics.jsonl", 24), ("metrics.jsonl", 45)):
@@ -66,7 +59,7 @@ def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(cli, tmp_path):
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
-def test_a_comparison_killed_in_its_second_run_ends_as_an_unbroken_one(cli, tmp_path):
+def test_a_comparison_killed_in_its_second_run_ends_as_an_unbroken_one(cli, start, tmp_path):
     assert cli(*COMPARE, "--out", tmp_path / "whole").code == 0
     process = start(*COMPARE, "--out", tmp_path / "broken")
     wait_for(process, tmp_path / "broken" / "fedavg-seed0" / "metrics.jsonl", 4)
@@ -96,10 +89,16 @@ at({})
 )
 
 
-def die(moment, *args):
-    process = start(*args, code=DIE.format(moment))
-    err = process.communicate(timeout=60)[1]
-    assert process.returncode == -signal.SIGKILL, err
+@pytest.fixture
+def die(start):
+    """The command line in a process that kills itself at one moment."""
+
+    def end(moment, *args):
+        process = start(*args, code=DIE.format(moment))
+        err = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == -signal.SIGKILL, err
+
+    return end
 
 
 # os.replace puts config.json, federation.json and an empty masks.jsonl in place first, then of each checkpoint the manifest
@@ -118,7 +117,7 @@ def die(moment, *args):
         "shutil, 'rmtree', 1",
     ],
 )
-def test_a_run_killed_while_it_writes_ends_as_an_unbroken_one(cli, tmp_path, moment):
+def test_a_run_killed_while_it_writes_ends_as_an_unbroken_one(cli, die, tmp_path, moment):
     assert cli(*RUN, "--out", tmp_path / "whole").code == 0
     die(moment, *RUN, "--out", tmp_path / "broken")
     assert cli("resume", tmp_path / "broken", "-q").code == 0
@@ -135,13 +134,16 @@ def test_entries_that_moved_alike_are_chosen_alike_after_a_resume(cli, tmp_path,
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
 
 
-def test_a_run_killed_before_it_began_can_be_started_again(cli, tmp_path):
-    die("os, 'replace', 1", *RUN, "--out", tmp_path / "a")
-    assert "is not a run directory" in cli("resume", tmp_path / "a").sentence()
-    assert cli(*RUN, "--out", tmp_path / "a", "--overwrite").code == 0
+@pytest.mark.parametrize("command", [RUN, COMPARE], ids=["run", "compare"])
+def test_a_run_killed_before_it_began_can_be_started_again(cli, die, tmp_path, command):
+    die("os, 'replace', 1", *command, "--out", tmp_path / "a")
+    assert [p.suffix for p in (tmp_path / "a").iterdir() if p.name != ".lock"] == [".part"]
+    assert "start it again with the command you used" in cli("resume", tmp_path / "a").sentence()
+    assert cli(*command, "--out", tmp_path / "a").code == 0
+    assert not list((tmp_path / "a").glob(".*.part"))
 
 
-def test_a_comparison_killed_before_its_first_run_began_can_be_resumed(cli, tmp_path):
+def test_a_comparison_killed_before_its_first_run_began_can_be_resumed(cli, die, tmp_path):
     die("os, 'replace', 2", *COMPARE, "--out", tmp_path / "c")  # after compare.json, before the first config.json
     assert cli("resume", tmp_path / "c", "-q").code == 0
 
@@ -149,7 +151,7 @@ def test_a_comparison_killed_before_its_first_run_began_can_be_resumed(cli, tmp_
 # ---- Ctrl-C
 
 
-def test_ctrl_c_finishes_the_round_and_can_be_resumed(cli, tmp_path):
+def test_ctrl_c_finishes_the_round_and_can_be_resumed(cli, start, tmp_path):
     assert cli(*LONG, "--out", tmp_path / "whole").code == 0
     process = start(*LONG, "--out", tmp_path / "broken")
     wait_for(process, tmp_path / "broken" / "metrics.jsonl", 5)
@@ -259,13 +261,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(cli, tmp_path, monke
 
 
 @pytest.fixture
-def busy(tmp_path):
+def busy(start, tmp_path):
     """A directory in which another process is at work."""
     process = start("run", *TINY, "--rounds", "100000", "--out", tmp_path / "a")
     wait_for(process, tmp_path / "a" / "metrics.jsonl", 1)
-    yield tmp_path / "a"
-    process.kill()
-    process.communicate()
+    return tmp_path / "a"
 
 
 @pytest.mark.parametrize("command", [("resume",), (*RUN, "--overwrite", "--out")], ids=["resume", "overwrite"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from children import FEDSELECT, call
 
 import fedselect as fs
 
@@ -64,10 +65,8 @@ def test_wandb_without_a_login_is_said_before_anything_is_trained(tmp_path):
     pytest.importorskip("wandb")
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
     args = ["run", *map(str, TINY), "--out", str(tmp_path / "a"), "--track", "wandb"]
-    said = subprocess.run(
-        [sys.executable, "-m", "fedselect", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
-        env={**env, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")},  # where a login would be kept
-    )  # fmt: skip
+    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}  # where a login would be kept
+    said = call(*FEDSELECT, *args, stdin=subprocess.DEVNULL, env=env)
     assert said.returncode == 2, said
     assert said.stderr.startswith("error: wandb cannot start")
     assert "WANDB_MODE=offline" in said.stderr

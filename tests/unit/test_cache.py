@@ -3,12 +3,12 @@
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from children import PATIENCE
 
 from fedselect.data.cache import decoded, decoded_some, listing_stamp
 from fedselect.errors import DataError, RunError
@@ -133,20 +133,21 @@ def test_skipped_rows_are_remembered_unless_every_row_is_wanted(source, decode, 
     assert len(decoded("k", source, COUNT, SHAPE, decode)) == COUNT
 
 
-def worker(source, log, nap):
-    args = [sys.executable, "-c", WORKER, str(source), str(log), str(nap)]
-    return subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+@pytest.fixture
+def worker(spawn):
+    """A process that decodes."""
+    return lambda source, log, nap: spawn(sys.executable, "-c", WORKER, source, log, nap)
 
 
-def test_two_processes_decode_once_between_them(source, tmp_path):
+def test_two_processes_decode_once_between_them(source, worker, tmp_path):
     log = tmp_path / "log"
     both = [worker(source, log, 0.002) for _ in range(2)]
-    said = [p.communicate(timeout=30)[0] for p in both]
+    said = [p.communicate(timeout=PATIENCE)[0] for p in both]
     assert [s.split()[-2:] for s in said] == [["done", str(SUM)]] * 2
     assert len(log.read_text().split()) == COUNT
 
 
-def test_a_kill_in_the_middle_leaves_no_result_and_no_lock(source, decode, calls, tmp_path):
+def test_a_kill_in_the_middle_leaves_no_result_and_no_lock(source, worker, decode, calls, tmp_path):
     victim = worker(source, tmp_path / "log", 0.1)
     assert victim.stdout.readline() == "began\n"
     time.sleep(0.1)

@@ -5,13 +5,13 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import reproduction
+from children import call
 from reproduction_results import RUNS, collect, read, restore, runs
 
 from fedselect.experiments.config import Config
@@ -90,9 +90,7 @@ def make(site):
 
 
 def check(root):
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "reproduction.py", "--check", "--root", root], capture_output=True, text=True
-    )
+    done = call(sys.executable, ROOT / "scripts" / "reproduction.py", "--check", "--root", root)
     return done.returncode, done.stdout
 
 

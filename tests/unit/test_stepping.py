@@ -1,10 +1,10 @@
 """A simulation in a program of one's own: stepped, stopped, saved, and resumed to the bit."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
+from children import call
 from torch import nn
 
 import fedselect as fs
@@ -134,7 +134,7 @@ def test_another_process_goes_on(digits, tmp_path):
         "s = fs.Simulation(norms, fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), fs.load('digits'))\n"
         f"print(s.resume({str(tmp_path)!r}), s.round); s.step(); s.save({str(tmp_path)!r})"
     )
-    said = [subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout for _ in range(2)]
+    said = [call(sys.executable, "-c", code).stdout for _ in range(2)]
     assert said == ["False 0\n", "True 1\n"]
 
 

@@ -65,7 +65,7 @@ class Vault:
             said, tensors = generations.load(generations.at(self.folder, round), ADVICE)
         except RunError:
             return None
-        return Generation(round, tensors, said["notes"])
+        return Generation(round, tensors, said["notes"]) if _noted(said) else None
 
     def load(self, round: int) -> Generation:
         found = self.find(round)
@@ -76,7 +76,11 @@ class Vault:
 
 def _intact(place: Path) -> bool:
     try:
-        generations.checked(place, ADVICE)
+        return _noted(generations.checked(place, ADVICE))
     except RunError:
         return False
-    return True
+
+
+def _noted(said: dict[str, Any]) -> bool:
+    """Whether a manifest has its notes; without a checksum, as manifests were at first, they may be lost."""
+    return isinstance(said.get("notes"), dict)

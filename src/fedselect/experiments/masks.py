@@ -121,7 +121,7 @@ def pack(values: Tensor) -> str:
 
 
 def unpack(text: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    whole = np.frombuffer(base64.b64decode(text), "<u2")
+    whole = np.frombuffer(base64.b64decode(text, validate=True), "<u2")
     return np.where(whole == NONE, np.nan, whole / 10_000.0)
 
 
@@ -135,8 +135,17 @@ def _fifth(done: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a masks file; half a line at its end is what a kill, or a run at work, left there."""
-    lines = (path.read_text() if path.exists() else "").split("\n")
+    lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
     try:
-        return [json.loads(line) for line in lines[:-1]]
+        return [_checked(json.loads(line)) for line in lines[:-1]]
     except ValueError as e:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
+
+
+def _checked(line: Any) -> dict[str, Any]:
+    """A line that can be drawn."""
+    if not isinstance(line, dict) or not isinstance(line.get("round"), int) or "share" not in line:
+        raise ValueError("a line lacks its round or its shares")
+    for name in ("share", "iou"):
+        unpack(line.get(name, ""))
+    return line

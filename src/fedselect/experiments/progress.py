@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, a plain line a round elsewhere, nothing when quiet."""
+"""Progress: bars on a terminal, elsewhere a plain line now and then and one for the end of each run, nothing when quiet."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,9 @@ from fedselect.experiments.labels import labels
 from fedselect.experiments.rundir import identity
 from fedselect.experiments.runner import Watch
 from fedselect.simulate.notes import Record
+
+
+PAUSE = 10.0  # seconds between lines while a run goes on
 
 
 def describe(record: Record) -> str:
@@ -47,6 +50,24 @@ def opening() -> str:
     return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
 
 
+def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
+    """A line where a run ends; in between one for all runs, after every pause."""
+    began = last = time.perf_counter()
+
+    def line(config: Config, record: Record) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if record["round"] < config.rounds and now - last < PAUSE:
+            return
+        last = now
+        console.print(
+            f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record)}  {now - began:.1f} s",
+            highlight=False, soft_wrap=True, markup=False,
+        )  # fmt: skip
+
+    return line
+
+
 @contextmanager
 def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
     """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
@@ -55,16 +76,7 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
         return
     name = names(runs)
     if not console.is_terminal:
-        began = time.perf_counter()
-
-        def line(config: Config, record: Record) -> None:
-            took = time.perf_counter() - began
-            console.print(
-                f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record)}  {took:.1f} s",
-                highlight=False, soft_wrap=True, markup=False,
-            )  # fmt: skip
-
-        yield line
+        yield _lines(console, name)
         return
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),

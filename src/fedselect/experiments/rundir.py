@@ -13,15 +13,18 @@ from typing import Any
 
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
-from fedselect.files import is_part, read_json, write_bytes
+from fedselect.files import check_folder_name, is_part, is_unused, read_json, write_bytes
+from fedselect.generations import places
 from fedselect.simulate import Simulation
 from fedselect.simulate import checkpoint as checkpoints
-from fedselect.simulate.notes import Record
+from fedselect.simulate.notes import Record, wrong
 
-OWN = {
-    "config.json", "compare.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint",
-    "failed.json", "report.html", "track", ".lock",
-}  # fmt: skip
+BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
+FILES = {*BEGIN, "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "failed.json", "report.html", ".lock"}
+NEEDED = (
+    "method", "seed", "rounds", "accuracy", "accuracy_local", "accuracy_merged", "clients", "share", "bytes_up", "bytes_down",
+    "seconds", "environment",
+)  # fmt: skip
 MADE = re.compile(  # from a run, by `export` and `report --figures`
     r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
@@ -29,8 +32,16 @@ MADE = re.compile(  # from a run, by `export` and `report --figures`
 
 def read_configs(out: Path) -> dict[str, Config]:
     """The configurations of a comparison, by run directory."""
-    raw = read_json(out / "compare.json", "it should list the runs of a comparison.")
-    return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in raw.items()}
+    path = out / "compare.json"
+    raw = read_json(path, "it should list the runs of a comparison.")
+    for name, config in raw.items():
+        try:
+            check_folder_name(name)
+        except InputError as e:
+            raise InputError(f"{path}: {e}") from None
+        if not isinstance(config, dict):
+            raise InputError(f"{path}: {name} should be a configuration, not {config!r}.")
+    return {name: Config.from_dict(c, f"{path}: {name}") for name, c in raw.items()}
 
 
 def described(out: Path) -> dict[str, Any]:
@@ -73,8 +84,8 @@ def outcome(out: Path) -> dict[str, Any]:
     """What a finished run came to; its config.json must still say what ran."""
     summary, mend = out / "summary.json", f"delete it, then: {again(out)}"
     found = read_json(summary, mend)
-    if "accuracy" not in found:
-        raise RunError(f"{summary} holds no outcome of a run; {mend}")
+    if lacking := [name for name in NEEDED if name not in found]:
+        raise RunError(f"{summary} lacks {lacking[0]!r}, so it is no outcome of a run; {mend}")
     checkpoints.claim(out / "checkpoint", owner(read_json(out / "config.json", "it should say how to run.")))
     return found
 
@@ -86,11 +97,17 @@ def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def read_records(path: Path, growing: bool = False) -> list[Record]:
     """The rounds of a metrics file; of one that is being written, those that are whole."""
-    try:
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in (text[: text.rfind("\n") + 1] if growing else text).splitlines()]
-    except ValueError as e:
-        raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
+    content = path.read_bytes() if path.exists() else b""
+    found, damage = _records(path, content[: content.rfind(b"\n") + 1] if growing else content)
+    if damage:
+        raise RunError(f"{damage}; start again with --overwrite.")
+    return found
+
+
+def intact_rounds(path: Path) -> tuple[int, str]:
+    """How many rounds of a metrics file can be read, and what keeps us from reading more."""
+    found, damage = _records(path, path.read_bytes() if path.exists() else b"")
+    return len(found), damage or f"{path} ends with round {len(found)}"
 
 
 def kept_records(path: Path, rounds: int) -> list[Record]:
@@ -102,6 +119,21 @@ def kept_records(path: Path, rounds: int) -> list[Record]:
     if lines and path.read_bytes() != kept:
         write_bytes(path, kept)
     return read_records(path)
+
+
+def _records(path: Path, content: bytes) -> tuple[list[Record], str]:
+    """The rounds up to the first line that is damaged, and what is wrong with that one."""
+    found: list[Record] = []
+    for line in content.splitlines():
+        try:
+            record = json.loads(line)
+            problem = wrong(record, len(found) + 1)
+        except ValueError as e:
+            problem = str(e)
+        if problem:
+            return found, f"{path} is damaged in line {len(found) + 1} ({problem})"
+        found.append(record)
+    return found, ""
 
 
 def reopen(out: Path) -> tuple[Config, Simulation]:
@@ -150,5 +182,31 @@ def identity(config: Config) -> str:
 
 
 def is_run(out: Path) -> bool:
-    """Whether a directory holds nothing but what runs and comparisons write."""
-    return out.is_dir() and all(p.name in OWN or MADE.fullmatch(p.name) or is_part(p) or is_run(p) for p in out.iterdir())
+    """Whether a directory is a run or a comparison, or is about to be one, and holds nothing that those do not write."""
+    if out.is_symlink() or not out.is_dir():
+        return False
+    return is_unused(out) or (any((out / name).is_file() for name in BEGIN) and all(map(_ours, out.iterdir())))
+
+
+def _ours(path: Path) -> bool:
+    """Whether this is what a run directory has in it."""
+    if path.is_symlink():
+        return False
+    if not path.is_dir():
+        return path.name in FILES or MADE.fullmatch(path.name) is not None or is_part(path)
+    inside = list(path.iterdir())
+    match path.name:
+        case "track":  # trackers name their files as they like
+            return True
+        case "figures":
+            return all(p.is_file() and MADE.fullmatch(p.name) for p in inside)
+        case "checkpoint":
+            return not set(inside) - set(places(path)) - set(filter(is_part, inside))
+    return is_part(path) or is_run(path)
+
+
+def check_links(out: Path) -> None:
+    """A run writes into its own directory alone: nothing that it appends to or replaces may lead elsewhere."""
+    for path in (out / name for name in (*sorted(FILES), "checkpoint", "track")):
+        if path.is_symlink():
+            raise RunError(f"{path} is a link; a run writes into its own directory alone: put what it points to in its place.")

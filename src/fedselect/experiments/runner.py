@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import time
@@ -22,18 +21,21 @@ from fedselect.experiments.config import Config
 from fedselect.experiments.environment import environment
 from fedselect.experiments.masks import MaskLog, federation
 from fedselect.experiments.rundir import (
+    BEGIN,
     again,
+    check_links,
     deployed,
     done,
     failure,
     finished,
+    intact_rounds,
     is_run,
     kept_records,
     outcome,
     owner,
     read_configs,
 )
-from fedselect.files import disk, locked, read_json, write_json
+from fedselect.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.notes import Record
@@ -65,7 +67,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             _may_write(out, overwrite)  # another run may have come and gone since
-            _clear(out)
+            empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
         (run,) = go_on([out], stop, watch, simulation)
@@ -75,6 +77,8 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
 def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
     if not comparison.runs:
         raise InputError("there is nothing to compare: give at least one method and one seed.")
+    for name in comparison.runs:
+        check_folder_name(name)
     if ranks.rank() == 0:
         _may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
@@ -82,7 +86,7 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             _may_write(out, overwrite)  # another run may have come and gone since
-            _clear(out)
+            empty(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
         return _go_on_comparison(out, stop, watch)
@@ -90,7 +94,9 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
 
 def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     """Finish whatever this directory holds; a finished run is left as it is."""
-    if not any((out / f).exists() for f in ("compare.json", "config.json")):
+    if not any((out / name).exists() for name in BEGIN):
+        if out.is_dir() and any(out.iterdir()) and is_unused(out):
+            raise RunError(f"{out} is of a run that was stopped before it began; start it again with the command you used.")
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
     if deployed(out):
         raise RunError(f"{out} was deployed; go on with: {again(out)}")
@@ -109,7 +115,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
         if finished(out / name):
             outcome(out / name)
         elif not done(out / name):
-            _may_go_on(out / name, config)
+            _may_prepare(out / name, config)
     for group in groups(configs, lambda name: done(out / name)):
         with ExitStack() as locks:
             for name in group:
@@ -139,9 +145,20 @@ def prepare(out: Path, config: Config) -> None:
     there, asked = out / "config.json", json.loads(json.dumps(config.to_json()))
     if there.exists() and read_json(there, "it should say how to run.") == asked:
         return
-    if not _may_go_on(out, config):
-        _clear(out)
+    if not _may_prepare(out, config):
+        empty(out)
     write_json(there, asked)
+
+
+def _may_prepare(out: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to go on from; without one the directory is emptied, so it must be a run of ours."""
+    if out.is_symlink():
+        raise RunError(f"{out} is a link; the runs of a comparison are folders in it: put what it points to in its place.")
+    if _may_go_on(out, config):
+        return True
+    if out.exists() and not is_run(out):
+        raise RunError(f"{out} holds something other than a run, so nothing in it was touched; move it elsewhere.")
+    return False
 
 
 def _may_go_on(out: Path, config: Config) -> bool:
@@ -184,10 +201,11 @@ class _Run:
 
     def __init__(self, out: Path, simulation: Simulation | None = None, dealt: dict[str, Federation] | None = None) -> None:
         self.out = out
+        check_links(out)
         self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
         self.failed: str | None = None
         self._owner = owner(self.config.to_json())
-        found = checkpoints.find(out / "checkpoint", self._owner)
+        found = checkpoints.find(out / "checkpoint", self._owner, *intact_rounds(out / "metrics.jsonl"))
         chunk, rows = (found.chunk, found.rows) if found else (None, None)
         self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
         if found:
@@ -329,22 +347,16 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
 
 def _may_write(out: Path, overwrite: bool) -> None:
     """Refuse to touch what is there, unless it is a run and was said to be replaced."""
-    if not out.exists() or (out.is_dir() and all(p.name == ".lock" for p in out.iterdir())):
+    if not (out.exists() or out.is_symlink()) or is_unused(out):
         return
     if not overwrite:
         raise InputError(
             f"{out} exists already; choose another --out, resume it, or replace all that is in it with --overwrite."
         )
+    if out.is_symlink():
+        raise InputError(f"{out} is a link; --overwrite replaces folders only. Give the folder it points to as --out.")
     if not is_run(out):
         raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
-
-
-def _clear(out: Path) -> None:
-    """Empty a run directory whose lock we hold."""
-    with disk(out):
-        for p in out.iterdir():
-            if p.name != ".lock":
-                shutil.rmtree(p) if p.is_dir() else p.unlink()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedselect import generations
 from fedselect.errors import CheckpointError
-from fedselect.files import write_json
 from fedselect.simulate import ranks
 from fedselect.simulate.store import Compact, Store
 from fedselect.tree import flat, nested, together
@@ -98,12 +97,19 @@ class Found:
     rows: str
 
 
-def find(folder: Path, run: Run) -> Found | None:
-    """The newest checkpoint that is whole; damaged ones are passed over, for their rounds can run again."""
+def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Found | None:
+    """The newest checkpoint that is whole; damaged ones are passed over, for their rounds can run again.
+
+    So are those after round `most`, of whose rounds something else was lost, in words.
+    """
     damage = ""
     for place in reversed(generations.places(folder)):
         try:
             said = generations.checked(place, ADVICE)
+            if most is not None and int(place.name) > most:
+                raise CheckpointError(lost)
+            if not _readable(said):
+                raise CheckpointError(f"{place / 'manifest.json'} is damaged")
         except CheckpointError as e:
             damage = damage or str(e).removesuffix(f"; {ADVICE}")
             continue
@@ -140,6 +146,11 @@ def _said(place: Path) -> dict[str, Any] | None:
         return None
 
 
+def _readable(said: Mapping[str, Any]) -> bool:
+    """Whether a manifest has the fields of a checkpoint; without a checksum, as manifests were at first, one may be lost."""
+    return isinstance(said.get("chunk"), int) and "joined" in said["tensors"]
+
+
 def drop_after(folder: Path, round: int) -> None:
     """Remove the damaged checkpoints of rounds that will run again."""
     for place in generations.places(folder):
@@ -153,7 +164,7 @@ def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         said = _said(place)
         if said and said.get("run") != identity(now):  # else a kill came in between
             _claim(place, said, Run(was))
-            write_json(place / "manifest.json", {**said, "run": identity(now), "config": now})
+            generations.write_manifest(place, {**said, "run": identity(now), "config": now})
 
 
 def identity(run: Mapping[str, Any]) -> str:

@@ -13,6 +13,18 @@ Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
 LISTS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down")
 MEANS = LISTS[:6]
+NUMBERS = ("seconds", *MEANS, "bytes_up", "bytes_down")
+
+
+def wrong(record: Any, round: int) -> str:
+    """What keeps a line of metrics.jsonl from being the record of this round, in words; nothing where it is that."""
+    if not isinstance(record, dict) or not isinstance(lists := record.get("clients"), dict):
+        return "it is no record of a round"
+    if record.get("round") != round:
+        return f"it should be of round {round}"
+    lost = [n for n in NUMBERS if n not in record or not isinstance(record[n], int | float | None)]
+    lost += [n for n in LISTS if not isinstance(lists.get(n), list) or len(lists[n]) != len(lists["accuracy"])]
+    return f"it lacks {lost[0]!r}" if lost else ""
 
 
 class Notes:

@@ -68,13 +68,15 @@ def demo(
 ) -> None:
     """One machine, one command: certificates, keys, a SuperLink, SuperNodes, a run and its report; then all is stopped."""
     launch.need_flower()
-    if (out / "federation.json").is_file():
-        if not overwrite:
-            raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
-        shutil.rmtree(out)
+    old = site.is_site(out)
+    if old and not overwrite:
+        raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
+    site.check_free(out, old)
     config = configure({}, method, data, model, {**flags(ctx.args), "clients": str(clients)}, rounds=rounds, seed=seed)
     shape = Shape.of(config.make_data())
     _warn(insecure)
+    if old:
+        shutil.rmtree(out)
     site.make(out, clients, f"127.0.0.1:{site.free_port()}", _shared(config.data), shape, insecure=insecure, days=30)
     with ExitStack() as stack:
         _say("starting the server", quiet)

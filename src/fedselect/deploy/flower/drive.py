@@ -10,7 +10,7 @@ from fedselect.deploy.server import Nodes, Outcome, Server
 from fedselect.deploy.vault import Vault
 from fedselect.errors import FedselectError, RunError
 from fedselect.experiments.config import Config
-from fedselect.experiments.rundir import finished, kept_records
+from fedselect.experiments.rundir import finished, intact_rounds, kept_records
 from fedselect.experiments.runner import Watch, summarise
 from fedselect.files import disk, locked, read_json, write_json
 from fedselect.simulate.notes import LISTS, MEANS, Record, mean_of
@@ -59,7 +59,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     """Returns who has no final model yet, and why."""
     server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
     vault = Vault(out / "checkpoint")
-    done = vault.rounds()
+    told, _ = intact_rounds(out / "metrics.jsonl")
+    done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
     history: list[Record] = []
 

@@ -25,7 +25,7 @@ from fedselect.errors import InputError, RunError
 from fedselect.files import held, read_json, write_json
 
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
-PATIENCE = 90.0
+PATIENCE = 300.0  # seconds for one of Flower's commands; a busy machine takes a minute
 RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
 LATE, LOOK = 30.0, 0.5  # seconds between looks whether the server answers, and between looks at the log
 LEASH = Path(__file__).with_name("leash.py")

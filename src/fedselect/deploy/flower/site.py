@@ -65,8 +65,7 @@ def make(root: Path, clients: int, address: str, data: dict[str, Any], shape: Sh
     """The whole folder; certificates and keys unless everything is to travel in the open."""
     if clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
-    if root.exists() and any(root.iterdir()):
-        raise InputError(f"{root} exists already; choose another folder, or remove it.")
+    check_free(root)
     site = Site(f"{root.name}-{secrets.token_hex(4)}", clients, check_address(address), insecure, data, shape)
     parts = [root / "server", *(root / f"client-{i}" for i in range(clients))]
     for folder in (root, *parts):
@@ -85,6 +84,27 @@ def make(root: Path, clients: int, address: str, data: dict[str, Any], shape: Sh
         write_json(root / f"client-{i}" / "client.json", {"client": i})
     write_bytes(root / "README.md", _readme(site).encode())
     return site
+
+
+def check_free(root: Path, replaced: bool = False) -> None:
+    """A site is made in a new folder, or in place of one that goes."""
+    if root.is_symlink() or (root.exists() and not root.is_dir()):
+        raise InputError(f"{root} is no folder; a site is one of its own: choose another.")
+    if root.exists() and any(root.iterdir()) and not replaced:
+        raise InputError(f"{root} exists already; choose another folder, or remove it.")
+
+
+def is_site(root: Path) -> bool:
+    """Whether a folder is a site that `make` made, and holds nothing beside its parts."""
+    if root.is_symlink() or not (root / "server" / "federation.json").is_file():
+        return False
+    try:
+        parts = {"server", *(f"client-{i}" for i in range(Site.read(root).clients))}
+    except RunError:
+        return False
+    there = {p.name: p for p in root.iterdir()}
+    folders = all(there[name].is_dir() and not there[name].is_symlink() for name in there.keys() & (parts | {"ca"}))
+    return folders and there.keys() <= parts | {"ca", "federation.json", "README.md"}
 
 
 def renew(root: Path, days: int) -> None:

@@ -1,0 +1,75 @@
+"""Processes that tests start: each is given time on a busy machine, and each ends with the test that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PATIENCE = 600.0
+"""Seconds after which something hangs. Nothing is tested by it: a busy machine may take as long as it likes below that."""
+FEDSELECT = (sys.executable, "-m", "fedselect")
+
+
+def env(**more):
+    """This process's environment, with as many threads as it has itself."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def call(*command, **how):
+    """A command's code and output, once it has ended."""
+    how = {"env": env(), "capture_output": True, "text": True, "timeout": PATIENCE, **how}
+    return subprocess.run([str(c) for c in command], check=False, **how)
+
+
+def until(condition, process=None, pause=0.01):
+    """Wait for something to become true while a process is at work; returns what was true."""
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process is None or process.poll() is None, f"it ended with {process.poll()}: {_said(process)}"
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(pause)
+    return found
+
+
+class Children:
+    """Starts processes, and ends those that are left together with all that they started."""
+
+    def __init__(self):
+        self._started = []
+
+    def __enter__(self):
+        return self
+
+    def start(self, *command, **how):
+        how = {"env": env(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how}
+        self._started.append(subprocess.Popen([str(c) for c in command], **how))
+        return self._started[-1]
+
+    def __exit__(self, *error):
+        for process in self._started:
+            if process.poll() is None:
+                for pid in [process.pid, *descendants(process.pid)]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            process.communicate()  # also closes its pipes
+
+
+def children(pid):
+    """The processes that a process started and that are still there, the oldest first."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended while we looked
+            if int(place.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(place.parent.name))
+    return sorted(found)
+
+
+def descendants(pid):
+    return [d for child in children(pid) for d in (child, *descendants(child))]
+
+
+def _said(process):
+    return process.communicate() if process.poll() is not None else ""
