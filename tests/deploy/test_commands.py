@@ -24,6 +24,7 @@ from fedselect.deploy.server import Limits
 from fedselect.errors import InputError, RunError
 from fedselect.experiments.config import Config
 from fedselect.files import held, in_use, locked
+from fedselect.simulate.notes import LISTS, NUMBERS
 
 FEW = ("--train", 20, "--test", 10)
 
@@ -437,16 +438,23 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
         assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
 
 
+def measured(round, *accuracies):
+    """The record of a round in which clients had these accuracies and nothing else is known."""
+    there = [a for a in accuracies if a is not None]
+    mean = sum(there) / len(there) if there else None
+    clients = {**{name: [None] * len(accuracies) for name in LISTS}, "accuracy": list(accuracies)}
+    return {"round": round, **dict.fromkeys(NUMBERS), "accuracy": mean, "clients": clients}
+
+
 @pytest.fixture
 def ended(root):
     """A run that is over, one that is not finished, and one whose end client 1 missed, in this order."""
     part = root / "server"
-    lists = {"accuracy": [0.5, None]}
     for name, absent in (("whole", {}), ("broken", None), ("left", {"1": "not connected"})):
         config = Config(data=site.Site.read(part).data).complete()
         prepare(part / "runs" / name, plan(config, "f", name, 2, Shape((1, 8, 8), tuple("0123456789")), Limits()))
         if absent is not None:
-            record = {"round": 1, "accuracy": 0.5, "clients": lists, "absent": absent}
+            record = {**measured(1, 0.5, None), "absent": absent}
             (part / "runs" / name / "metrics.jsonl").write_text(json.dumps(record) + "\n")
             (part / "runs" / name / "summary.json").write_text(json.dumps({"absent": absent}))
     return part
@@ -459,10 +467,7 @@ def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
 
 
 def test_status_says_whose_accuracy_it_shows_and_of_which_round(cli, ended):
-    records = [
-        {"round": 1, "accuracy": 0.25, "clients": {"accuracy": [0.25, 0.25]}},
-        {"round": 2, "accuracy": None, "clients": {"accuracy": [None, None]}},
-    ]
+    records = [measured(1, 0.25, 0.25), measured(2, None, None)]
     (ended / "runs" / "broken" / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     said = cli("deploy", "status", ended).out
     assert re.search(r"whole: prepared, round 1 of \d+, accuracy 50\.00% of 1 client\n", said)
@@ -479,8 +484,7 @@ def test_status_says_why_a_run_ended_early(cli, ended, how):
 
 def test_status_tells_a_client_that_lost_its_vault_from_one_that_was_turned_away(cli, ended):
     record = {
-        "round": 1,
-        "accuracy": None,
+        **measured(1, None, None),
         "rejected": {"node 7": "no key"},
         "set_back": {"client 1": "its vault lost round 3"},
     }

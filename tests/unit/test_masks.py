@@ -87,8 +87,8 @@ def test_a_mask_that_is_the_same_for_all_is_written_once(tmp_path, digits):
 
 def test_what_was_written_after_the_checkpoint_is_dropped_half_a_line_too(tmp_path, simulation):
     path = tmp_path / "masks.jsonl"
-    first = {"round": 1, "share": "AAAA"}
-    path.write_text(json.dumps(first) + "\n" + json.dumps({"round": 2, "share": "AAAA"}) + '\n{"round": 3, "sha')
+    first = {"round": 1, "share": "AAA="}
+    path.write_text(json.dumps(first) + "\n" + json.dumps({"round": 2, "share": "AAA="}) + '\n{"round": 3, "sha')
     MaskLog(tmp_path, 5, simulation)
     assert read_lines(path) == [first]
 

@@ -44,9 +44,24 @@ def read_configs(out: Path) -> dict[str, Config]:
     return {name: Config.from_dict(c, f"{path}: {name}") for name, c in raw.items()}
 
 
+def read_config(out: Path) -> dict[str, Any]:
+    """A run's configuration as its file has it, whatever version wrote it: enough to say what ran."""
+    path = out / "config.json"
+    found = read_json(path, "it should say how to run.")
+    for name in ("method", "data", "model"):
+        if not isinstance(found.get(name), dict) or not isinstance(found[name].get("name"), str):
+            raise RunError(f"{path} does not name a {name}; put it back as it was.")
+    for name in ("seed", "rounds"):
+        if not isinstance(found.get(name), int):
+            raise RunError(f"{path} has no number of {name}; put it back as it was.")
+    if found.get("score", "test") not in ("test", "val"):
+        raise RunError(f"{path} has the score {found['score']!r}; put it back as it was.")
+    return found
+
+
 def described(out: Path) -> dict[str, Any]:
     """A run's configuration, and whether it was deployed: such a run is another than the same one simulated."""
-    return read_json(out / "config.json", "it should say how to run.") | ({"deployed": "yes"} if deployed(out) else {})
+    return read_config(out) | ({"deployed": "yes"} if deployed(out) else {})
 
 
 def finished(out: Path) -> bool:
@@ -86,7 +101,7 @@ def outcome(out: Path) -> dict[str, Any]:
     found = read_json(summary, mend)
     if lacking := [name for name in NEEDED if name not in found]:
         raise RunError(f"{summary} lacks {lacking[0]!r}, so it is no outcome of a run; {mend}")
-    checkpoints.claim(out / "checkpoint", owner(read_json(out / "config.json", "it should say how to run.")))
+    checkpoints.claim(out / "checkpoint", owner(read_config(out)))
     return found
 
 

@@ -23,8 +23,10 @@ def wrong(record: Any, round: int) -> str:
     if record.get("round") != round:
         return f"it should be of round {round}"
     lost = [n for n in NUMBERS if n not in record or not isinstance(record[n], int | float | None)]
-    lost += [n for n in LISTS if not isinstance(lists.get(n), list) or len(lists[n]) != len(lists["accuracy"])]
-    return f"it lacks {lost[0]!r}" if lost else ""
+    lost += [n for n in LISTS if not isinstance(lists.get(n), list)]
+    if lost:
+        return f"it lacks {lost[0]!r}"
+    return "" if len({len(lists[n]) for n in LISTS}) == 1 else "it has not as many clients in every list"
 
 
 class Notes:

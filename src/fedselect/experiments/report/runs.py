@@ -19,6 +19,7 @@ from fedselect.experiments.rundir import (
     failure,
     finished,
     outcome,
+    read_config,
     read_configs,
     read_records,
     view_of,
@@ -37,7 +38,9 @@ AGREED = ("method", "model", "training", "rounds", "fraction")  # what the clien
 def gather(places: Sequence[Path]) -> Data:
     """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
     paths = distinct(places)
-    configs = [read_json(p / "config.json", "it should say how to run.") for p in paths]
+    if not paths:
+        raise RunError(f"{', '.join(map(str, places))}: no run has begun yet; begin with: {again(places[0])}")
+    configs = [read_config(p) for p in paths]
     named, failed = labels([described(p) for p in paths]), failures(paths)
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
