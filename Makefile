@@ -1,15 +1,19 @@
 # make demo: FedSelect beside the methods it is compared with, on real data, in about two minutes
 # make test: everything that needs no GPU
+# make test-all: the same with all products of cases, and ten times as many random ones
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check lock clean
+.PHONY: demo test test-all check lock clean
 
 demo: .venv/.installed
 	$(BIN)/fedselect compare --config experiments/demo.toml --out runs/demo --overwrite --report
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto
+
+test-all: .venv/.test
+	$(BIN)/python -m pytest -n auto -m "" --hypothesis-profile full
 
 check: .venv/.test
 	$(BIN)/ruff format --check

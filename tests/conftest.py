@@ -1,7 +1,9 @@
 """What every test shares: one thread, repeatable hypothesis, a small federation, and the command line in process."""
 
+import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,28 @@ import fedselect as fs
 
 torch.set_num_threads(1)
 settings.register_profile("fedselect", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("full", deadline=None, max_examples=500)
 settings.load_profile("fedselect")
+
+
+ONE_PROCESS = ("test_deploy", "test_reproduce", "test_report", "test_resume", "test_keep", "test_export")
+"""Files whose tests share what is costly to make."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests go to processes one by one, but those that share something costly together, so that it is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path, _, test = nodeid.partition("::")
+            case = re.search(r"\[(?:[\d.]+-)?(.+)\]$", test)  # of a product: the method and model, not the first number
+            if Path(path).stem in ONE_PROCESS:
+                return path
+            return f"{path} {case[1]}" if "/conformance/" in path and case else nodeid
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +57,13 @@ def spawn():
     """Start a process; what is left of it when the test is over, however that ends, is ended."""
     with Children() as children:
         yield children.start
+
+
+@pytest.fixture
+def fork():
+    """Run Python code in a process that starts at once; what is left of it when the test is over is ended."""
+    with Children() as children:
+        yield children.fork
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from local import QUICK, Room, task
 
@@ -44,6 +45,17 @@ MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
+BOTH = {"fedselect", "fedselect-authors", "fedselect-tuned", "fedavg", "fedbabu", "ditto", "fedpac", "lotteryfl"}
+"""With both models: what has code of its own, and one alias for each way of training."""
+NORMS = {"fedbn", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
+"""Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
+COVERING = {(case, model) for case in CASES for model in MODELS if case in BOTH or (model == "mlp") != (case in NORMS)}
+PAIRS = [
+    pytest.param(case, model, id=f"{case}-{model}", marks=[] if (case, model) in COVERING else pytest.mark.full)
+    for case in CASES
+    for model in MODELS
+]
+"""Every case with every model; those beside the covering ones in `make test-all` alone."""
 ROUNDS = 3
 TRAINING = Training(batch_size=8, momentum=0.9, weight_decay=1e-3, clip=1.0)
 SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly

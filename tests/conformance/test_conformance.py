@@ -5,6 +5,7 @@ import torch
 from cases import (
     CASES,
     MODELS,
+    PAIRS,
     ROUNDS,
     SIZES,
     a_round,
@@ -22,7 +23,7 @@ import fedselect as fs
 from fedselect import tree as trees
 from fedselect.simulate import Simulation, checkpoint
 
-pytestmark = [pytest.mark.parametrize("case", CASES), pytest.mark.parametrize("model", MODELS)]
+pytestmark = pytest.mark.parametrize(("case", "model"), PAIRS)
 
 
 @pytest.fixture(scope="module")

@@ -58,16 +58,21 @@ def without_time(record):
 
 AWAY = ("fedselect", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
 SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
+HOWS = {"": {}, ", some away": SOME_AWAY}
+ALIKE = {"mlp": {"layers", "fedprox"}, "cnn-batchnorm": {"fedselect, joint", "fedselect, float32 numbers"}}
+"""Settings of one family, each with the other model alone but in `make test-all`; likewise who is away, with the mlp alone."""
+PAIRS = [
+    pytest.param(
+        case, how, model, id=f"{case}{away}-{model}",
+        marks=pytest.mark.full if case in ALIKE[model] or (how and model != "mlp") else [],
+    )
+    for away, how in HOWS.items()
+    for case in (AWAY if how else SETTINGS)
+    for model in MODELS
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    ("case", "how"),
-    [
-        *(pytest.param(case, {}, id=case) for case in SETTINGS),
-        *(pytest.param(case, SOME_AWAY, id=f"{case}, some away") for case in AWAY),
-    ],
-)
+@pytest.mark.parametrize(("case", "how", "model"), PAIRS)
 def test_a_run_in_a_stack_is_the_run_alone(case, how, model):
     stacked, alone = runs(case, model, **how), runs(case, model, **how)
     assert stacks(stacked[0]) is not None

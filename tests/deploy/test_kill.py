@@ -1,11 +1,8 @@
 """kill -9 of a client at any moment: started again, it goes on with consistent state, and the run ends in the same bits."""
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
-from children import call, env
 from local import QUICK, Room, rounds, server_state
 
 from fedselect.deploy.server import Server
@@ -64,9 +61,9 @@ MOMENTS = {
 class Apart(Room):
     """A room in which client 1 answers round 3 in another process, and dies there at one moment."""
 
-    def __init__(self, *args, moment, last):
+    def __init__(self, *args, fork, moment, last):
         super().__init__(*args)
-        self.code, self.died = ANSWER.replace("#MOMENT", moment).replace("#LAST", last), False
+        self.fork, self.code, self.died = fork, ANSWER.replace("#MOMENT", moment).replace("#LAST", last), False
 
     def ask(self, letters, timeout):
         for number, letter in letters:
@@ -76,21 +73,22 @@ class Apart(Room):
             text, body = letter.seal()
             (self.folder / "in.json").write_text(text)
             (self.folder / "in.bin").write_bytes(body.numpy().tobytes())
-            done = call(sys.executable, "-c", self.code, self.folder, env=env(PYTHONPATH=str(Path(__file__).parent)))
-            assert done.returncode == -signal.SIGKILL, done.stderr
+            process = self.fork(self.code, self.folder)
+            said = process.communicate()
+            assert process.returncode == -signal.SIGKILL, said
             self.died = True
             yield number, "is gone"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_at_any_moment_it_goes_on_and_no_round_counts_twice(small, digits, tmp_path, moment):
+def test_killed_at_any_moment_it_goes_on_and_no_round_counts_twice(small, digits, fork, tmp_path, moment):
     """The round is asked again at once (all three clients are wanted), so the run must end as an unbroken one."""
     limits = type(QUICK)(min_clients=3, wait=5.0, poll=0.01, timeout=60.0)
     whole = Server(small, limits, tmp_path / "masks-a")
     rounds(whole, Room(small, digits, tmp_path / "a"), 4)
     (tmp_path / "b").mkdir()
     broken = Server(small, limits, tmp_path / "masks-b")
-    room = Apart(small, digits, tmp_path / "b", moment=MOMENTS[moment][0], last=MOMENTS[moment][1])
+    room = Apart(small, digits, tmp_path / "b", fork=fork, moment=MOMENTS[moment][0], last=MOMENTS[moment][1])
     rounds(broken, room, 4)
     assert room.died
     assert all(v.equal(server_state(whole)[n]) for n, v in server_state(broken).items())

@@ -52,13 +52,24 @@ def documents(tmp_path):
     assert content(folder) == before
 
 
-@pytest.fixture
-def begun(cli, tmp_path):
-    """A comparison of which one run is finished and the other has not begun."""
-    out = tmp_path / "c"
-    assert cli(*COMPARE, "--out", out).code == 0
+@pytest.fixture(scope="module")
+def one_of_two(tmp_path_factory):
+    out = tmp_path_factory.mktemp("begun") / "c"
+    small = {
+        "model": {"name": "mlp", "hidden": 2},
+        "rounds": 1,
+        "data": {"name": "digits", "clients": 2, "train": 4, "test": 2, "val": 0},
+    }
+    runs = {f"{m}-seed0": Config.from_dict({**small, "method": {"name": m}}, "here") for m in ("local", "fedavg")}
+    runner.start_comparison(runner.Comparison(runs), out)
     shutil.rmtree(out / "fedavg-seed0")
     return out
+
+
+@pytest.fixture
+def begun(one_of_two, tmp_path):
+    """A comparison of which one run is finished and the other has not begun."""
+    return shutil.copytree(one_of_two, tmp_path / "c")
 
 
 def rename(out, old, new):

@@ -1,13 +1,11 @@
 """docs/own-method.md: its examples run, and the method passes the checks every method passes."""
 
 import re
-import sys
 from pathlib import Path
 
 import cases
 import pytest
 import torch
-from children import call
 
 import fedselect as fs
 
@@ -81,14 +79,15 @@ def test_a_full_step_is_the_global_models_next_round(halfway):
     cases.assert_equal(sim.models(range(sim.clients)), other.models(range(sim.clients)), tol=1e-6)
 
 
-def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(tmp_path):
+def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(fork, tmp_path):
     (tmp_path / "halfway.py").write_text(BLOCKS[1])
     (tmp_path / "fed.py").write_text(BLOCKS[2])
 
     def fed(*args):
-        done = call(sys.executable, "fed.py", *args, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = fork("import runpy; runpy.run_path('fed.py', run_name='__main__')", *args, cwd=tmp_path)
+        said, err = process.communicate()
+        assert process.returncode == 0, err
+        return said
 
     made = ("--data", "mine", "--clients", "3", "--model", "tiny", "--width", "4", "-q")
     fed("run", "--method", "halfway", "--step", "0.3", *made, "--rounds", "2", "--out", "runs/a")

@@ -135,7 +135,7 @@ def test_the_view_that_counts_is_not_guessed_from_equal_numbers(compared, tmp_pa
     run.mkdir()
     (run / "config.json").write_bytes((compared / "fedavg-seed0" / "config.json").read_bytes())
     (line,) = (json.loads(m) for m in (compared / "fedavg-seed0" / "metrics.jsonl").read_text().splitlines()[-1:])
-    line |= {"accuracy_local": line["accuracy"]}
+    line |= {"round": 1, "accuracy_local": line["accuracy"]}
     line["clients"]["accuracy_local"] = line["clients"]["accuracy"]
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     summary = {**summaries(compared, "fedavg")[0], "accuracy_local": line["accuracy"]}

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 import pytest
-from children import FEDSELECT, PATIENCE, call, until
+from children import FEDSELECT, PATIENCE, Children, until
 
 SMALL = ("--columns", "digits", "--scale", "0.2", "--device", "cpu")
 TINY = ("reproduce", "table1", *SMALL, "--rounds", "2", "--seeds", "0,1", "--methods", "fedselect,local")
@@ -15,10 +15,22 @@ LONG = ("reproduce", "table1", *SMALL, "--rounds", "30", "--seeds", "0,1", "--me
 SHARED = ("reproduce", "table1", *SMALL, "--rounds", "10", "--methods", "local,fedavg,fedper", "--rates", "paper")
 
 
+MAIN = "from fedselect.cli import main; main()"
+
+
 @pytest.fixture
-def start(spawn):
+def start(fork):
     """The command line in a process of its own."""
-    return lambda *args: spawn(*FEDSELECT, *args)
+    return lambda *args: fork(MAIN, *args)
+
+
+def made_at(out, *args):
+    """A command that comes to its end; what it printed."""
+    with Children() as children:
+        process = children.fork(MAIN, *args, "--out", out)
+        said, err = process.communicate()
+    assert process.returncode == 0, err
+    return said
 
 
 def rounds_run(out):
@@ -52,9 +64,7 @@ def times(out):
 def made(tmp_path_factory):
     """A small table with tuned rates, and what was printed."""
     out = tmp_path_factory.mktemp("reproduce") / "r"
-    done = call(*FEDSELECT, *TINY, "--out", out)
-    assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    return out, made_at(out, *TINY)
 
 
 def test_it_prints_our_numbers_and_writes_the_same(made):
@@ -177,7 +187,7 @@ def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, 
 
 def test_two_processes_never_run_a_cell_twice(start, tmp_path):
     both = [start(*SHARED, "--out", tmp_path) for _ in range(2)]
-    said = [p.communicate(timeout=PATIENCE) for p in both]
+    said = [p.communicate() for p in both]
     assert [p.returncode for p in both] == [0, 0], said
     own = [[line.split()[7] for line in out.splitlines() if " runs  " in line and "another" not in line] for out, _ in said]
     assert sorted(own[0] + own[1]) == sorted(p.name[:6] for p in (tmp_path / "cells").iterdir())
@@ -189,20 +199,19 @@ def test_two_processes_never_run_a_cell_twice(start, tmp_path):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     out = tmp_path_factory.mktemp("unbroken")
-    done = call(*FEDSELECT, *LONG, "--out", out)
-    assert done.returncode == 0, done.stderr
+    made_at(out, *LONG)
     return outcome(out)
 
 
-def test_another_process_goes_on_with_what_a_killed_one_had_taken(start, tmp_path, unbroken):
+def test_another_process_goes_on_with_what_a_killed_one_had_taken(start, spawn, tmp_path, unbroken):
     first = start(*LONG, "--out", tmp_path)
     until(lambda: rounds_run(tmp_path) >= 8, first, pause=0.002)
     first.send_signal(signal.SIGSTOP)  # it holds what it has taken, and gets no further
-    second = start(*LONG, "--out", tmp_path)
+    second = spawn(*FEDSELECT, *LONG, "--out", tmp_path)
     while "waiting for" not in (line := second.stdout.readline()):
         assert line, second.communicate()
     first.kill()
-    first.communicate(timeout=PATIENCE)
+    first.communicate()
     said = second.communicate(timeout=PATIENCE)
     assert (first.returncode, second.returncode) == (-signal.SIGKILL, 0), said
     assert outcome(tmp_path) == unbroken
@@ -212,7 +221,7 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, t
     process = start(*LONG, "--out", tmp_path)
     until(lambda: rounds_run(tmp_path) >= 4, process, pause=0.002)
     process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=PATIENCE)[1]
+    err = process.communicate()[1]
     assert process.returncode == 130
     assert "Traceback" not in err
     assert re.search(r"stopped after round \d+ of 30; the same command goes on\.\n$", err)

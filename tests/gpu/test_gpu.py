@@ -13,7 +13,9 @@ from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack
 from fedselect.step import Training
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
 NEVER = 10**9
 
 

@@ -7,7 +7,9 @@ from fedselect import kernels
 from fedselect.simulate import ragged
 from fedselect.simulate.store import Compact
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
 GPU = torch.device("cuda")
 
 

@@ -70,12 +70,19 @@ def made_up(name, on=None, base=60.0, **how):
 
 
 @pytest.fixture
-def site(tmp_path):
+def drawn(tmp_path):
     """A checkout with nothing in results/."""
     for folder in ("docs/img", "results"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "README.md").write_text("above\n<!-- results -->\nold\n<!-- /results -->\nbelow\n")
     return tmp_path
+
+
+@pytest.fixture
+def site(drawn, monkeypatch):
+    """The same for those who read: its figures are not drawn, which takes most of the time, but carry what they are of."""
+    monkeypatch.setattr(reproduction.pictures, "svg", lambda draw, data, identity: identity.encode())
+    return drawn
 
 
 def put(site, *files):
@@ -163,7 +170,8 @@ def test_every_section_says_that_it_was_not_run_where_there_is_nothing(site):
     assert not list((site / "docs" / "img").iterdir())
 
 
-def test_all_targets_are_shown_with_their_figures(site):
+def test_all_targets_are_shown_with_their_figures(drawn):
+    site = drawn
     put(site, *(made_up(name) for name in NAMES), made_up("table1", rates="paper"))
     (site / "results" / "tuned.json").write_text(
         json.dumps({"local on cifar10": {"chosen": {"lr": 0.01}, "scored_on": "x", "rounds": 50, "seeds": [100]}})
@@ -289,7 +297,8 @@ def test_entries_at_random_are_compared_with_as_many(site):
         assert reproduction.like_random(column) is None
 
 
-def test_figures_come_out_to_the_same_bytes(site):
+def test_figures_come_out_to_the_same_bytes(drawn):
+    site = drawn
     put(site, *(made_up(name) for name in NAMES))
     make(site)
     first = {p: p.read_bytes() for p in (site / "docs" / "img").iterdir()}

@@ -1,10 +1,7 @@
 """A simulation in a program of one's own: stepped, stopped, saved, and resumed to the bit."""
 
-import sys
-
 import pytest
 import torch
-from children import call
 from torch import nn
 
 import fedselect as fs
@@ -126,7 +123,7 @@ def test_masks_before_the_first_round(digits):
         fs.Result(simulation(digits), []).masks  # noqa: B018
 
 
-def test_another_process_goes_on(digits, tmp_path):
+def test_another_process_goes_on(fork, tmp_path):
     """What a state is known by holds nothing of the process that wrote it."""
     code = (
         "import fedselect as fs; from torch import nn; from pathlib import Path\n"
@@ -134,7 +131,7 @@ def test_another_process_goes_on(digits, tmp_path):
         "s = fs.Simulation(norms, fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), fs.load('digits'))\n"
         f"print(s.resume({str(tmp_path)!r}), s.round); s.step(); s.save({str(tmp_path)!r})"
     )
-    said = [call(sys.executable, "-c", code).stdout for _ in range(2)]
+    said = [fork(code).communicate()[0] for _ in range(2)]
     assert said == ["False 0\n", "True 1\n"]
 
 
