@@ -1,6 +1,5 @@
 """What every test shares: one thread, repeatable hypothesis, a small federation, and the command line in process."""
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -21,12 +20,6 @@ settings.load_profile("fedselect")
 
 ONE_PROCESS = ("test_deploy", "test_reproduce", "test_report", "test_resume", "test_keep", "test_export")
 """Files whose tests share what is costly to make."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config):
-    """One more than there are cores: some tests wait for processes, most of all those of a network."""
-    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
