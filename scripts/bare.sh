@@ -14,7 +14,7 @@ trap 'kill $busy 2>/dev/null || true; rm -rf "$bare"' EXIT
 trap 'exit 130' INT TERM
 
 mkdir "$bare/bin" "$bare/tmp" "$bare/checkout"
-for tool in sh make touch rm; do
+for tool in sh env make touch rm; do
     ln -s "$(command -v "$tool")" "$bare/bin/$tool"
 done
 tar -C "$root" --exclude=./.git --exclude=./.venv --exclude=./runs -cf - . | tar -C "$bare/checkout" -xf -

@@ -45,9 +45,9 @@ MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
-BOTH = {"fedselect", "fedselect-authors", "fedselect-tuned", "fedavg", "fedbabu", "ditto", "fedpac", "lotteryfl"}
+BOTH = {"fedselect", "fedselect-tuned", "fedbabu", "ditto", "fedpac", "lotteryfl"}
 """With both models: what has code of its own, and one alias for each way of training."""
-NORMS = {"fedbn", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
+NORMS = {"fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
 COVERING = {(case, model) for case in CASES for model in MODELS if case in BOTH or (model == "mlp") != (case in NORMS)}
 PAIRS = [

@@ -59,12 +59,12 @@ def without_time(record):
 AWAY = ("fedselect", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
 SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
 HOWS = {"": {}, ", some away": SOME_AWAY}
-ALIKE = {"mlp": {"layers", "fedprox"}, "cnn-batchnorm": {"fedselect, joint", "fedselect, float32 numbers"}}
-"""Settings of one family, each with the other model alone but in `make test-all`; likewise who is away, with the mlp alone."""
+BOTH = {"fedselect", "fedselect, fine-tuned", "fedselect, own answers, averaged", "fedpac", "lotteryfl"}
+"""With both models; the others, and all where some are away, with the smaller one alone but in `make test-all`."""
 PAIRS = [
     pytest.param(
         case, how, model, id=f"{case}{away}-{model}",
-        marks=pytest.mark.full if case in ALIKE[model] or (how and model != "mlp") else [],
+        marks=pytest.mark.full if model != "mlp" and (how or case not in BOTH) else [],
     )
     for away, how in HOWS.items()
     for case in (AWAY if how else SETTINGS)

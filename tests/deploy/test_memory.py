@@ -5,7 +5,7 @@ from pathlib import Path
 
 from children import call, env
 
-# in a process of its own, whose peak of memory is this alone; 200 replies of four megabytes would be 800
+# in a process of its own, whose peak of memory is this alone; 200 replies of two megabytes would be 400
 CROWD = """
 import resource, sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedselect.step import Training
 CLIENTS = 200
 pair = (torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
 data = fs.Federation([fs.ClientData(pair, pair)] * CLIENTS, classes=10)
-made = task(fs.FedSelect(), lambda d: fs.models.mlp(d, hidden=13000), data, seed=0, training=Training())
+made = task(fs.FedSelect(), lambda d: fs.models.mlp(d, hidden=6500), data, seed=0, training=Training())
 mask = {n: torch.ones_like(v, dtype=torch.bool) for n, v in made.initial.items()}
 
 class Crowd:

@@ -19,13 +19,10 @@ FLAGS = (
 )  # fmt: skip
 
 
-class Browser:
-    """One page; a test that asks for one is skipped where there is no Chromium.
+class Chromium:
+    """The browser's process, for one page at a time; a test that asks for it is skipped where there is none."""
 
-    `problems` collects what the page complains of: exceptions, console errors and warnings, failed requests.
-    """
-
-    def __init__(self, profile: Path, width: int = 1200, height: int = 900, dark: bool = False, offline: bool = True) -> None:
+    def __init__(self, profile: Path) -> None:
         if CHROMIUM is None:
             pytest.skip("there is no Chromium on this machine")
         ours_in, theirs_out = os.pipe()
@@ -43,11 +40,45 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self._in, self._out, self._rest, self._count = ours_in, ours_out, b"", 0
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._in)
+        os.close(self._out)
+
+    def send(self, **asked) -> int:
+        """Send a command; returns its number."""
+        self._count += 1
+        os.write(self._out, json.dumps({"id": self._count, **asked}).encode() + b"\0")
+        return self._count
+
+    def read(self):
+        """The next answer or event."""
+        while b"\0" not in self._rest:
+            assert select.select([self._in], [], [], PATIENCE)[0], f"the browser says nothing ({self.process.poll()})"
+            got = os.read(self._in, 1 << 20)
+            assert got, "the browser is gone"
+            self._rest += got
+        line, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(line)
+
+
+class Browser:
+    """One page, with nothing left of the page before it.
+
+    `problems` collects what it complains of: exceptions, console errors and warnings, failed requests.
+    """
+
+    def __init__(
+        self, chromium: Chromium, width: int = 1200, height: int = 900, dark: bool = False, offline: bool = True
+    ) -> None:
+        self._chromium, self.dark = chromium, dark
         self.problems: list[str] = []
-        self.dark = dark
         self._session = None
-        page = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        self._page = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=self._page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         if offline:
@@ -95,35 +126,19 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._in)
-        os.close(self._out)
+        self._session = None
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def call(self, method: str, **params):
-        self._count += 1
-        asked = {
-            "id": self._count,
-            "method": method,
-            "params": params,
-            **({"sessionId": self._session} if self._session else {}),
-        }
-        os.write(self._out, json.dumps(asked).encode() + b"\0")
+        whose = {"sessionId": self._session} if self._session else {}
+        number = self._chromium.send(method=method, params=params, **whose)
         while True:
-            said = self._next()
-            if said.get("id") == self._count:
+            said = self._chromium.read()
+            if said.get("id") == number:
                 assert "error" not in said, (method, said["error"])
                 return said["result"]
-            self._note(said)
-
-    def _next(self):
-        while b"\0" not in self._rest:
-            assert select.select([self._in], [], [], PATIENCE)[0], f"the browser says nothing ({self.process.poll()})"
-            got = os.read(self._in, 1 << 20)
-            assert got, "the browser is gone"
-            self._rest += got
-        line, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(line)
+            if said.get("sessionId") == self._session:
+                self._note(said)
 
     def _note(self, event) -> None:
         about = event.get("params", {})

@@ -256,7 +256,7 @@ def halfway(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:.*the checkpoint before it is used")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_said_or_does_no_harm(cli, halfway, tmp_path_factory, data):
     """In whatever file: resume, report and export say what is wrong in a sentence, or do what they would have done."""

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from browser import Browser
+from browser import Browser, Chromium
 from children import PATIENCE, until
 
 TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "-q")
@@ -83,11 +83,12 @@ def test_it_is_read_only_and_this_machines_alone(watched):
             urllib.request.urlopen(urllib.request.Request(address, method=method, data=b""), timeout=PATIENCE)
 
 
-def test_nothing_is_sent_twice(tmp_path):
+def test_nothing_is_sent_twice(tmp_path, monkeypatch):
     from fedselect.experiments.config import Config
     from fedselect.experiments.live import live
     from fedselect.experiments.runner import start
 
+    monkeypatch.setattr("fedselect.experiments.live.PATIENCE", 0.1)  # no page stays open to see the end
     small = {"data": {"name": "digits", "clients": 2, "train": 10, "test": 10, "val": 0}, "model": {"name": "mlp"}, "rounds": 1}
     with live(tmp_path / "a", 0) as address:
         assert b"The first round is under way" in fetch(address)[2]
@@ -113,8 +114,9 @@ def test_a_port_without_a_page_is_refused(cli, tmp_path):
 
 def test_the_browser_draws_it_again_and_says_when_it_is_over(watched, tmp_path):
     process, address, _ = watched
-    browser = Browser(tmp_path / "profile", offline=False)
+    chromium = Chromium(tmp_path / "profile")
     try:
+        browser = Browser(chromium, offline=False)
         browser.open(address, "document.querySelector('#convergence .main-svg')")
         rounds = "document.querySelector('#convergence .chart').data.find(t => t.name === 'fedselect').x.at(-1)"
         seen = browser.ask(rounds)
@@ -124,4 +126,4 @@ def test_the_browser_draws_it_again_and_says_when_it_is_over(watched, tmp_path):
         process.send_signal(signal.SIGINT)
         browser.wait("document.querySelector('#live').textContent.startsWith('the run has ended')")
     finally:
-        browser.close()
+        chromium.close()

@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from children import FEDSELECT, PATIENCE, call, children, until
+from children import PATIENCE, call, children, until
 
 RUN = ["run", "--data", "digits", "--clients", "5", "--train", "40", "--test", "20", "--model", "mlp", "--method"]
 
@@ -16,9 +16,15 @@ MANY = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-
 
 
 @pytest.fixture
-def start(spawn):
+def start(spawn, fork):
     """The command line in so many processes."""
-    return lambda *args, processes=1: spawn(*(FEDSELECT if processes == 1 else (*MANY, processes, "-m", "fedselect")), *args)
+
+    def begin(*args, processes=1):
+        if processes == 1:
+            return fork("from fedselect.cli import main; main()", *args)
+        return spawn(*MANY, processes, "-m", "fedselect", *args)
+
+    return begin
 
 
 def finish(process):
@@ -66,7 +72,7 @@ def test_two_processes_find_what_one_finds(start, tmp_path):
 
 
 def test_a_lost_process_ends_the_run_and_any_number_goes_on(start, tmp_path):
-    how = [*RUN, "fedselect", "--rounds", "80"]
+    how = [*RUN, "fedselect", "--rounds", "40"]
     whole = start(*how, "--out", tmp_path / "whole")
     broken = start(*how, "--out", tmp_path / "broken", processes=2)
     until(lambda: list((tmp_path / "broken" / "checkpoint").glob("0*")), broken)

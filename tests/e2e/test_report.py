@@ -9,7 +9,7 @@ import statistics
 import sys
 
 import pytest
-from browser import Browser
+from browser import Browser, Chromium
 
 from fedselect.errors import RunError
 from fedselect.experiments import rundir, runner, tables
@@ -291,9 +291,16 @@ def test_a_file_of_somebody_elses_in_the_figures_is_not_ours_to_replace(tmp_path
 # ---- in Chromium
 
 
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    started = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def browser(tmp_path, request):
-    made = Browser(tmp_path / "profile", **getattr(request, "param", {}))
+def browser(chromium, request):
+    made = Browser(chromium, **getattr(request, "param", {}))
     yield made
     made.close()
 
