@@ -72,7 +72,7 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
 
     place = at(folder, round)
     if place.is_symlink() or (place.exists() and not _is_generation(place)):
-        raise RunError(f"{place} holds something else than a state that was saved; move it elsewhere, or save to another folder.")
+        raise RunError(f"{place} holds something else than a saved state; move it elsewhere, or save to another folder.")
     replace(place, write)
     for old in places(folder):
         if int(old.name) not in {round, *keep}:

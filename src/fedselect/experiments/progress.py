@@ -14,7 +14,6 @@ from fedselect.experiments.rundir import identity
 from fedselect.experiments.runner import Watch
 from fedselect.simulate.notes import Record
 
-
 PAUSE = 10.0  # seconds between lines while a run goes on
 
 

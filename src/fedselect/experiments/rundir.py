@@ -216,7 +216,8 @@ def _ours(path: Path) -> bool:
         case "figures":
             return all(p.is_file() and MADE.fullmatch(p.name) for p in inside)
         case "checkpoint":
-            return not set(inside) - set(places(path)) - set(filter(is_part, inside))
+            states = places(path)
+            return all(p in states or is_part(p) for p in inside)
     return is_part(path) or is_run(path)
 
 

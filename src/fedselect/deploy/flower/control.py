@@ -110,7 +110,7 @@ def unfinished(part: Path, name: str | None) -> Path:
 
 
 def follow(part: Path, out: Path, watch: Watch | None) -> None:
-    """Until the run is over: a line a round; Ctrl-C stops the run, which can be resumed."""
+    """Until the run is over, showing its progress; Ctrl-C stops the run, which can be resumed."""
     config, seen, idle = config_of(out), len(_records(out)), 0
     again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
     began = checked = time.monotonic()
