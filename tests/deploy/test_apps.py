@@ -252,6 +252,27 @@ def test_clients_refuse_a_run_that_is_not_the_one_its_server_prepared(tmp_path, 
         deployed(made, tmp_path, monkeypatch, **{"run": "r", "method.lr": 9.0})
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("checkpoint/000002/manifest.json", '"server/params/', '"server/parans/'),
+        ("checkpoint/000002/manifest.json", '"accepted"', '"accepteb"'),
+        ("metrics.jsonl", '"accuracy_merged"', '"accuracy_mergee"'),  # of the first round
+    ],
+)
+def test_a_server_whose_last_state_is_damaged_goes_on_from_the_one_before(tmp_path, monkeypatch, file, old, new):
+    made = config("fedselect", "mlp")
+    out = deployed(made, tmp_path, monkeypatch)
+    whole = history(out)
+    (out / "summary.json").unlink()
+    text = (out / file).read_text()
+    assert old in text
+    (out / file).write_text(text.replace(old, new, 1))
+    deployed(made, tmp_path, monkeypatch)
+    assert history(out) == whole
+    assert over(out)
+
+
 def test_a_run_cannot_be_named_as_a_path(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot be named '\.\./x'"):
         deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, run="../x")

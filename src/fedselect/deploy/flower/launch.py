@@ -222,9 +222,11 @@ def connected(part: Path) -> dict[int, str]:
 
 def _flwr(part: Path, *args: str) -> str:
     part = part.resolve()
-    done = subprocess.run(
-        [_tool("flwr"), *args], cwd=part, env=environment(part, guarded=False), capture_output=True, text=True, timeout=PATIENCE
-    )
+    command, env = [_tool("flwr"), *args], environment(part, guarded=False)
+    try:
+        done = subprocess.run(command, cwd=part, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"flwr {args[0]} did not answer within {PATIENCE:.0f} seconds; {part / 'log.txt'} may say why.") from None
     if done.returncode != 0 or '"success": false' in done.stdout:
         raise RunError(f"flwr {args[0]} failed: {_last_line(done.stdout + done.stderr)}")
     return done.stdout
