@@ -18,7 +18,7 @@ import torch
 
 import fedselect as fs
 from fedselect.kernels import conv
-from fedselect.stacked import _live
+from fedselect.training.stacked import _live
 
 TILES = {  # rows, columns, depth, warps, stages
     "forward": [(128, 64, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 32, 8, 4),

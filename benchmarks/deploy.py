@@ -17,18 +17,19 @@ from pathlib import Path
 
 import torch
 
-from fedselect.deploy import wire
-from fedselect.deploy.checks import Examiner
-from fedselect.deploy.client import Node
-from fedselect.deploy.flower import launch, site
-from fedselect.deploy.flower.control import follow, start
-from fedselect.deploy.flower.plan import Home, Plan, Shape, plan
-from fedselect.deploy.letters import Letter, unseal
-from fedselect.deploy.server import Limits, Server
-from fedselect.deploy.vault import Vault
-from fedselect.experiments.config import Config
-from fedselect.experiments.environment import environment
-from fedselect.experiments.rundir import read_records
+from fedselect.aggregate import codec
+from fedselect.network import site
+from fedselect.network.client import Node
+from fedselect.network.examiner import Examiner
+from fedselect.network.flower import launch
+from fedselect.network.flower.control import follow, start
+from fedselect.network.letters import Letter, unseal
+from fedselect.network.plan import Home, Plan, Shape, plan
+from fedselect.network.server import Limits, Server
+from fedselect.network.vault import Vault
+from fedselect.runs.config import Config
+from fedselect.runs.environment import environment
+from fedselect.runs.rundir import read_records
 
 CLIENTS = 3
 
@@ -73,7 +74,7 @@ def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
     method = type(room.nodes[0].method)
     server.step(room)  # the first round warms up and says hello
     watched = [
-        (method, "client", "training"), (wire, "pack", "codec"), (wire, "unpack", "codec"), (Letter, "seal", "codec"),
+        (method, "client", "training"), (codec, "pack", "codec"), (codec, "unpack", "codec"), (Letter, "seal", "codec"),
         (Vault, "save", "vault"), (Vault, "rounds", "vault"), (Vault, "find", "vault"), (Examiner, "update", "checks"),
     ]  # fmt: skip
     began = time.perf_counter()

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 import fedselect as fs
-from fedselect.program import RECORD_AFTER
+from fedselect.core.tree import expand
 from fedselect.simulate import Simulation
-from fedselect.step import one_by_one
-from fedselect.tree import expand
-from fedselect.work import Pass
+from fedselect.training.recorded import RECORD_AFTER
+from fedselect.training.step import one_by_one
+from fedselect.training.work import Pass
 
 CLIENTS = 10
 
@@ -66,7 +66,7 @@ def all_at_once(sim: Simulation, epochs: int) -> Callable[[], None]:
 def measure(name: str, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, batch: int, epochs: int, how) -> dict:
     sim = Simulation(fs.FedAvg(), model(data), data, training=fs.Training(batch_size=batch), device=how.device)
     loop, stacked = one_after_another(sim, epochs), all_at_once(sim, epochs)
-    if not one_by_one(sim.model, sim.device):  # as in any run of some length, the step has been recorded
+    if not one_by_one(sim.fitted, sim.device):  # as in any run of some length, the step has been recorded
         per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
         for _ in range(RECORD_AFTER[sim.device.type] // per_run + 1):
             stacked()
@@ -85,7 +85,7 @@ def measure(name: str, model: Callable[[fs.Federation], fs.Model], data: fs.Fede
         "loop_ms_per_step": round(1e3 * best[loop] / steps, 3),
         "engine_ms_per_step": round(1e3 * best[stacked] / steps, 3),
         "ratio": round(best[loop] / best[stacked], 2),
-        "way": "one by one" if one_by_one(sim.model, sim.device) else "stacked",
+        "way": "one by one" if one_by_one(sim.fitted, sim.device) else "stacked",
     }
     print(f"{name:<34} loop {figures['loop_ms_per_step']:>9} ms   engine {figures['engine_ms_per_step']:>9} ms   "
           f"{figures['ratio']}x  ({figures['way']})", flush=True)  # fmt: skip

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 import fedselect as fs
+from fedselect.core.tree import expand, negate
 from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack
-from fedselect.tree import expand, negate
-from fedselect.work import Pass
+from fedselect.training.work import Pass
 
 BATCH, IMAGES, TEST = 32, 96, 100
 

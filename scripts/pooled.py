@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 import fedselect as fs
-from fedselect.experiments.config import Config
-from fedselect.experiments.environment import environment
-from fedselect.experiments.reproduce.write import lean
+from fedselect.core.tree import Tree, expand
+from fedselect.paper.write import lean
+from fedselect.runs.config import Config
+from fedselect.runs.environment import environment
 from fedselect.simulate import Simulation
-from fedselect.step import precision
-from fedselect.tree import Tree, expand
-from fedselect.work import walk
+from fedselect.training.step import precision
+from fedselect.training.work import walk
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

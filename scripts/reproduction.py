@@ -17,9 +17,9 @@ import reproduction_figures as pictures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reproduction_results import RUNS, Results, Table, collect, read, restore, with_ours
 
-from fedselect.experiments.paper import PUBLISHED
+from fedselect.core.options import options
 from fedselect.methods import METHODS
-from fedselect.options import options
+from fedselect.paper.numbers import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from reproduction_results import Table, with_ours
 
-from fedselect.experiments.labels import colours
-from fedselect.experiments.report.figures import STYLE, draw_matrix
+from fedselect.report.figures import STYLE, draw_matrix
+from fedselect.runs.labels import colours
 
 Drawings = dict[str, tuple[Any, Callable[[Any], Figure]]]
 LOOK = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedselect", "figure.dpi": 72}

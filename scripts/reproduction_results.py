@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data.places import find
-from fedselect.errors import DataError, InputError
-from fedselect.experiments.config import Config
-from fedselect.experiments.reproduce.outcome import ranks
-from fedselect.experiments.reproduce.plan import FILES, name_of, named
-from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS
-from fedselect.experiments.reproduce.write import lean
+from fedselect.paper.outcome import ranks
+from fedselect.paper.plan import FILES, name_of, named
+from fedselect.paper.protocol import COLUMNS, OWN, TARGETS
+from fedselect.paper.write import lean
+from fedselect.runs.config import Config
 
 RUNS = "runs.jsonl.gz"
 FILED = ("data", "model")  # parts of a configuration that may name files

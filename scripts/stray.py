@@ -13,9 +13,9 @@ from typing import Any
 
 from pooled import RESULTS, answers, numbers
 
-from fedselect.experiments.config import Config
-from fedselect.experiments.environment import environment
-from fedselect.experiments.reproduce.write import lean
+from fedselect.paper.write import lean
+from fedselect.runs.config import Config
+from fedselect.runs.environment import environment
 from fedselect.simulate.stack import Stack
 
 TUNED = {"finetune": 3, "finetune_lr": 0.01, "lr": 0.1}

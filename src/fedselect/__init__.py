@@ -1,9 +1,8 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
+from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.data import ClientData, Federation, Images, deal_images, from_datasets, load
-from fedselect.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
-from fedselect.method import Down, Method, Received, Up
 from fedselect.methods import (
     Ditto,
     FedAvg,
@@ -20,12 +19,13 @@ from fedselect.methods import (
     LotteryFL,
     Partial,
     PersonalLayers,
-)  # fmt: skip
+)
+from fedselect.methods.method import Down, Method, Received, Up
+from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, layers
 from fedselect.models import Model
-from fedselect.select import DeltaSelect, Fixed, RandomSelect, layers
 from fedselect.simulate import Result, Simulation, run
-from fedselect.step import Training
-from fedselect.work import Pass, Work
+from fedselect.training.step import Training
+from fedselect.training.work import Pass, Work
 
 __all__ = [
     "CheckpointError",

@@ -7,16 +7,16 @@ import torch
 from local import QUICK, Room, task
 
 import fedselect as fs
-from fedselect.deploy.client import MODEL
-from fedselect.deploy.server import Server
-from fedselect.deploy.vault import Vault
-from fedselect.method import Up
+from fedselect.core.options import options
+from fedselect.core.tree import State, nested
 from fedselect.methods import METHODS
-from fedselect.options import options
+from fedselect.methods.method import Up
+from fedselect.network.client import MODEL
+from fedselect.network.server import Server
+from fedselect.network.vault import Vault
 from fedselect.simulate import Simulation
 from fedselect.simulate.jobs import Job
-from fedselect.step import Training
-from fedselect.tree import State, nested
+from fedselect.training.step import Training
 
 READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},

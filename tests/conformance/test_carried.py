@@ -4,10 +4,10 @@ import pytest
 import torch
 from cases import PAIRS, ROUNDS, SIZES, assert_equal, rounds, simulation
 
-from fedselect.errors import CheckpointError
+from fedselect.core.errors import CheckpointError
+from fedselect.core.tree import State
 from fedselect.simulate import Simulation, checkpoint
 from fedselect.simulate.store import Store
-from fedselect.tree import State
 
 pytestmark = pytest.mark.parametrize(("case", "model"), PAIRS)
 HOW = {"fraction": 0.7, "late": (2, 2), "chunk": 4, "eval_every": 2}  # some sit rounds out, some come later

@@ -20,7 +20,7 @@ from cases import (
 from local import server_state
 
 import fedselect as fs
-from fedselect import tree as trees
+from fedselect.core import tree as trees
 from fedselect.simulate import Simulation, checkpoint
 
 pytestmark = pytest.mark.parametrize(("case", "model"), PAIRS)
@@ -102,8 +102,8 @@ def test_permuting_clients_permutes_results(case, model):
     method, order = sim.method, torch.tensor([3, 0, 5, 1, 4, 2])
     server = []
     for ids in (torch.arange(6), order):
-        from fedselect.method import Received
-        from fedselect.tree import MaskedSum
+        from fedselect.aggregate.masked import MaskedSum
+        from fedselect.methods.method import Received
 
         _, up = a_round(sim, ids)
         folded = MaskedSum()

@@ -8,9 +8,9 @@ from cases import MODELS, TRAINING, federation
 from torch import nn
 
 import fedselect as fs
+from fedselect.core.tree import block, lay
 from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack, _cat, _cut, _spread, stacks
-from fedselect.tree import block, lay
 
 SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),

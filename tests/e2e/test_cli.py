@@ -11,12 +11,12 @@ from children import FEDSELECT, Children, call
 from PIL import Image
 
 import fedselect as fs
-from fedselect import generations
+from fedselect.core import snapshots
 from fedselect.data import DATA
-from fedselect.experiments import progress, rundir, runner, tables
-from fedselect.experiments.report import gather
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
+from fedselect.report import gather
+from fedselect.runs import progress, rundir, runner, tables
 from fedselect.simulate import checkpoint
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
@@ -51,7 +51,7 @@ def halfway(done):
     (done / "summary.json").unlink()
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
-    for place in generations.places(done / "checkpoint"):
+    for place in snapshots.places(done / "checkpoint"):
         reseal(place, run=rundir.identity(config), config=rundir.core(config.to_json()))
     return done
 
@@ -377,7 +377,7 @@ def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
 @pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "local,fedavg")])
 def test_a_run_that_came_and_went_meanwhile_stays(cli, done, tmp_path, monkeypatch, command):
     """Two commands that choose the same directory: each finds it free, and the other is faster."""
-    from fedselect.experiments.config import Config
+    from fedselect.runs.config import Config
 
     real = Config.simulation
 
@@ -453,8 +453,8 @@ def edit(path, **fields):
 
 def reseal(place, without="", **fields):
     """A generation that says something else of itself, as its writer would have written it."""
-    said = {**generations.manifest(place, ""), **fields}
-    generations.write_manifest(place, {k: v for k, v in said.items() if k != without})
+    said = {**snapshots.manifest(place, ""), **fields}
+    snapshots.write_manifest(place, {k: v for k, v in said.items() if k != without})
 
 
 def replace(path, old, new):
@@ -596,8 +596,8 @@ def as_of_a_version_without(option, run):
     def without(config):
         return {**config, "method": {k: v for k, v in config["method"].items() if k != option}}
 
-    for place in generations.places(run / "checkpoint"):
-        config = without(generations.manifest(place, "")["config"])
+    for place in snapshots.places(run / "checkpoint"):
+        config = without(snapshots.manifest(place, "")["config"])
         reseal(place, config=config, run=checkpoint.identity(config))
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(without(config)))

@@ -12,9 +12,9 @@ import torch
 from children import FEDSELECT, PATIENCE, Children, call, until
 from safetensors.torch import load_file
 
-from fedselect.deploy.flower.site import free_port
-from fedselect.experiments.config import Config
-from fedselect.experiments.rundir import read_records
+from fedselect.network.site import free_port
+from fedselect.runs.config import Config
+from fedselect.runs.rundir import read_records
 
 ROUNDS = 2
 

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save
 
-from fedselect.experiments.config import Config
+from fedselect.runs.config import Config
 
 TINY = ("--clients", 3, "--rounds", 2, "-q")
 KINDS = {  # merged with the aggregate or not, fine-tuned, with statistics of its own
@@ -134,7 +134,7 @@ def test_bad_input_gets_one_sentence(cli, tmp_path):
 
 
 def test_a_file_that_does_not_hold_the_model_is_noticed(cli, tmp_path, monkeypatch):
-    from fedselect.experiments import export
+    from fedselect.runs import export
 
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
     monkeypatch.setattr(export, "save", lambda values, _: save({n: 1.1 * v for n, v in values.items()}))

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.experiments import runner
-from fedselect.experiments.config import Config
-from fedselect.files import check_folder_name
+from fedselect.core.files import check_folder_name
+from fedselect.runs import runner
+from fedselect.runs.config import Config
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
 COMPARE = ("compare", *TINY, "--methods", "local,fedavg", "--rounds", 1)

@@ -84,11 +84,11 @@ def test_it_is_read_only_and_this_machines_alone(watched):
 
 
 def test_nothing_is_sent_twice(tmp_path, monkeypatch):
-    from fedselect.experiments.config import Config
-    from fedselect.experiments.live import live
-    from fedselect.experiments.runner import start
+    from fedselect.report.live import live
+    from fedselect.runs.config import Config
+    from fedselect.runs.runner import start
 
-    monkeypatch.setattr("fedselect.experiments.live.PATIENCE", 0.1)  # no page stays open to see the end
+    monkeypatch.setattr("fedselect.report.live.PATIENCE", 0.1)  # no page stays open to see the end
     small = {"data": {"name": "digits", "clients": 2, "train": 10, "test": 10, "val": 0}, "model": {"name": "mlp"}, "rounds": 1}
     with live(tmp_path / "a", 0) as address:
         assert b"The first round is under way" in fetch(address)[2]

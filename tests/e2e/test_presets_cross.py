@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fedselect as fs
-from fedselect.experiments.config import Config
-from fedselect.experiments.presets import AUTHORS, PAPER_RATES
-from fedselect.experiments.reproduce.protocol import targets
 from fedselect.methods import METHODS
+from fedselect.paper.protocol import targets
+from fedselect.runs.config import Config
+from fedselect.runs.presets import AUTHORS, PAPER_RATES
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--model", "mlp", "--clients", 3, "--train", 20, "--test", 10, "-q")

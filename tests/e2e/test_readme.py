@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedselect as fs
-from fedselect.experiments.config import Config, read
+from fedselect.runs.config import Config, read
 
 ROOT = Path(__file__).parents[2]
 

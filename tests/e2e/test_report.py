@@ -11,13 +11,13 @@ import sys
 import pytest
 from browser import Browser, Chromium
 
-from fedselect.errors import RunError
-from fedselect.experiments import rundir, runner, tables
-from fedselect.experiments.config import Config
-from fedselect.experiments.masks import unpack
-from fedselect.experiments.report import gather, page, write_report
-from fedselect.experiments.report.figures import _dots
-from fedselect.experiments.report.runs import distinct
+from fedselect.core.errors import RunError
+from fedselect.report import gather, page, write_report
+from fedselect.report.figures import _dots
+from fedselect.report.runs import distinct
+from fedselect.runs import rundir, runner, tables
+from fedselect.runs.config import Config
+from fedselect.runs.masks import unpack
 
 METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
 FIGURES = ["convergence", "gains", "bytes", "shares", "overlap", "cross"]
@@ -345,7 +345,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_runs_are_drawn_too(browser, cli, tmp_path, monkeypatch, odd):
-    monkeypatch.setattr("fedselect.experiments.masks.PAIRED", 6)
+    monkeypatch.setattr("fedselect.runs.masks.PAIRED", 6)
     fields = dict(ODD[odd])
     data = {"name": "digits", "clients": fields.pop("clients", 5), "train": 20, "test": 10, "val": 0}
     runner.start(Config.from_dict({"data": data, "model": {"name": "mlp"}, **fields}, "test"), tmp_path / "a")

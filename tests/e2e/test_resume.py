@@ -9,8 +9,8 @@ import pytest
 from children import Children, until
 from safetensors import SafetensorError
 
-from fedselect import generations
-from fedselect.experiments import runner
+from fedselect.core import snapshots
+from fedselect.runs import runner
 from fedselect.simulate.engine import Simulation
 
 TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "--fraction", "0.7", "--limit", "0.4", "-q")
@@ -88,7 +88,7 @@ def test_a_comparison_killed_in_its_second_run_ends_as_an_unbroken_one(cli, star
 DIE = (
     """
 import os, shutil
-import fedselect.experiments.runner as runner
+import fedselect.runs.runner as runner
 runner.OVERHEAD = 1e9
 def at(module, name, count):
     real, calls = getattr(module, name), []
@@ -249,7 +249,7 @@ def no_space_for_tensors(*args, **kwargs):
 
 @pytest.mark.parametrize(
     ("module", "name", "fails"),
-    [(generations, "save_file", no_space_for_tensors), (os, "replace", no_space), (os, "fsync", no_space)],
+    [(snapshots, "save_file", no_space_for_tensors), (os, "replace", no_space), (os, "fsync", no_space)],
     ids=["tensors", "rename", "flush"],
 )
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(cli, unbroken, tmp_path, monkeypatch, module, name, fails):

@@ -8,10 +8,10 @@ from cases import CASES, MODELS, SIZES, TRAINING, federation, rounds, simulation
 from torch import nn
 
 import fedselect as fs
-from fedselect import program
 from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack
-from fedselect.step import Training
+from fedselect.training import recorded
+from fedselect.training.step import Training
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -82,12 +82,12 @@ def made(monkeypatch):
     """How many recordings were tried."""
     tried = []
 
-    class Counted(program._Captured):
+    class Counted(recorded._Captured):
         def __init__(self, *args):
             tried.append(1)
             super().__init__(*args)
 
-    monkeypatch.setattr(program, "_Captured", Counted)
+    monkeypatch.setattr(recorded, "_Captured", Counted)
     return tried
 
 
@@ -96,7 +96,7 @@ def made(monkeypatch):
 def test_a_recorded_run_is_that_as_written(case, model, made, monkeypatch):
     ends = []
     for after in (NEVER, 1):
-        monkeypatch.setitem(program.RECORD_AFTER, "cuda", after)
+        monkeypatch.setitem(recorded.RECORD_AFTER, "cuda", after)
         sim = simulation(case, model, device="cuda", precision="float32")
         rounds(sim, 1)
         ends.append(values(sim))
@@ -229,7 +229,7 @@ def test_a_model_of_any_kind_runs_stacked_as_on_a_cpu(kind, training, made):
     for device in ("cpu", "cuda"):
         sim = alike(KINDS[kind], device=device, precision="float32", training=training)
         sim.step(evaluate=False)
-        assert sim.model.stackable
+        assert sim.fitted.stackable
         ends.append(values(sim))
     assert made
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)

@@ -4,14 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedselect import rules, transforms
-from fedselect.random import client_keys
-from fedselect.room import Room, copy
-from fedselect.select import top as plain_top
-from fedselect.split import Split
-from fedselect.step import Training, _sgd
-from fedselect.tree import MaskedSum, block, lay
-from fedselect.tree import counts as by_tensor
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core.random import client_keys
+from fedselect.core.tree import block, lay
+from fedselect.core.tree import counts as by_tensor
+from fedselect.methods.select import top as plain_top
+from fedselect.training import layers, transforms
+from fedselect.training.batches import Split
+from fedselect.training.buffers import Room, copy
+from fedselect.training.step import Training, _sgd
 
 pytestmark = [
     pytest.mark.gpu,
@@ -213,7 +214,7 @@ def test_the_convolution_rule_is_its_own_twin(case, bias):
     upstream, ends = None, []
     for place in (lambda v: v.clone(), there):
         given = [None if v is None else place(rounded(v, "")).requires_grad_() for v in (x, w, b)]
-        y = rules.Conv.apply(*given, stride, padding, (1, 1), "float32")
+        y = layers.Conv.apply(*given, stride, padding, (1, 1), "float32")
         upstream = rounded(randn(*y.shape, seed=3), "") if upstream is None else upstream
         grads = torch.autograd.grad(y, [v for v in given if v is not None], place(upstream))
         ends.append([y.detach(), *grads])
@@ -299,7 +300,7 @@ def test_the_norm_rule_is_its_own_twin(shape, relu):
     for place in (lambda v: v.clone(), there):
         given = [place(rounded(v, "")).requires_grad_() for v in (x, *base)]
         stats = [place(torch.zeros(clients, channels)), place(torch.ones(clients, channels))]
-        y = rules.BatchNorm.apply(*given, *stats, 0.1, 1e-5, relu)
+        y = layers.BatchNorm.apply(*given, *stats, 0.1, 1e-5, relu)
         ends.append([y.detach(), *torch.autograd.grad(y, given, place(rounded(g, ""))), *stats])
     for got, want in zip(ends[1], ends[0], strict=True):
         torch.testing.assert_close(got.cpu().double(), want.double(), rtol=1e-4, atol=1e-4)
@@ -771,7 +772,7 @@ def test_counts_by_tensor(sizes):
     "shape", [(1, 1, 1, 1, 1), (2, 3, 5, 3, 3), (3, 4, 16, 1, 1), (2, 5, 130, 3, 3), (2, 3, 64, 7, 7), (2, 2, 3, 2, 5)], ids=str
 )
 def test_relay(shape, dtype):
-    from fedselect.kernels.relay import fits, relay
+    from fedselect.kernels.layout import fits, relay
 
     def last(t):
         return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -786,7 +787,7 @@ def test_relay(shape, dtype):
 
 
 def test_relay_of_some_clients():
-    from fedselect.kernels.relay import fits, relay
+    from fedselect.kernels.layout import fits, relay
 
     value = randn(5, 3, 6, 3, 3).float().to(DEVICE)
     room = torch.full((7, 3, 3, 3, 6), torch.nan, device=DEVICE).permute(0, 1, 4, 2, 3)
@@ -802,7 +803,7 @@ def test_relay_of_some_clients():
 
 
 def test_what_relay_cannot_read_goes_by_torch():
-    from fedselect.kernels.relay import fits
+    from fedselect.kernels.layout import fits
 
     value = randn(2, 3, 6, 3, 3).float().to(DEVICE)
     last = torch.full((2, 3, 3, 3, 6), torch.nan, device=DEVICE).permute(0, 1, 4, 2, 3)

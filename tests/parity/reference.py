@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from fedselect import random
+from fedselect.core import random
 
 
 def batches(client, round_, epoch, n, size, seed, key="train"):

@@ -6,7 +6,7 @@ from reference import Client, fedselect_round, partial_round
 from torch import nn
 
 import fedselect as fs
-from fedselect import random
+from fedselect.core import random
 from fedselect.simulate import Simulation
 
 SIZES = (7, 12, 5, 12)  # with batches of 5: one short batch, three full ones, one exactly

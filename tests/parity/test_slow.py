@@ -6,7 +6,7 @@ from slow import Node, ditto_round, fedpac_round, fedprox_round, head_of, lotter
 from torch import nn
 
 import fedselect as fs
-from fedselect import random
+from fedselect.core import random
 from fedselect.simulate import Simulation
 
 SIZES = (7, 12, 5, 12)

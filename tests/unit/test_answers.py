@@ -9,7 +9,7 @@ from torch import nn
 import fedselect as fs
 from fedselect.methods.common import NEVER
 from fedselect.simulate import Simulation
-from fedselect.step import forward
+from fedselect.training.step import forward
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def own_classes(data: fs.Federation) -> list[set[int]]:
 def test_it_is_the_best_of_the_clients_own_classes(digits, make):
     plain, own = stepped(digits, make(lr=0.05)), stepped(digits, make(lr=0.05, answers="own"))
     x = torch.stack([c.test[0] for c in digits.clients])
-    logits = forward(plain.model, plain.models(range(4)), x)[0]
-    said = forward(own.model, own.models(range(4)), x)[0].argmax(-1)
+    logits = forward(plain.fitted, plain.models(range(4)), x)[0]
+    said = forward(own.fitted, own.models(range(4)), x)[0].argmax(-1)
     for i, classes in enumerate(own_classes(digits)):
         for j, row in enumerate(logits[i].tolist()):
             assert said[i, j] == max(classes, key=lambda k: row[k])

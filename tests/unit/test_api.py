@@ -1,6 +1,7 @@
 """The public list, and imports that flow downwards only."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,11 @@ PUBLIC = [
     "layers", "load", "models", "run",
 ]  # fmt: skip
 
-# who may import whom: a part imports parts of its own layer's left neighbours and below, never beside or above
-LAYERS = [
-    {"errors"},
-    {"kernels"},
-    {"tree", "random", "options", "files", "rules"},
-    {"stacked", "transforms", "room", "checks", "generations"},
-    {"models"},
-    {"objectives", "split"},
-    {"step"},
-    {"program"},
-    {"work"},
-    {"select", "method", "data"},
-    {"methods", "deploy"},
-    {"simulate"},
-    {"experiments"},
-    {"deploy.flower"},
-    {"cli"},
-]
+# who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
+ROOMS = [
+    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "runs", "network",
+    "network.flower", "report", "paper", "cli",
+]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -49,22 +37,18 @@ def imports(path):
 
 
 def named(parts):
-    """The part of the package that a path or a module lies in; the network engine is one of its own."""
-    return "deploy.flower" if tuple(parts[:2]) == ("deploy", "flower") else parts[0]
+    """The room that a path or a module lies in; what knows the network engine is one of its own."""
+    return "network.flower" if tuple(parts[:2]) == ("network", "flower") else parts[0]
 
 
-def part(path):
+def room(path):
     return named(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def own_parts(path):
-    """The parts of fedselect that a file imports, its own aside."""
+def other_rooms(path):
+    """The rooms that a file imports from, its own aside."""
     found = {named(name.split(".")[1:]) for name in imports(path) if name.startswith("fedselect.")}
-    return found - {part(path)}
-
-
-def layer(name):
-    return next(i for i, names in enumerate(LAYERS) if name in names)
+    return found - {room(path)}
 
 
 def test_the_public_list_is_sorted_and_as_expected():
@@ -82,30 +66,35 @@ def test_every_error_is_one_of_ours():
     assert issubclass(fs.CheckpointError, fs.RunError)
 
 
-def test_every_part_has_its_layer():
-    assert {part(p) for p in FILES} - {"__init__", "__main__"} == set().union(*LAYERS)
+def test_every_file_stands_in_a_room():
+    assert {room(p) for p in FILES} - {"__init__", "__main__"} == set(ROOMS)
+
+
+def test_the_map_in_the_docs_draws_every_room_in_this_order():
+    drawn = (ROOT.parents[1] / "docs" / "design.md").read_text().split("## Map")[1].split("```")[1]
+    rooms = [line.split("/ ")[0] for line in drawn.splitlines() if re.match(r"[a-z/]+/ ", line)]
+    assert [r.replace("/", ".") for r in rooms] == ROOMS
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if part(p) not in ("__init__", "__main__")], ids=lambda p: str(p.relative_to(ROOT))
+    "path", [p for p in FILES if room(p) not in ("__init__", "__main__")], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_imports_flow_downwards(path):
-    assert {name for name in own_parts(path) if layer(name) >= layer(part(path))} == set()
+    assert {name for name in other_rooms(path) if ROOMS.index(name) > ROOMS.index(room(path))} == set()
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) == "methods"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) == "methods"], ids=lambda p: p.name)
 def test_methods_know_neither_engine_nor_network_nor_data(path):
-    assert not own_parts(path) & {"simulate", "deploy", "data", "experiments", "cli"}
+    assert not other_rooms(path) & {"simulate", "network", "data", "runs", "cli"}
     assert not any(name.split(".")[0] == "flwr" for name in imports(path))
 
 
 def test_nothing_but_the_command_line_knows_the_command_line():
-    assert {part(p) for p in FILES if "cli" in own_parts(p)} <= {"__main__"}
-    assert {part(p) for p in FILES if "experiments" in own_parts(p)} <= {"cli", "deploy.flower"}
+    assert {room(p) for p in FILES if "cli" in other_rooms(p)} <= {"__main__"}
 
 
 def test_only_the_seam_imports_flower():
-    seam = {ROOT / "deploy" / "flower" / "apps.py"}
+    seam = {ROOT / "network" / "flower" / "apps.py"}
     assert {p for p in FILES if any(name.split(".")[0] == "flwr" for name in imports(p))} == seam
 
 
@@ -114,4 +103,4 @@ def test_nothing_imports_other_peoples_models():
 
 
 def test_the_version_is_not_an_import_of_the_command_line():
-    assert not own_parts(ROOT / "__init__.py") & {"experiments", "cli"}
+    assert not other_rooms(ROOT / "__init__.py") & {"runs", "cli"}

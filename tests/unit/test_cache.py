@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from children import PATIENCE
 
+from fedselect.core.errors import DataError, RunError
+from fedselect.core.files import held
 from fedselect.data.cache import decoded, decoded_some, listing_stamp
-from fedselect.errors import DataError, RunError
-from fedselect.files import held
 
 COUNT, SHAPE = 600, (4, 4, 3)
 

@@ -10,16 +10,16 @@ import torch
 from scipy.stats import wilcoxon
 
 import fedselect as fs
-from fedselect.errors import BusyError, DataError, InputError
-from fedselect.experiments import environment, runner
-from fedselect.experiments.config import Config
-from fedselect.experiments.reproduce import plan, shared, tune
-from fedselect.experiments.reproduce.outcome import Entry, Seed, blocks, compare, ranks
-from fedselect.experiments.reproduce.plan import How, cells, name_of, scaled, trials
-from fedselect.experiments.reproduce.protocol import choose, read_column, read_tuning, targets
-from fedselect.experiments.reproduce.write import as_csv, as_json, as_latex, lean
-from fedselect.experiments.runner import summarise
-from fedselect.files import locked
+from fedselect.core.errors import BusyError, DataError, InputError
+from fedselect.core.files import locked
+from fedselect.paper import plan, shared, tune
+from fedselect.paper.outcome import Entry, Seed, blocks, compare, ranks
+from fedselect.paper.plan import How, cells, name_of, scaled, trials
+from fedselect.paper.protocol import choose, read_column, read_tuning, targets
+from fedselect.paper.write import as_csv, as_json, as_latex, lean
+from fedselect.runs import environment, runner
+from fedselect.runs.config import Config
+from fedselect.runs.runner import summarise
 
 SMALL_RUN = Config.from_dict({"method": {"name": "local"}, "data": {"name": "digits"}, "model": {"name": "mlp"}}, "here")
 SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data import corruptions
 from fedselect.data.corruptions import CORRUPTIONS, PARAMETERS, STANDARD, corrupt
 from fedselect.data.corruptions_layers import plasma
 from fedselect.data.corruptions_parts import Draws, bilinear, fold, motion, zoomed
-from fedselect.errors import DataError, InputError
 
 SEVERITIES = (1, 2, 3, 4, 5)
 PLAIN = {  # no randomness in them

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedselect.core.options import options
 from fedselect.methods import METHODS
-from fedselect.options import options
-from fedselect.step import Training
+from fedselect.training.step import Training
 
 DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "methods.md"

@@ -8,6 +8,7 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.simulate import Simulation
+from fedselect.training.fitted import Fitted
 
 
 def test_numbers_that_explode_in_fine_tuning_stop_the_run(digits):
@@ -109,13 +110,13 @@ def test_layers_that_cannot_be_a_clients_own(layer, said):
         fs.Model.wrap(lambda: nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3)))
 
 
-def test_batch_norm_with_one_sample_is_refused_stacked_or_not(digits):
+def test_batch_norm_with_one_sample_is_refused_stacked_or_not(digits, monkeypatch):
     """Before any round, and the client is named, wherever it stands."""
     x, y = digits.clients[1].train
     one = fs.Federation([digits.clients[0], fs.ClientData((x[:1], y[:1]), (x, y), name="Ada"), *digits.clients[2:]], 10)
     model = fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
     for stackable in (True, False):
-        model.stackable = stackable
+        monkeypatch.setattr(Fitted, "stackable", stackable)
         with pytest.raises(fs.InputError, match=r"client Ada, one sample a step: BatchNorm needs more .* leave out clients"):
             Simulation(fs.FedAvg(), model, one)
         with pytest.raises(fs.InputError, match=r"client 0, one sample a step: .* raise batch_size"):
@@ -211,11 +212,11 @@ class Follows(nn.Module):
 
 
 @pytest.mark.parametrize("stackable", [True, False])
-def test_statistics_may_be_replaced_or_written_to(digits, stackable):
+def test_statistics_may_be_replaced_or_written_to(digits, monkeypatch, stackable):
+    monkeypatch.setattr(Fitted, "stackable", stackable)
     ends = []
     for how in ("written", "replaced"):
         model = fs.Model.wrap(lambda how=how: Follows(how))
-        model.stackable = stackable
         ends.append(fs.run(fs.FedSelect(), model=model, data=digits, rounds=3).personal(1))
     assert bool((ends[0]["mean"] != 0).all())
     for n, v in ends[0].items():
@@ -230,16 +231,17 @@ def test_a_buffer_that_clients_would_share_is_refused(digits, how, buffer):
         Simulation(fs.FedAvg(), fs.Model.wrap(lambda: Follows(how)), digits)
 
 
-def test_a_model_is_brought_to_the_device_before_it_is_tried(digits, monkeypatch):
-    """An earlier run may have left it on another one."""
-    done = []
-    to, check = fs.Model.to, fs.Model.check
-    monkeypatch.setattr(fs.Model, "to", lambda self, device: done.append("to") or to(self, device))
-    monkeypatch.setattr(
-        fs.Model, "check", lambda self, x, classes: done.append(f"check on {x.device}") or check(self, x, classes)
-    )
-    Simulation(fs.FedAvg(), fs.models.mlp(digits), digits, device="cpu")
-    assert done == ["to", "check on cpu"]
+def test_runs_that_share_a_model_share_nothing_of_it(digits):
+    """What a run learns of a model, and the module its clients pass through, are that run's own."""
+    model = fs.models.small_cnn(digits, width=2, norm="batch")
+    before = {n: v.clone() for n, v in model.module.state_dict().items()}
+    first, second = (Simulation(fs.FedAvg(), model, digits) for _ in range(2))
+    first.step()
+    first.fitted.stackable = False
+    assert second.fitted.stackable
+    assert first.fitted.module is not second.fitted.module is not model.module
+    assert all(torch.equal(v, before[n]) for n, v in model.module.state_dict().items())
+    assert not model.module._forward_hooks
 
 
 def test_a_class_is_not_yet_a_model(digits):

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data import fetch as module
 from fedselect.data.fetch import BY_HAND, REMOTE, Remote, fetch
 from fedselect.data.places import find, places
-from fedselect.errors import DataError, InputError
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
 FILE = "set.tar.gz"

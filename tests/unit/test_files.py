@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fedselect.errors import RunError
-from fedselect.files import is_part, replace
+from fedselect.core.errors import RunError
+from fedselect.core.files import is_part, replace
 
 
 def folder(text):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedselect.experiments.labels import COLOURS, colours, labels
+from fedselect.runs.labels import COLOURS, colours, labels
 
 
 def config(method="fedselect", seed=0, rounds=5, data="digits", **options):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedselect as fs
-from fedselect.experiments.masks import NONE, MaskLog, federation, overlap, pack, read_lines, shares, unpack
+from fedselect.runs.masks import NONE, MaskLog, federation, overlap, pack, read_lines, shares, unpack
 from fedselect.simulate import Simulation
 
 
@@ -38,7 +38,7 @@ def test_overlap_is_intersection_over_union_by_hand(simulation):
 def test_overlap_does_not_depend_on_how_many_entries_are_counted_at_once(simulation, monkeypatch):
     mask = simulation.method.mask(simulation.model, simulation.store.rows)
     whole = overlap(mask, simulation)
-    monkeypatch.setattr("fedselect.experiments.masks.COLUMNS", 7)
+    monkeypatch.setattr("fedselect.runs.masks.COLUMNS", 7)
     assert torch.equal(overlap(mask, simulation), whole)
 
 

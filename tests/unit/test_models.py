@@ -9,6 +9,7 @@ from torch import nn
 import fedselect as fs
 from fedselect.models import MODELS, mlp, resnet18, small_cnn
 from fedselect.simulate import Simulation
+from fedselect.training.fitted import Fitted
 
 GREY = SimpleNamespace(shape=(1, 8, 8), classes=10)
 COLOUR = SimpleNamespace(shape=(3, 32, 32), classes=10)
@@ -46,7 +47,7 @@ def test_resnet18_has_torchvisions_size(classes):
     assert expected == 11_181_642 + (classes - 10) * 513
     model = resnet18(SimpleNamespace(shape=(3, 32, 32), classes=classes))
     assert model.size == expected
-    model.check(torch.zeros(2, 3, 32, 32), classes)
+    Fitted(model).check(torch.zeros(2, 3, 32, 32), classes)
 
 
 def test_resnet18s_blocks_have_torchvisions_shapes(resnet):
@@ -145,7 +146,7 @@ def test_a_named_head_may_be_any_submodule_and_is_not_confused_with_its_namesake
 def test_features_are_what_the_head_was_given():
     module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     model, x = fs.Model.wrap(module), torch.randn(2, 4)
-    out = model.apply(model.init(0), x)
+    out = Fitted(model).apply(model.init(0), x)
     torch.testing.assert_close(out.features, module[:2](x))
     torch.testing.assert_close(out.logits, module(x))
 
@@ -162,8 +163,8 @@ def test_a_wrong_head_lists_the_nearest():
 
 def test_a_head_that_does_not_produce_the_output_is_found_out():
     with pytest.raises(fs.InputError, match=r"'aux', does not produce its output; .* with one of body, fc, aux\."):
-        fs.Model.wrap(TwoHeads()).check(torch.zeros(2, 4), 3)
-    fs.Model.wrap(TwoHeads(), head="fc").check(torch.zeros(2, 4), 3)
+        Fitted(fs.Model.wrap(TwoHeads())).check(torch.zeros(2, 4), 3)
+    Fitted(fs.Model.wrap(TwoHeads(), head="fc")).check(torch.zeros(2, 4), 3)
 
 
 def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
@@ -176,15 +177,15 @@ def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
             return self.fc(x), x
 
     with pytest.raises(fs.InputError, match=r"Two returns a tuple; wrap it in a module that returns class scores alone"):
-        fs.Model.wrap(Two).check(torch.rand(2, 4), 3)
+        Fitted(fs.Model.wrap(Two)).check(torch.rand(2, 4), 3)
 
 
 def test_a_model_that_does_not_fit_the_data_says_so():
     model = fs.Model.wrap(nn.Linear(4, 3))
     with pytest.raises(fs.InputError, match=r"Linear cannot take inputs of shape \(5,\)"):
-        model.check(torch.zeros(2, 5), 3)
+        Fitted(model).check(torch.zeros(2, 5), 3)
     with pytest.raises(fs.InputError, match=r"returns \(2, 3\) for 2 inputs; labels from 0 to 6 need \(2, 7\)"):
-        model.check(torch.zeros(2, 4), 7)
+        Fitted(model).check(torch.zeros(2, 4), 7)
 
 
 def test_a_head_without_trainable_parameters_is_refused():
@@ -251,8 +252,9 @@ def test_the_users_own_module_is_left_alone():
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     before = {n: v.clone() for n, v in net.state_dict().items()}
     model = fs.Model.wrap(net)
-    model.apply(model.init(0), torch.randn(5, 4), train=True)
-    model.apply(model.init(0), torch.randn(5, 4), train=False)
+    fitted = Fitted(model)
+    for train in (True, False):
+        fitted.apply(model.init(0), torch.randn(5, 4), train=train)
     assert all(v.equal(before[n]) for n, v in net.state_dict().items())
     assert net.training
 
@@ -280,11 +282,12 @@ def test_something_that_is_no_module_is_refused():
 def test_a_model_knows_which_of_its_entries_never_move():
     """At 32x32 the last stage of ResNet18 sees single pixels: the outer taps of its kernels only ever meet padding."""
     model = resnet18(SimpleNamespace(shape=(3, 32, 32), classes=3))
-    assert model.dead() == {}
-    model.check(torch.randn(4, 3, 32, 32), 3)
-    dead = model.dead()
+    fitted = Fitted(model)
+    assert fitted.dead() == {}
+    fitted.check(torch.randn(4, 3, 32, 32), 3)
+    dead = fitted.dead()
     values = {n: v.requires_grad_(n in model.params) for n, v in model.init(0).items()}
-    model.apply(values, torch.randn(4, 3, 32, 32), train=True).logits.square().sum().backward()
+    fitted.apply(values, torch.randn(4, 3, 32, 32), train=True).logits.square().sum().backward()
     for n in model.params:
         never = dead.get(n, torch.zeros(values[n].numel(), dtype=torch.bool))
         assert (values[n].grad.flatten() == 0)[never].all()
@@ -300,13 +303,13 @@ def test_the_personal_share_of_what_lives():
         torch.nn.Linear(4, 3)))  # fmt: skip
     sim = Simulation(fs.FedSelect(rate=1.0, limit=0.25, counts="live"), net, data)
     record = sim.step()
-    whole, dead = net.size, sum(int(d.sum()) for d in net.dead().values())
+    whole, dead = net.size, sum(int(d.sum()) for d in sim.fitted.dead().values())
     assert dead > 4 * 4 * 8  # all taps of the second convolution but the middle one, and some of the first
     live = whole - dead
     assert record["share"] == pytest.approx((live // 4) / whole, abs=1e-6)
     assert sim.live_share() == pytest.approx((live // 4) / live)
     marks = fs.Result(sim, []).masks
-    assert not any((m.flatten(1) & net.dead()[n]).any() for n, m in marks.items() if n in net.dead())
+    assert not any((m.flatten(1) & sim.fitted.dead()[n]).any() for n, m in marks.items() if n in sim.fitted.dead())
 
 
 def test_a_norm_layer_of_ones_own_may_count_its_batches():
@@ -315,4 +318,4 @@ def test_a_norm_layer_of_ones_own_may_count_its_batches():
             pass
 
     model = fs.Model.wrap(lambda: nn.Sequential(nn.Linear(4, 3), Mine(3), nn.Linear(3, 2)))
-    assert model.others() == {}
+    assert Fitted(model).others() == {}

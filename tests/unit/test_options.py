@@ -7,13 +7,13 @@ import pytest
 from torch import Tensor
 
 import fedselect as fs
+from fedselect.core.errors import nearest, unknown
+from fedselect.core.options import Option, build, find, options, resolve, summary
 from fedselect.data import DATA
-from fedselect.errors import nearest, unknown
-from fedselect.experiments.config import Config
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
-from fedselect.options import Option, build, find, options, resolve, summary
-from fedselect.step import Training
+from fedselect.runs.config import Config
+from fedselect.training.step import Training
 
 
 @pytest.mark.parametrize(

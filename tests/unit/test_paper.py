@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedselect.experiments import presets
-from fedselect.experiments.paper import PUBLISHED, SETS
-from fedselect.experiments.reproduce import protocol
-from fedselect.experiments.reproduce.protocol import COLUMNS, OWN, TARGETS, Setting, read_column, read_tuning, targets
+from fedselect.core.options import options
 from fedselect.methods import METHODS
-from fedselect.options import options
+from fedselect.paper import protocol
+from fedselect.paper.numbers import PUBLISHED, SETS
+from fedselect.paper.protocol import COLUMNS, OWN, TARGETS, Setting, read_column, read_tuning, targets
+from fedselect.runs import presets
 
 FOLDER = Path(protocol.__file__).parent / "protocol"
 SIGNS = {"α": "limit", "p": "rate", "γ": "lr", "γ_v": "personal_lr"}

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedselect as fs
-from fedselect import program, step
-from fedselect.objectives import cross_entropy
-from fedselect.program import Programs, _identity, nothing_let_go
-from fedselect.random import client_keys, permutations
-from fedselect.room import Room, copy, ordered
-from fedselect.split import Split
-from fedselect.step import Training
-from fedselect.work import Pass, Work
+from fedselect.core.random import client_keys, permutations
+from fedselect.tasks.losses import cross_entropy
+from fedselect.training import recorded, step
+from fedselect.training.batches import Split
+from fedselect.training.buffers import Room, copy, ordered
+from fedselect.training.fitted import Fitted
+from fedselect.training.recorded import Programs, _identity, nothing_let_go
+from fedselect.training.step import Training
+from fedselect.training.work import Pass, Work
 
 CLIENTS, N, SIZE, CLASSES = 3, 20, 4, 4
 NEVER = 10**9
@@ -92,7 +93,7 @@ def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
     start, n = torch.arange(clients) * N, torch.full((clients,), N)
     y = torch.randint(0, CLASSES, (clients * N,), generator=g)
     data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment)
-    return Programs(model, training), tree, data
+    return Programs(Fitted(model), training), tree, data
 
 
 def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_entropy, size=SIZE, times=2):
@@ -115,13 +116,13 @@ def made(monkeypatch):
     """Steps are recorded after two of a kind; here is how often that was tried."""
     tried = []
 
-    class Counted(program._Traced):
+    class Counted(recorded._Traced):
         def __init__(self, *args):
             tried.append(1)
             super().__init__(*args)
 
-    monkeypatch.setattr(program, "_Traced", Counted)
-    monkeypatch.setitem(program.RECORD_AFTER, "cpu", 2)
+    monkeypatch.setattr(recorded, "_Traced", Counted)
+    monkeypatch.setitem(recorded.RECORD_AFTER, "cpu", 2)
     return tried
 
 
@@ -131,8 +132,8 @@ def as_written(monkeypatch):
 
     def call(programs, *args, **how):
         with monkeypatch.context() as m:
-            m.setitem(program.RECORD_AFTER, "cpu", NEVER)
-            return train(Programs(programs.model, programs.training), *args, **how)
+            m.setitem(recorded.RECORD_AFTER, "cpu", NEVER)
+            return train(Programs(programs.fitted, programs.training), *args, **how)
 
     return call
 
@@ -210,7 +211,7 @@ def test_a_recorded_simulation_has_the_bits_of_one_as_written(case, made, monkey
     """Clients of many sizes: steps of several shapes, each recorded the second time it comes."""
     sims = []
     for after in (NEVER, 1):
-        monkeypatch.setitem(program.RECORD_AFTER, "cpu", after)
+        monkeypatch.setitem(recorded.RECORD_AFTER, "cpu", after)
         sims.append(simulation(case, "mlp"))
         records = rounds(sims[-1], 2)
         sims[-1].records = records
@@ -310,7 +311,7 @@ def test_an_objective_may_be_any_callable(made, as_written):
 
 
 def test_no_more_recordings_are_kept_than_agreed(made, as_written, monkeypatch):
-    monkeypatch.setattr(program, "KEPT", 2)
+    monkeypatch.setattr(recorded, "KEPT", 2)
     programs, tree, data = setting()
     for size in (3, 4, 5, 5, 4, 3):  # 3 comes back when its recording is gone
         train(programs, tree, data, size=size, times=1)
@@ -328,7 +329,7 @@ def test_what_is_cleared_is_made_anew(made):
 
 
 def test_few_steps_are_not_recorded(made, monkeypatch):
-    monkeypatch.setitem(program.RECORD_AFTER, "cpu", 2 * -(-N // SIZE))
+    monkeypatch.setitem(recorded.RECORD_AFTER, "cpu", 2 * -(-N // SIZE))
     programs, tree, data = setting()
     train(programs, tree, data)
     assert not made
@@ -338,7 +339,7 @@ def test_few_steps_are_not_recorded(made, monkeypatch):
 
 def test_clients_that_run_one_by_one_are_not_recorded(made):
     programs, tree, data = setting(clients=1)
-    programs.model.stackable = False
+    programs.fitted.stackable = False
     train(programs, tree, data)
     assert not made
 
@@ -490,7 +491,7 @@ def test_clients_that_are_still_running_lie_side_by_side_in_any_federation(sizes
     """So they are trained in place, and what is recorded for so many of them is known again."""
     n = torch.tensor(sizes)
     data = Split(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), torch.zeros_like(n), n)
-    work = Work(Programs(fs.Model(mlp), PLAIN), data, data, ids=torch.arange(len(n)), round=0, seed=0, initial=dict)
+    work = Work(Programs(Fitted(fs.Model(mlp)), PLAIN), data, data, ids=torch.arange(len(n)), round=0, seed=0, initial=dict)
     order = work._longest_first()
     there = work if order is None else work.rows(order)
     assert there._longest_first() is None

@@ -6,8 +6,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedselect.experiments.progress import progress
-from fedselect.experiments.reproduce.progress import overall
+from fedselect.paper.progress import overall
+from fedselect.runs.progress import progress
 
 
 def shown(display, then=lambda drawn: None):

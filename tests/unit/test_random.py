@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedselect.random import bits, choose, client_keys, fold, permutations, uniform
+from fedselect.core.random import bits, choose, client_keys, fold, permutations, uniform
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 ids_lists = st.lists(st.integers(0, 10_000), min_size=1, max_size=20, unique=True)

@@ -14,11 +14,11 @@ import reproduction
 from children import call
 from reproduction_results import RUNS, collect, read, restore, runs
 
-from fedselect.experiments.config import Config
-from fedselect.experiments.reproduce.outcome import Block, Entry, Seed, _ranked
-from fedselect.experiments.reproduce.plan import How, cells, name_of
-from fedselect.experiments.reproduce.protocol import targets
-from fedselect.experiments.reproduce.write import as_json, lean
+from fedselect.paper.outcome import Block, Entry, Seed, _ranked
+from fedselect.paper.plan import How, cells, name_of
+from fedselect.paper.protocol import targets
+from fedselect.paper.write import as_json, lean
+from fedselect.runs.config import Config
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (0, 1, 2)

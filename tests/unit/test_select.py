@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.program import Programs
-from fedselect.select import body, everything, grow_mask, head, layers, norms, nothing, top
+from fedselect.core.tree import block, lay
+from fedselect.methods.select import body, everything, grow_mask, head, layers, norms, nothing, top
 from fedselect.simulate import Simulation
-from fedselect.split import Split
-from fedselect.step import Training
-from fedselect.tree import block, lay
-from fedselect.work import Work
+from fedselect.training.batches import Split
+from fedselect.training.fitted import Fitted
+from fedselect.training.recorded import Programs
+from fedselect.training.step import Training
+from fedselect.training.work import Work
 
 shares = st.integers(0, 20).map(lambda k: k / 20)
 
@@ -173,7 +174,9 @@ START = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}
 def work(round):
     part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([2]))
     values = {n: v[0] for n, v in START.items()}
-    return Work(Programs(MODEL, Training()), part, part, ids=torch.tensor([0]), round=round, seed=0, initial=lambda: values)
+    return Work(
+        Programs(Fitted(MODEL), Training()), part, part, ids=torch.tensor([0]), round=round, seed=0, initial=lambda: values
+    )
 
 
 def tree(*numbers):
@@ -260,7 +263,7 @@ def test_after_a_growth_movement_counts_from_the_next_rounds_start():
 def test_random_select_draws_differently_for_each_client_and_round():
     def grow(round, ids):
         part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.zeros_like(ids), torch.full_like(ids, 2))
-        w = Work(Programs(MODEL, Training()), part, part, ids=ids, round=round, seed=0, initial=dict)
+        w = Work(Programs(Fitted(MODEL), Training()), part, part, ids=ids, round=round, seed=0, initial=dict)
         wide = {"w": torch.zeros(len(ids), 100)}
         empty = {"mask": {n: v.bool() for n, v in wide.items()}}
         return fs.RandomSelect(rate=0.1).grow(w, empty, wide, wide)["mask"]["w"]

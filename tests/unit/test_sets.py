@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import fedselect as fs
+from fedselect.core.options import options
 from fedselect.data import DATA
 from fedselect.data.dealt import federate
 from fedselect.data.images import Images
 from fedselect.data.partition import by_index
-from fedselect.options import options
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data import places
 from fedselect.data.cifar import CIFAR10_CLASSES, cifar10, cifar10c_published, cifar100
 from fedselect.data.folders import domains, image_folder, officehome
 from fedselect.data.hub import from_datasets
 from fedselect.data.miniimagenet import miniimagenet
-from fedselect.errors import DataError, InputError
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedselect.random import client_keys
-from fedselect.split import Split
-from fedselect.transforms import crop_flip
+from fedselect.core.random import client_keys
+from fedselect.training.batches import Split
+from fedselect.training.transforms import crop_flip
 
 SIZES = (5, 0, 3, 7)
 KEYS = client_keys(1, torch.arange(len(SIZES)), 2, "train")

@@ -9,9 +9,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import fedselect as fs
-from fedselect.random import client_keys
-from fedselect.rules import BatchNorm, Conv, Linear, bmm
-from fedselect.stacked import Forward, Taps, _live
+from fedselect.core.random import client_keys
+from fedselect.training.layers import BatchNorm, Conv, Linear, bmm
+from fedselect.training.stacked import Forward, Taps, _live
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}

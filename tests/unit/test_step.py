@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedselect as fs
-from fedselect.objectives import cross_entropy
-from fedselect.random import client_keys
-from fedselect.stacked import Taps
-from fedselect.step import Plan, Training, find_plan, forward, precision, step
+from fedselect.core.random import client_keys
+from fedselect.tasks.losses import cross_entropy
+from fedselect.training.fitted import Fitted
+from fedselect.training.stacked import Taps
+from fedselect.training.step import Plan, Training, find_plan, forward, precision, step
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
 HOWS = {
@@ -50,7 +51,7 @@ def run(how, only=None, lr=0.1, ctx=lambda tree, model: {}):
     )
     only = only(model) if only else dict.fromkeys(model.params, True)
     keys = client_keys(0, torch.arange(CLIENTS), 0, "train")
-    losses = [step(model, tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
+    losses = [step(Fitted(model), tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
     return model, start, tree, velocity, losses
 
 
@@ -121,7 +122,7 @@ def test_the_clipped_norm_is_that_of_the_entries_in_training():
     velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     how = Training(momentum=0.0, clip=clip)
-    step(model, tree, velocity, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
+    step(Fitted(model), tree, velocity, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
     moved = sum((tree[n] - before[n]).flatten(1).square().sum(1) for n in model.params).sqrt()
     torch.testing.assert_close(moved, torch.full_like(moved, clip), rtol=1e-2, atol=0.0)
 
@@ -145,7 +146,7 @@ def test_a_rate_for_each_tensor_and_entry():
     velocity = {n: torch.zeros_like(tree[n]) for n in model.params}
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     everything = dict.fromkeys(model.params, True)
-    step(model, tree, velocity, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
+    step(Fitted(model), tree, velocity, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
     for n in model.params:  # after the first step the velocity is the gradient
         rate = lr[n].view(-1, 1) if n == "6.bias" else lr[n]
         torch.testing.assert_close(tree[n], before[n] - rate * velocity[n], rtol=1e-12, atol=1e-14)
@@ -165,13 +166,13 @@ def test_a_parameter_the_model_does_not_use_stays_put():
     tree = {n: v.expand(2, *v.shape).clone() for n, v in model.init(0).items()}
     velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
     x, y, keys = torch.ones(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    step(model, tree, velocity, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
+    step(Fitted(model), tree, velocity, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
     assert (tree["spare"] == 1.0).all()  # as under torch.optim.SGD, which skips parameters without a gradient
 
 
 def test_forward_is_each_clients_module_in_eval_mode():
     model, tree, x, _ = setting()
-    logits, features = forward(model, tree, x[0])
+    logits, features = forward(Fitted(model), tree, x[0])
     assert features.shape[:2] == logits.shape[:2]
     assert not logits.requires_grad
     for c in range(CLIENTS):
@@ -235,7 +236,7 @@ def padded(module=None, **how):
 
 def plan_for(model, tree, batch, only=None, objective=cross_entropy, ctx=None, how=None):
     only = dict.fromkeys(model.params, True) if only is None else only
-    return find_plan(model, tree, *batch, only, objective, ctx or {}, how or Training())
+    return find_plan(Fitted(model), tree, *batch, only, objective, ctx or {}, how or Training())
 
 
 def far(out, y, params, ctx):
@@ -255,7 +256,7 @@ def test_the_taps_that_only_meet_padding_are_found():
     # they are those that make no difference: values there may be anything
     poisoned = {**tree, "conv.weight": torch.full_like(tree["conv.weight"], torch.nan)}
     LIVE.of(poisoned["conv.weight"]).copy_(LIVE.of(tree["conv.weight"]))
-    torch.testing.assert_close(forward(model, poisoned, batch[0])[0], forward(model, tree, batch[0])[0])
+    torch.testing.assert_close(forward(Fitted(model), poisoned, batch[0])[0], forward(Fitted(model), tree, batch[0])[0])
 
 
 def test_looking_for_a_plan_leaves_everything_alone():
@@ -326,7 +327,7 @@ def test_a_step_by_the_plan_is_one_without(momentum, masked):
     ends = []
     for by in (plan, Plan()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
-        losses = [step(model, tree, velocity, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
+        losses = [step(Fitted(model), tree, velocity, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
         ends.append({**tree, **{f"velocity {n}": v for n, v in velocity.items()}, "losses": torch.stack(losses)})
     for n, v in ends[0].items():
         torch.testing.assert_close(v, ends[1][n], rtol=0.0, atol=0.0, msg=lambda m, n=n: f"{n}: {m}")
@@ -371,7 +372,7 @@ USES = {
 
 def rectified(monkeypatch, model, tree, batch):
     with monkeypatch.context() as m:
-        m.setattr("fedselect.step.kernels", SimpleNamespace(serve=lambda x: True))
+        m.setattr("fedselect.training.step.kernels", SimpleNamespace(serve=lambda x: True))
         return plan_for(model, tree, batch)
 
 
@@ -402,7 +403,9 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
     for by in (plan, Plan()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
         everything = dict.fromkeys(model.params, True)
-        losses = [step(model, tree, velocity, *batch, everything, 0.1, cross_entropy, {}, Training(), by) for _ in range(3)]
+        losses = [
+            step(Fitted(model), tree, velocity, *batch, everything, 0.1, cross_entropy, {}, Training(), by) for _ in range(3)
+        ]
         ends.append({**tree, "losses": torch.stack(losses)})
     assert all(v.equal(ends[1][n]) for n, v in ends[0].items())
     assert not ends[0]["norms.0.weight"].equal(start["norms.0.weight"])
@@ -412,7 +415,7 @@ def test_a_step_that_does_not_follow_its_plan_is_not_taken():
     model, tree, speed, batch = padded(lambda: Normed(USES["relu and more"][0]))
     everything = dict.fromkeys(model.params, True)
     with pytest.raises(RuntimeError, match="used in another way than before"):
-        step(model, tree, speed, *batch, everything, 0.1, cross_entropy, {}, Training(), Plan(rectified=frozenset({0})))
+        step(Fitted(model), tree, speed, *batch, everything, 0.1, cross_entropy, {}, Training(), Plan(rectified=frozenset({0})))
 
 
 def test_the_precision_of_products_is_set_for_the_time_being():

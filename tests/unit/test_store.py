@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedselect as fs
-from fedselect.errors import InputError
+from fedselect.core.errors import InputError
 from fedselect.models import Model
 from fedselect.simulate import flat, pages
 from fedselect.simulate.pages import Pages

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fedselect as fs
-from fedselect.random import client_keys
-from fedselect.transforms import crop_flip
+from fedselect.core.random import client_keys
+from fedselect.training.transforms import crop_flip
 
 G = torch.Generator().manual_seed(0)
 X = torch.randint(0, 256, (3, 5, 2, 16, 24), generator=G, dtype=torch.uint8)  # clients, batch, channels, height, width

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedselect import tree as t
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core import tree as t
 
 OWN = {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([[5.0], [6.0]])}
 OTHER = {n: -v for n, v in OWN.items()}
@@ -139,7 +140,7 @@ def uploads(draw):
 
 
 def folded(values, sent, weight, chunks=1):
-    total = t.MaskedSum()
+    total = MaskedSum()
     for part in torch.arange(len(values)).chunk(chunks):
         total.add({"a": values[part]}, {"a": sent[part]}, weight[part])
     mean, heard = total.mean()
@@ -175,7 +176,7 @@ def test_nan_in_what_was_not_sent_does_not_leak(upload):
 
 
 def test_a_tensor_sent_whole_is_averaged_by_weight():
-    total = t.MaskedSum()
+    total = MaskedSum()
     total.add({"a": torch.tensor([[1.0], [4.0]]), "b": torch.ones(2, 1)}, {"a": True, "b": False}, torch.tensor([1, 2]))
     mean, heard = total.mean()
     assert mean["a"].tolist() == [3.0]  # (1 * 1 + 2 * 4) / 3
@@ -185,14 +186,14 @@ def test_a_tensor_sent_whole_is_averaged_by_weight():
 
 
 def test_whole_and_partly_sent_chunks_add_up():
-    total = t.MaskedSum()
+    total = MaskedSum()
     total.add({"a": torch.tensor([[1.0, 1.0]])}, {"a": True}, torch.tensor([1]))
     total.add({"a": torch.tensor([[3.0, 9.0]])}, {"a": torch.tensor([[True, False]])}, torch.tensor([1]))
     assert total.mean()[0]["a"].tolist() == [2.0, 1.0]  # (1 + 3) / 2, and the first client's alone
 
 
 def test_the_mean_keeps_the_values_type():
-    total = t.MaskedSum()
+    total = MaskedSum()
     total.add({"a": torch.ones(1, 2, dtype=torch.float16)}, {"a": True}, torch.tensor([1]))
     assert total.mean()[0]["a"].dtype == torch.float16
 
@@ -335,7 +336,7 @@ def test_fresh_room_has_the_shapes_asked_for():
 @given(st.integers(0, 99))
 def test_means_of_sums_in_a_block_are_the_same(seed):
     values, sent = random_tree(3, seed), random_tree(3, seed + 1, kind=torch.bool)
-    folded = t.MaskedSum()
+    folded = MaskedSum()
     folded.add(values, sent, torch.tensor([1.0, 2.0, 0.5]))
     mean, heard = folded.mean()
     folded.total, folded.weight = laid(folded.total, clients=False), laid(folded.weight, clients=False)
@@ -365,7 +366,7 @@ def test_a_tree_that_is_there_already_is_handed_over_as_a_dict_of_its_own():
 
 def test_weights_may_lie_apart_in_memory():
     wide = torch.tensor([[1.0, 9.0], [3.0, 9.0]], dtype=torch.float64)
-    folded = t.MaskedSum()
+    folded = MaskedSum()
     folded.add({"a": torch.tensor([[0.0], [4.0]])}, {"a": True}, wide[:, 0])
     assert folded.mean()[0]["a"].tolist() == [3.0]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.deploy.wire import down_size, pack, pack_bits, size, unpack, unpack_bits, up_size
+from fedselect.aggregate.codec import down_size, pack, pack_bits, size, unpack, unpack_bits, up_size
 
 LIKE = {"w": torch.zeros(2, 3), "b": torch.zeros(5), "s": torch.zeros(())}
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from fedselect.core.options import build
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
 from fedselect.data.hub import from_datasets
 from fedselect.data.images import Images
 from fedselect.data.sets import IMAGE_SETS, deal_images
-from fedselect.options import build
 
 DATA: dict[str, Callable[..., Federation]] = {"digits": digits, **IMAGE_SETS}
 

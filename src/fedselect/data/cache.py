@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError
+from fedselect.core.files import held, replace, write_json
 from fedselect.data.places import Progress, either, optional, user_cache
-from fedselect.errors import DataError
-from fedselect.files import held, replace, write_json
 
 Pixels = NDArray[np.uint8]
 CHUNK = 512  # pictures in flight

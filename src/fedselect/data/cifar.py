@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError, InputError, unknown
 from fedselect.data.cache import Parquet, Pixels
 from fedselect.data.images import Images
 from fedselect.data.places import Progress, find
-from fedselect.errors import DataError, InputError, unknown
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MOMENTS = {  # of the training pixels

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError, InputError, unknown
 from fedselect.data.corruptions_layers import frost_textures, plasma, rims
 from fedselect.data.corruptions_parts import (
     Draws,
@@ -36,7 +37,6 @@ from fedselect.data.corruptions_parts import (
     whole,
     zoomed,
 )
-from fedselect.errors import DataError, InputError, unknown
 
 Pixels = NDArray[np.uint8]
 Made = NDArray[np.uint8] | Floats  # levels from 0 to 255, not yet cut to whole ones

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedselect.errors import DataError
-from fedselect.split import Split
-from fedselect.transforms import check_augment
+from fedselect.core.errors import DataError
+from fedselect.training.batches import Split
+from fedselect.training.transforms import check_augment
 
 Part = tuple[Tensor, Tensor]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedselect.core.errors import DataError, InputError, unknown
+from fedselect.core.files import disk, held
 from fedselect.data.places import Progress, places
-from fedselect.errors import DataError, InputError, unknown
-from fedselect.files import disk, held
 
 
 @dataclass(frozen=True)

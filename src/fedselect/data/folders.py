@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data.cache import IMAGENET_MEAN, IMAGENET_STD, Parquet, Pixels, decoded_some, listing_stamp, picture
 from fedselect.data.images import Images
 from fedselect.data.places import Progress, find, optional
-from fedselect.errors import DataError, InputError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 OFFICEHOME = ("OfficeHomeDataset_10072016", "OfficeHome", "officehome")

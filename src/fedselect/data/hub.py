@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError, InputError
 from fedselect.data.cache import IMAGENET_MEAN, IMAGENET_STD, Pixels, fit
 from fedselect.data.folders import check_size, named
 from fedselect.data.images import Images
 from fedselect.data.places import optional
-from fedselect.errors import DataError, InputError
 
 
 def from_datasets(dataset: Any, image: str = "image", label: str = "label", size: int | None = None) -> Images:

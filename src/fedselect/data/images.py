@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedselect.errors import DataError
+from fedselect.core.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import DataError
 from fedselect.data.cache import IMAGENET_MEAN, IMAGENET_STD, Parquet
 from fedselect.data.cifar import official_test
 from fedselect.data.folders import check_size, named, numbered, pictures, read_names
 from fedselect.data.images import Images
 from fedselect.data.places import Progress, either, find
-from fedselect.errors import DataError
 
 TABLES = ("miniimagenet.parquet", "mini-imagenet.parquet")
 FOLDERS = ("miniimagenet", "mini-imagenet", "mini_imagenet", "miniImagenet", "miniImageNet")

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedselect.errors import DataError, InputError
+from fedselect.core.errors import DataError, InputError
 
 Indices = NDArray[np.int64]
 SplitName = Literal["classes", "dirichlet", "iid", "quantity", "domain"]

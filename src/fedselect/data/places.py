@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedselect.errors import DataError, InputError
+from fedselect.core.errors import DataError, InputError
 
 Progress = Callable[[int, int | None], None]  # done, total (None: not known)
 

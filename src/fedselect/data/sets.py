@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedselect.core.errors import InputError, unknown
+from fedselect.core.options import build
 from fedselect.data import cifar, folders, miniimagenet
 from fedselect.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from fedselect.data.dealt import Change, federate, pool_of
 from fedselect.data.federation import Federation
 from fedselect.data.images import Images
 from fedselect.data.partition import Sizes, SplitName, by_domain, deal, rng
-from fedselect.errors import InputError, unknown
-from fedselect.options import build
 
 OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
 SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from fedselect.method import Method
 from fedselect.methods.aliases import (
     FedAvg,
     FedAvgFT,
@@ -19,6 +18,7 @@ from fedselect.methods.aliases import (
 from fedselect.methods.ditto import Ditto
 from fedselect.methods.fedpac import FedPAC
 from fedselect.methods.lotteryfl import LotteryFL
+from fedselect.methods.method import Method
 from fedselect.methods.partial import Partial
 
 METHODS: dict[str, Callable[..., Method]] = {

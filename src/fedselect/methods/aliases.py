@@ -3,14 +3,14 @@ rates, which were chosen from its grid on held-out data (docs/reproduction.md)."
 
 from typing import Literal
 
-from fedselect.checks import check_choice
-from fedselect.errors import InputError
-from fedselect.method import View
+from fedselect.core.checks import check_choice
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Scalar
 from fedselect.methods.common import Answers, Stats, Weight
+from fedselect.methods.method import View
 from fedselect.methods.partial import Partial, Phases
-from fedselect.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
-from fedselect.select import layers as by_name
-from fedselect.tree import Scalar
+from fedselect.methods.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
+from fedselect.methods.select import layers as by_name
 
 LAYERS = {  # the paper's ablation, by torchvision's names for ResNet18
     "A": "conv1.weight",

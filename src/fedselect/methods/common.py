@@ -5,10 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedselect.errors import InputError
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Scalar, Tree
 from fedselect.models import Model
-from fedselect.tree import Scalar, Tree
-from fedselect.work import Work
+from fedselect.training.work import Work
 
 Weight = Literal["uniform", "samples"]
 Stats = Literal["local", "shared"]

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedselect.checks import check_choice, check_not_negative, check_positive
-from fedselect.errors import InputError
-from fedselect.method import Down, Method, Received, Up, View
+from fedselect.core.checks import check_choice, check_not_negative, check_positive
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge
 from fedselect.methods.common import Weight, towards, weights
+from fedselect.methods.method import Down, Method, Received, Up, View
 from fedselect.models import Model
-from fedselect.tree import Mask, Scalar, State, Tree, clone, merge
-from fedselect.work import Pass, Work
+from fedselect.training.work import Pass, Work
 
 
 @dataclass(frozen=True)

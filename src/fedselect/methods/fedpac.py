@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedselect.checks import check_choice, check_not_negative, check_positive
-from fedselect.errors import InputError
-from fedselect.method import Carried, Down, Method, Received, Up, View
+from fedselect.core.checks import check_choice, check_not_negative, check_positive
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge
 from fedselect.methods.common import Stats, Weight, per_row, weights
+from fedselect.methods.method import Carried, Down, Method, Received, Up, View
 from fedselect.models import Model
-from fedselect.objectives import align
-from fedselect.tree import Mask, Scalar, State, Tree, clone, merge
-from fedselect.work import Pass, Work
+from fedselect.tasks.losses import align
+from fedselect.training.work import Pass, Work
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedselect.checks import check_choice, check_positive, check_shares
-from fedselect.errors import InputError
-from fedselect.method import Carried, Down, Method, Received, Up, View
+from fedselect.core.checks import check_choice, check_positive, check_shares
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, clone, entries, merge, rows
 from fedselect.methods.common import Stats, Weight, weights
+from fedselect.methods.method import Carried, Down, Method, Received, Up, View
+from fedselect.methods.select import top
 from fedselect.models import Model
-from fedselect.select import top
-from fedselect.tree import Mask, Scalar, State, Tree, clone, entries, merge, rows
-from fedselect.work import Pass, Work
+from fedselect.training.work import Pass, Work
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedselect.checks import check_choice, check_not_negative, check_positive, check_shares
-from fedselect.errors import InputError
-from fedselect.method import Carried, Down, Method, Received, Up, View
+from fedselect.core.checks import check_choice, check_not_negative, check_positive, check_shares
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
 from fedselect.methods.common import Answers, Stats, Weight, head_bias, only_own, towards, weights
+from fedselect.methods.method import Carried, Down, Method, Received, Up, View
+from fedselect.methods.select import Selector, Which, nothing
 from fedselect.models import Model
-from fedselect.select import Selector, Which, nothing
-from fedselect.step import Rate
-from fedselect.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
-from fedselect.work import Pass, Work
+from fedselect.training.step import Rate
+from fedselect.training.work import Pass, Work
 
 Phases = tuple[tuple[Literal["personal", "shared", "all"], int], ...]
 """Which part trains for how many epochs, in order. Each part counts its own epochs: the i-th walk of the personal

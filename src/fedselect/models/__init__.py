@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fedselect.models.model import Model, Output
-from fedselect.models.nets import mlp, resnet18, small_cnn
+from fedselect.models.networks import mlp, resnet18, small_cnn
 
 MODELS: dict[str, Callable[..., Model]] = {"mlp": mlp, "resnet18": resnet18, "small_cnn": small_cnn}
 

@@ -1,18 +1,14 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedselect.errors import InputError, nearest
-from fedselect.stacked import Forward, Taps
-from fedselect.tree import Tree
+from fedselect.core.errors import InputError, nearest
+from fedselect.core.tree import Tree
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -62,25 +58,9 @@ class Model:
         self.norms = self._of(_NORMS)
         self.convolutions = self._of((nn.Conv1d, nn.Conv2d, nn.Conv3d))
         self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
-        self._guessed = head is None
+        self.head_was_guessed = head is None
         found = self._find_head() if head is None else head
         self.head = None if found is None else self._check_head(found)
-        self._seen: list[Tensor] = []
-        if self.head is not None:
-            self.module.get_submodule(self.head).register_forward_pre_hook(self._see)
-        homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
-        self._homes = {n: homes[n] for n in self.stats}
-        self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
-        self._values: Tree = {}  # of the client whose forward pass is under way
-        self.module.register_forward_hook(self._write_back)
-        self._train = self.module.training
-        self.precision = "float32"  # how products are computed: float32, or on a GPU tf32 or bf16
-        self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
-        self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
-        self._dead: Tree = {}
-        self.steady = False  # until a step of training has shown that it draws no random numbers by itself
-        self.stackable = True  # until it turns out to use something that cannot run for all clients at once
-        self._lent = False  # until a run has it
 
     @classmethod
     def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":
@@ -95,16 +75,6 @@ class Model:
         if not callable(module):
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"))
-
-    def lend(self) -> "Model":
-        """This model for a run: itself, and after that one like it for each, as a run moves it and learns of it by its data."""
-        if not self._lent:
-            self._lent = True
-            return self
-        other = Model(self._build, head=None if self._guessed else self.head, name=self.name)
-        other.module.load_state_dict(self.module.state_dict())
-        other.constants, other.stackable, other._lent = self.constants, self.stackable, True
-        return other
 
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
@@ -125,75 +95,6 @@ class Model:
                 "name it: Model.wrap(module, head='...')."
             )
 
-    def to(self, device: torch.device) -> "Model":
-        self.module.to(device)
-        self._dead = {}
-        return self
-
-    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> Output:
-        """One client's forward pass; in training its running statistics are updated in `tree`, in place."""
-        if self._train != train:
-            self.module.train(train)
-            self._train = train
-        with self._features(tree) as seen:
-            logits = functional_call(self.module, tree, (x,))
-            return Output(logits, seen[-1] if seen else None)
-
-    def check(self, x: Tensor, classes: int) -> None:
-        """Run one batch and complain in words when the model does not fit the data."""
-        inner: list[Tensor] = []
-        handle = None
-        if self.head is not None:
-            handle = self.module.get_submodule(self.head).register_forward_hook(lambda m, i, o: inner.append(o))
-        try:
-            values = {n: v for n, v in self.module.state_dict().items() if n in set(self.names)}
-            with torch.no_grad(), Forward(None, stacked=False) as mode:
-                mode.watched = {id(values[n]): n for n in self.params}
-                out = self.apply(values, x)
-            self.taps, self._dead = mode.crops(), {}
-        except (RuntimeError, IndexError, ValueError, TypeError) as e:
-            raise InputError(f"{self.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
-        finally:
-            if handle is not None:
-                handle.remove()
-        if not isinstance(out.logits, Tensor):
-            raise InputError(
-                f"{self.name} returns a {type(out.logits).__name__}; wrap it in a module that returns class scores alone."
-            )
-        if out.logits.shape != (len(x), classes):
-            raise InputError(
-                f"{self.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; labels from 0 to {classes - 1} need "
-                f"({len(x)}, {classes}), or say how many classes there are: Federation(clients, classes=...)."
-            )
-        if self._guessed and inner and inner[-1] is not out.logits:
-            raise InputError(
-                f"the last Linear of {self.name}, {self.head!r}, does not produce its output; name the head: "
-                f"Model.wrap(module, head=...) with one of {', '.join(self._linears())}."
-            )
-
-    def others(self) -> Tree:
-        """What its buffers hold that are no part of a client's model, but for the counters of norm layers."""
-        found = {n: home._buffers[key] for n, (home, key) in self._others.items()}
-        return {n: b.detach().clone() for n, b in found.items() if b is not None}
-
-    def check_others(self, before: Tree) -> None:
-        """Complain where training has written to them: clients would share what one has left there."""
-        for n, b in self.others().items():
-            if n in before and b.shape == before[n].shape and not torch.equal(b, before[n]):
-                raise InputError(
-                    f"{self.name} writes to its buffer {n!r} while it trains, and clients would share that; make it a "
-                    "persistent buffer of floats, and every client has its own."
-                )
-
-    def dead(self) -> Tree:
-        """Of kernels with taps that only ever meet padding, which entries these are, each in a line: they never move."""
-        if not self._dead:
-            for n, taps in self.taps.items():
-                marks = torch.ones_like(self.module.get_parameter(n), dtype=torch.bool)
-                taps.of(marks)[:] = False
-                self._dead[n] = marks.flatten()
-        return self._dead
-
     def state_dict(self, tree: Tree) -> Tree:
         """One client's values as a state_dict that the plain module loads strictly."""
         order = self.module.state_dict()
@@ -207,12 +108,13 @@ class Model:
             f"{p}.{n}" if p else n for p, m in layers for n in (*dict(m.named_parameters()), *dict(m.named_buffers()))
         )
 
-    def _linears(self) -> list[str]:
+    def linears(self) -> list[str]:
+        """The submodules that may be taken for the head."""
         return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]
 
     def _find_head(self) -> str | None:
         leaves = [n for n, m in self.module.named_modules() if next(m.parameters(recurse=False), None) is not None]
-        linears = self._linears()
+        linears = self.linears()
         if not linears:
             return None
         if leaves[-1] != linears[-1]:
@@ -225,32 +127,11 @@ class Model:
     def _check_head(self, head: str) -> str:
         names = [n for n, _ in self.module.named_modules() if n]
         if head not in names:
-            near = nearest(head, names) or self._linears()
+            near = nearest(head, names) or self.linears()
             raise InputError(f"{self.name} has no submodule {head!r}; candidates: {', '.join(near)}.")
         if not any(n == head or n.startswith(head + ".") for n in self.params):
             raise InputError(f"the head {head!r} of {self.name} has no trainable parameter.")
         return head
-
-    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if self._values:  # or it is another model's turn, of the same module
-            self._seen.append(inputs[0])
-
-    def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
-        for n, (home, key) in self._homes.items() if self._train and self._values else ():
-            now = home._buffers[key]
-            if now is not None and now is not self._values[n]:
-                with torch.no_grad():
-                    self._values[n].copy_(now)
-
-    @contextmanager
-    def _features(self, tree: Tree) -> Iterator[list[Tensor]]:
-        self._values = tree
-        try:
-            yield self._seen
-        finally:
-            self._seen.clear()
-            self._values = {}
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedselect.errors import InputError
-from fedselect.tree import Tree
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Tree
 
 
 def read_weights(path: Path, module: nn.Module, head: str) -> Tree:

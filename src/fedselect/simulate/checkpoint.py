@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedselect import generations
-from fedselect.errors import CheckpointError
+from fedselect.core import snapshots
+from fedselect.core.errors import CheckpointError
+from fedselect.core.tree import flat, nested, together
 from fedselect.simulate import ranks
 from fedselect.simulate.store import Compact, Store
-from fedselect.tree import flat, nested, together
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
@@ -83,9 +83,9 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
     if ranks.rank() == 0:
         tensors = {**flat("server", simulation.server), "joined": rows.pop("")["joined"], **flat("rows", rows)}
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
-        before = [int(p.name) for p in generations.places(folder) if int(p.name) < round]
-        generations.save(folder, round, tensors, said, keep=before[-1:])
-    return generations.at(folder, round)
+        before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
+        snapshots.save(folder, round, tensors, said, keep=before[-1:])
+    return snapshots.at(folder, round)
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Fou
     So are those after round `most`, of whose rounds something else was lost, in words.
     """
     damage = ""
-    for place in reversed(generations.places(folder)):
+    for place in reversed(snapshots.places(folder)):
         try:
-            said = generations.checked(place, ADVICE)
+            said = snapshots.checked(place, ADVICE)
             if most is not None and int(place.name) > most:
                 raise CheckpointError(lost)
             if not _readable(said):
@@ -124,7 +124,7 @@ def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Fou
 
 def claim(folder: Path, run: Run, mend: str | None = None) -> bool:
     """Refuse checkpoints that are not of this run; `mend`: what to do then. Whether there are any."""
-    places = generations.places(folder)
+    places = snapshots.places(folder)
     for place in reversed(places):
         if said := _said(place):
             _claim(place, said, run, mend)
@@ -141,7 +141,7 @@ def _claim(place: Path, said: Mapping[str, Any], run: Run, mend: str | None = No
 def _said(place: Path) -> dict[str, Any] | None:
     """What a checkpoint says of itself, if that can be read."""
     try:
-        return generations.manifest(place, ADVICE)
+        return snapshots.manifest(place, ADVICE)
     except CheckpointError:
         return None
 
@@ -153,18 +153,18 @@ def _readable(said: Mapping[str, Any]) -> bool:
 
 def drop_after(folder: Path, round: int) -> None:
     """Remove the damaged checkpoints of rounds that will run again."""
-    for place in generations.places(folder):
+    for place in snapshots.places(folder):
         if int(place.name) > round:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Make the checkpoints of a run those of the same run whose files lie elsewhere now."""
-    for place in generations.places(folder):
+    for place in snapshots.places(folder):
         said = _said(place)
         if said and said.get("run") != identity(now):  # else a kill came in between
             _claim(place, said, Run(was))
-            generations.write_manifest(place, {**said, "run": identity(now), "config": now})
+            snapshots.write_manifest(place, {**said, "run": identity(now), "config": now})
 
 
 def identity(run: Mapping[str, Any]) -> str:
@@ -184,7 +184,7 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 def load(place: Path, simulation: "Simulation", run: Run) -> None:
     """Put a simulation where the checkpoint left it."""
-    said, tensors = generations.load(place, ADVICE)
+    said, tensors = snapshots.load(place, ADVICE)
     _claim(place, said, run)
     store = simulation.store
     if said.get("store", "resident") != store.kind:

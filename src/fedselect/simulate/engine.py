@@ -12,22 +12,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedselect import random
+from fedselect.aggregate import codec
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core import random
+from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
-from fedselect.deploy import wire
-from fedselect.errors import InputError, RunError, TrainingError
-from fedselect.method import Down, Method, Received, check_clients, check_method, exact, for_clients
+from fedselect.methods.method import Down, Method, Received, check_clients, check_method, exact, for_clients
 from fedselect.models import Model
-from fedselect.objectives import cross_entropy
-from fedselect.program import Programs, keep_memory
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.given import as_federation, as_model, check_how, deterministic, pick_device, pick_precision
+from fedselect.simulate.inputs import as_federation, as_model, check_how, deterministic, pick_device, pick_precision
 from fedselect.simulate.jobs import Asked, Full, Job, do
-from fedselect.simulate.notes import LISTS, MEANS, Finite, Notes, Record, mean_of
+from fedselect.simulate.records import LISTS, MEANS, Finite, Notes, Record, mean_of
 from fedselect.simulate.store import Compact, Store
-from fedselect.step import Training, one_by_one, precision, step
-from fedselect.tree import Mask, MaskedSum, State, Tree, clone, entries, expand, together
-from fedselect.work import Work, score
+from fedselect.tasks.losses import cross_entropy
+from fedselect.training.fitted import Fitted
+from fedselect.training.recorded import Programs, keep_memory
+from fedselect.training.step import Training, one_by_one, precision, step
+from fedselect.training.work import Work, score
 
 MOST = 65_535
 """Clients side by side: as many as an axis of a GPU's grid holds."""
@@ -77,15 +79,15 @@ class Simulation:
         keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
-        model.precision = self.precision = pick_precision(precision, self.device)
+        self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        model.to(self.device)  # from wherever its own values, or another run, have left it
+        self.fitted = Fitted(model, self.device, self.precision)
         x, _ = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
-        model.check(x[0], data.classes)
-        self._programs = Programs(model, self.training)
+        self.fitted.check(x[0], data.classes)
+        self._programs = Programs(self.fitted, self.training)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
@@ -95,8 +97,8 @@ class Simulation:
         self.fits = self._fit()
         if 1 in sizes:  # it may be too little for a BatchNorm
             self._try_step(sizes.index(1))
-        if model.slow:
-            what = ", ".join(sorted(model.slow))
+        if self.fitted.slow:
+            what = ", ".join(sorted(self.fitted.slow))
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self.store = self._new_store(rows, self._try_join())
@@ -170,13 +172,13 @@ class Simulation:
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
             wanted = self.method.wants(self.model, before)
-            notes.add("bytes_down", ids, wire.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
+            notes.add("bytes_down", ids, codec.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state, scores)
             folded.add(up.values, up.sent, up.weight)
             extras.append(up.extra)
             order.append(ids)
-            notes.add("bytes_up", ids, wire.up_size(up))
+            notes.add("bytes_up", ids, codec.up_size(up))
             notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
             del state, up, loss, scores
@@ -342,7 +344,7 @@ class Simulation:
         return total / len(mine)
 
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        taps = self.model.taps
+        taps = self.fitted.taps
         return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
 
     def _for(self, ids: Tensor) -> Method:
@@ -413,7 +415,7 @@ class Simulation:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             self._try_step(0)
         weights = sum(v.nbytes for v in self.initial.values())
-        alone = one_by_one(self.model, self.device)
+        alone = one_by_one(self.fitted, self.device)
         room = 0.5 * (_free_on(self.device) if self.device.type == "cuda" else _host_memory())
         if self.device.type == "cpu" and not alone:
             room = min(room, CPU_ROOM)
@@ -424,14 +426,24 @@ class Simulation:
         train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
         x, y = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
-        why, others = "", self.model.others()
+        why, others = "", self.fitted.others()
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
             speed = {n: torch.zeros_like(v) for n, v in tree.items()}
             everything = dict.fromkeys(self.model.params, True)
             try:
                 step(
-                    self.model, tree, speed, x, y, torch.zeros_like(y[:, 0]), everything, 0.01, cross_entropy, {}, self.training
+                    self.fitted,
+                    tree,
+                    speed,
+                    x,
+                    y,
+                    torch.zeros_like(y[:, 0]),
+                    everything,
+                    0.01,
+                    cross_entropy,
+                    {},
+                    self.training,
                 )
                 break
             except InputError as e:
@@ -441,10 +453,10 @@ class Simulation:
             except torch.cuda.OutOfMemoryError:
                 raise RunError(TOO_LARGE) from None
             except RuntimeError as e:
-                if not self.model.stackable:
+                if not self.fitted.stackable:
                     raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
-                self.model.stackable, why = False, str(e).splitlines()[0]
-        self.model.check_others(others)
+                self.fitted.stackable, why = False, str(e).splitlines()[0]
+        self.fitted.check_others(others)
         if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
             warnings.warn(said, stacklevel=2)

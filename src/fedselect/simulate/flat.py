@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedselect.errors import InputError
-from fedselect.method import Carried
+from fedselect.core.errors import InputError
+from fedselect.core.tree import State, matrix, together
+from fedselect.methods.method import Carried
 from fedselect.simulate import ragged
-from fedselect.tree import State, matrix, together
 
 ALIGN = 8
 """Sections of a row begin at multiples of the widest type."""

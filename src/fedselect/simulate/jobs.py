@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedselect.method import Down, Method
-from fedselect.tree import State, expand
-from fedselect.work import Work
+from fedselect.core.tree import State, expand
+from fedselect.methods.method import Down, Method
+from fedselect.training.work import Work
 
 
 @dataclass(frozen=True)

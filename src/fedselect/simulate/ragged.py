@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.deploy.wire import pack_bits, unpack_bits
+from fedselect.aggregate.codec import pack_bits, unpack_bits
 
 
 def found(marks: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedselect.errors import RunError
-from fedselect.tree import MaskedSum, State
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core.errors import RunError
+from fedselect.core.tree import State
 
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others before it takes them for lost."""

@@ -7,15 +7,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Tree
 from fedselect.data import ClientData, Federation
-from fedselect.errors import InputError
-from fedselect.method import Method
+from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.given import How, check_late
-from fedselect.simulate.notes import LISTS, Record
-from fedselect.step import Training
-from fedselect.tree import Tree
+from fedselect.simulate.inputs import How, check_late
+from fedselect.simulate.records import LISTS, Record
+from fedselect.training.step import Training
 
 
 @dataclass(frozen=True)

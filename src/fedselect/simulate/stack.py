@@ -14,22 +14,22 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from fedselect.errors import RunError, TrainingError
-from fedselect.method import Down, Up, altered
+from fedselect.core.errors import RunError, TrainingError
+from fedselect.core.tree import Tree, blocks, expand, lay
+from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ranks
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.given import deterministic
+from fedselect.simulate.inputs import deterministic
 from fedselect.simulate.jobs import Asked, Job, do
-from fedselect.simulate.notes import Record
-from fedselect.split import Split
-from fedselect.step import one_by_one, precision
-from fedselect.tree import Tree, blocks, expand, lay
-from fedselect.work import Work, score
+from fedselect.simulate.records import Record
+from fedselect.training.batches import Split
+from fedselect.training.step import one_by_one, precision
+from fedselect.training.work import Work, score
 
 
 def stacks(run: Simulation) -> tuple[Any, ...] | None:
     """What runs must share to be stacked; None for a run that gains nothing from it."""
-    if one_by_one(run.model, run.device) or run.chunk < run.clients or ranks.world() > 1:
+    if one_by_one(run.fitted, run.device) or run.chunk < run.clients or ranks.world() > 1:
         return None
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedselect.errors import InputError
-from fedselect.method import Carried
+from fedselect.core.errors import InputError
+from fedselect.core.tree import State, Tree, fresh, moved, put, take
+from fedselect.methods.method import Carried
 from fedselect.simulate import flat
 from fedselect.simulate.pages import Pages
-from fedselect.tree import State, Tree, fresh, moved, put, take
 
 Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
 """Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""

@@ -1,0 +1,1 @@
+"""What clients upload: as bytes, and folded into a mean."""

@@ -1,0 +1,330 @@
+"""fedselect deploy: the commands of a federation over a network."""
+
+import shutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedselect.cli.flags import configure, flags
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import read_json
+from fedselect.network import site
+from fedselect.network.drive import attendance, read_plan
+from fedselect.network.export import export_model
+from fedselect.network.flower import launch
+from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
+from fedselect.network.plan import Home, Plan, Shape, own_data
+from fedselect.network.server import Limits
+from fedselect.network.site import Site
+from fedselect.report import write_report
+from fedselect.runs import tables
+from fedselect.runs.config import Config, at_path
+from fedselect.runs.environment import package_version
+from fedselect.runs.progress import measured, progress
+from fedselect.runs.rundir import again, finished, read_records
+
+_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+_MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
+deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
+console = tables.terminal()
+
+SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
+Clients = Annotated[int, typer.Option(help="How many clients.")]
+DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
+Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds. (default: 30)")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the partition, the initial model and training. (default: 0)")]
+Fraction = Annotated[float | None, typer.Option(help="Share of the clients present that train in a round. (default: 1)")]
+EvalEvery = Annotated[int | None, typer.Option(help="Measure every so many rounds. (default: 1)")]
+MinClients = Annotated[
+    int, typer.Option(help="Go on with as many clients; with fewer a round is asked again, then the run stops.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds a client has to answer.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for clients to connect.")]
+MaxNorm = Annotated[float, typer.Option(help="Reject an update this many times as long as the model.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text and no keys: anybody on the way can read and change all.")
+]
+Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run apps that bring code of their own.")]
+
+
+@deploy_app.command(context_settings=_EXTRA, epilog=_MORE)
+def demo(
+    ctx: typer.Context,
+    method: Method = None,
+    clients: Clients = 3,
+    data: DataName = "digits",
+    model: ModelName = None,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 3,
+    seed: Seed = None,
+    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/deploy-demo"),
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier demo.")] = False,
+    insecure: Insecure = False,
+    quiet: Quiet = False,
+) -> None:
+    """One machine, one command: certificates, keys, a SuperLink, SuperNodes, a run and its report; then all is stopped."""
+    launch.need_flower()
+    old = site.is_site(out)
+    if old and not overwrite:
+        raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
+    site.check_free(out, old)
+    config = configure({}, method, data, model, {**flags(ctx.args), "clients": str(clients)}, rounds=rounds, seed=seed)
+    shape = Shape.of(config.make_data())
+    _warn(insecure)
+    if old:
+        shutil.rmtree(out)
+    site.make(out, clients, f"127.0.0.1:{site.free_port()}", _shared(config.data), shape, insecure=insecure, days=30)
+    with ExitStack() as stack:
+        _say("starting the server", quiet)
+        stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
+        _say(f"starting {clients} clients", quiet)
+        own = {k: v for k, v in config.data.items() if v is not None} if config.data.get("path") else {}
+        for i in range(clients):
+            part = out / f"client-{i}"
+            home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu")
+            stack.enter_context(launch.client(part, home, part / "log.txt"))
+        place = start(out / "server", config, Limits(), None)
+        with progress(console, quiet) as watch:
+            follow(out / "server", place, watch)
+    _outcome(place)
+    _say(f"wrote {write_report([place])}")
+
+
+@deploy_app.command(context_settings=_EXTRA)
+def init(
+    ctx: typer.Context,
+    root: Annotated[Path, typer.Argument(help="The folder to make.")],
+    clients: Clients = 3,
+    address: Annotated[str, typer.Option(help="HOST:PORT at which clients reach the server.")] = "127.0.0.1:8000",
+    data: DataName = "digits",
+    classes: Annotated[
+        str | None, typer.Option(help="Classes by name with commas between, where clients bring their own data.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one input, such as 3,224,224, where clients bring their own.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
+    launch.need_flower()
+    table, agreed = _agreed(data, classes, shape, flags(ctx.args), clients)
+    _warn(insecure)
+    made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365)
+    _app(root / "app", made)
+    _say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
+
+
+@deploy_app.command()
+def renew(
+    root: Annotated[Path, typer.Argument(help="The folder that `deploy init` made, with its ca/.")],
+    days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365,
+) -> None:
+    """A new server certificate, where the old one has run out."""
+    if days < 1:
+        raise InputError(f"days must be at least 1, not {days}.")
+    site.renew(root, days)
+    _say(f"wrote {root / 'server' / 'server.crt'}; hand it and server.key to the server")
+
+
+@deploy_app.command()
+def server(part: Annotated[Path, typer.Argument(help="The server's part of the site.")], shipped_code: Shipped = False) -> None:
+    """Run the SuperLink, with TLS and node authentication; Ctrl-C stops it."""
+    launch.need_flower()
+    site.check_kind(part, "server")
+    _warn(Site.read(part).insecure)
+    with launch.server(part, part / "log.txt", shipped_code) as process:
+        _say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
+        code = launch.until_end(process)
+    if code is None:
+        return
+    raise RunError(f"the server ended with code {code}; {part / 'log.txt'} says why.")
+
+
+@deploy_app.command(context_settings=_EXTRA)
+def client(
+    ctx: typer.Context,
+    part: Annotated[Path, typer.Argument(help="This client's part of the site.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="Its own data: folder:PATH. (default: its part of the site's set)")
+    ] = None,
+    vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    shipped_code: Shipped = False,
+) -> None:
+    """Run a SuperNode with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
+    launch.need_flower()
+    site.check_kind(part, "client")
+    known = Site.read(part)
+    _warn(known.insecure)
+    number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
+    given = flags(ctx.args)
+    own: dict[str, Any] = {}
+    wanted = at_path({"name": data or known.data["name"]})
+    of_the_site = known.data if wanted["name"] == known.data["name"] else {}
+    config = configure({"data": {**of_the_site, **wanted}}, None, None, None, given)
+    if data is not None or given:
+        own = {k: v for k, v in config.data.items() if v is not None}
+        if config.data.get("path") and "clients" not in given:
+            own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
+    own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
+    home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
+    code = launch.work(part, home, part / "log.txt", _say, shipped_code)
+    if code is None:
+        return
+    raise RunError(f"the client ended: {launch.reason(part / 'log.txt', code)}")
+
+
+@deploy_app.command(context_settings=_EXTRA, epilog=_MORE)
+def run(
+    ctx: typer.Context,
+    root: SiteDir,
+    method: Method = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    fraction: Fraction = None,
+    eval_every: EvalEvery = None,
+    min_clients: MinClients = 1,
+    timeout: Timeout = 600.0,
+    wait: Wait = 60.0,
+    max_norm: MaxNorm = 100.0,
+    name: Annotated[str | None, typer.Option(help="A name for the run, or of the one to resume.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with a run that was interrupted or whose end a client missed: the last, or --name."
+        ),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
+    launch.need_flower()
+    part = server_part(root)
+    known = Site.read(part)
+    if resume:
+        if ctx.args or any(v is not None for v in (method, model, rounds, seed, fraction, eval_every)):
+            raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
+        place = unfinished(part, name)
+        submit(part, place)
+    else:
+        limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
+        given = flags(ctx.args)
+        if given.get("clients", str(known.clients)) != str(known.clients):
+            raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
+        config = configure(
+            {"data": known.data}, method, None, model, given,
+            rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
+        )  # fmt: skip
+        place = start(part, config, limits, name)
+    with progress(console, quiet) as watch:
+        follow(part, place, watch)
+    _outcome(place)
+
+
+@deploy_app.command()
+def status(root: SiteDir) -> None:
+    """Who is connected, and how every run went: rounds, accuracy, who missed what."""
+    part = server_part(root)
+    known = Site.read(part)
+    nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
+    up = launch.healthy(part)
+    states = launch.connected(part) if up else {}
+    _say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
+    for node, i in nodes.items():
+        _say(f"  client {i}: {states.get(int(node), 'unknown')}")
+    for place in runs(part):
+        records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
+        last = next((r for r in reversed(records) if r["accuracy"] is not None), None)
+        done = measured(last) if last else "-"
+        if last and last is not records[-1]:
+            done += f" after round {last['round']}"
+        _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        if how in ("failed", "stopped"):
+            _say(f"  {reason(place)}")
+        if how == "interrupted":
+            _say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
+        if how == "not started":
+            _say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+        _attendance(place.name, attendance(records))
+
+
+@deploy_app.command()
+def export(
+    part: Annotated[Path, typer.Argument(help="The client's part of the site.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write. (default: model.safetensors in its part)")] = None,
+    vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
+    run: Annotated[str | None, typer.Option(help="Which run. (default: the last finished one)")] = None,
+    view: Annotated[str | None, typer.Option(help="local or merged. (default: the one the method reports)")] = None,
+) -> None:
+    """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
+    if vault is None:
+        site.check_kind(part, "client")
+        if not (part / "client.json").is_file():
+            raise InputError(f"{part} is not a client's part of a site: it has no client.json; give that, or --vault.")
+    out = out or part / "model.safetensors"
+    made = export_model(vault or part / "vault", out, run, view)
+    _say(f"wrote {out}: the model of {made.run} ({made.view})")
+    if made.snippet:
+        _say(f"\n{made.snippet}")
+
+
+def _shared(data: dict[str, Any]) -> dict[str, Any]:
+    """What a site says of its data: everything but where it lies on this machine."""
+    return {k: v for k, v in data.items() if k not in ("path", "data_dir") and v is not None}
+
+
+def _agreed(
+    data: str, classes: str | None, shape: str | None, given: dict[str, str], clients: int
+) -> tuple[dict[str, Any], Shape]:
+    """What everybody's data is, from a set at hand or from what was said of it."""
+    if classes is None and shape is None:
+        config = configure({}, None, data, None, {**given, "clients": str(clients)})
+        return _shared(config.data), Shape.of(config.make_data())
+    if classes is None or shape is None:
+        raise InputError("where clients bring their own data, give both --classes and --shape.")
+    names = tuple(n.strip() for n in classes.split(",") if n.strip())
+    sides = shape.split(",")
+    if len(set(names)) < max(2, len(names)) or not all(s.strip().isdecimal() and int(s) > 0 for s in sides):
+        raise InputError("--classes are at least two different names and --shape is whole numbers, with commas between.")
+    sizes = tuple(map(int, sides))
+    return {"name": "folder", **({"size": sizes[-1]} if len(sizes) == 3 else {})}, Shape(sizes, names)
+
+
+def _app(folder: Path, known: Site) -> None:
+    """The same as a plain Flower app, for people who have a federation of their own."""
+    flat = Plan(Config(data=known.data).complete(), "", "", known.clients, known.shape).to_flat()
+    kept = {k: v for k, v in flat.items() if "." not in k or k.endswith(".name") or k.startswith("data.")}
+    site.write_app(folder, kept, package_version())
+
+
+def _outcome(place: Path) -> None:
+    console.print(tables.render(tables.rows([place])))
+    _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))
+    _say(f"run in {place}")
+
+
+def _attendance(name: str, summary: dict[str, Any]) -> None:
+    for client, rounds in summary["missed"].items():
+        _say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+    for turned in summary["rejected"]:
+        _say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
+    for back in summary.get("set_back", []):
+        _say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
+    for client, why in summary.get("absent", {}).items():
+        _say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
+
+
+def _warn(insecure: bool) -> None:
+    if insecure:
+        print("warning: plain text and no keys; anybody on the way can read and change everything.", file=sys.stderr)
+
+
+def _say(text: str, quiet: bool = False) -> None:
+    if not quiet:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,71 @@
+"""Flags that belong to a method, the data, a model or training, and the configuration they make on top of a file."""
+
+from typing import Any
+
+from fedselect.core.errors import InputError
+from fedselect.runs.config import Config, at_path, place
+
+
+def flags(args: list[str]) -> dict[str, str]:
+    """The flags typer does not know: --name value, --name=value."""
+    found: dict[str, str] = {}
+    rest = list(args)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise InputError(f"{flag!r} does not belong to a flag; flags are --name value.")
+        name, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise InputError(f"--{name} needs a value.")
+            value = rest.pop(0)
+        found[name] = value
+    return found
+
+
+def words(text: str) -> list[str]:
+    """Names with commas between."""
+    return list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
+
+
+def numbers(text: str) -> list[int]:
+    """Seeds with commas between."""
+    try:
+        return list(dict.fromkeys(int(s) for s in text.split(",")))
+    except ValueError:
+        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+
+
+def configure(
+    raw: dict[str, Any],
+    method: str | None,
+    data: str | None,
+    model: str | None,
+    given_flags: dict[str, str],
+    among: list[str] | None = None,
+    where: str = "this run",
+    **fields: Any,
+) -> Config:
+    """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes."""
+    parts: dict[str, dict[str, Any]] = {}
+    for part in ("method", "data", "model", "training"):
+        if not isinstance(raw.get(part, {}), dict):
+            raise InputError(f"{where}: {part} must be a table.")
+        parts[part] = dict(raw.get(part, {}))
+    for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
+        if name and name != parts[part].get("name", default):
+            parts[part] = {}  # options of another one mean nothing here
+        if name or default:
+            parts[part]["name"] = name or parts[part].get("name", default)
+    parts["data"] = at_path(parts["data"])
+    if fields.get("preset") is not None:  # published values come over a file's
+        parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
+    elif method and method != dict(raw.get("method", {})).get("name", method):
+        raw = {k: v for k, v in raw.items() if k != "preset"}
+    own = f"method:{parts['method']['name']}"
+    for flag, value in given_flags.items():
+        for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):
+            if home == own or not home.startswith("method:"):
+                parts[home.partition(":")[0]][option] = value
+    given = {k: v for k, v in fields.items() if v is not None}
+    return Config.from_dict({**raw, **parts, **given}, where)

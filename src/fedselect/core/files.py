@@ -1,0 +1,153 @@
+"""Files that are either whole or not there: written beside their place, flushed to disk, then renamed."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from fedselect.core.errors import BusyError, InputError, RunError
+
+MOMENT = 0.2  # seconds to try for a lock before it counts as taken
+_PART = re.compile(r"\..+\.\d+(\.old)?\.part")
+
+
+def is_part(path: Path) -> bool:
+    """Whether this is what an interrupted `replace` left behind."""
+    return _PART.fullmatch(path.name) is not None
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing but a lock and what an interrupted `replace` left behind."""
+    return folder.is_dir() and all(p.name == ".lock" or is_part(p) for p in folder.iterdir())
+
+
+def check_folder_name(name: str) -> str:
+    """A name that came from elsewhere names one folder in its parent, and is no path that leads out of it."""
+    if not re.fullmatch(r"[^./\\\0][^/\\\0]*", name):
+        raise InputError(f"a run cannot be named {name!r}: the name of its folder has no slashes and starts with no dot.")
+    return name
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in a folder but its lock. Links go; what they point to stays."""
+    with disk(folder):
+        for p in folder.iterdir():
+            if p.is_dir() and not p.is_symlink():
+                shutil.rmtree(p)
+            elif p.name != ".lock":
+                p.unlink()
+
+
+def replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Put a new file in place of an old one at a stroke; of a folder that is there the old one first steps aside, whole."""
+    fresh, old = (path.with_name(f".{path.name}.{os.getpid()}{end}.part") for end in ("", ".old"))
+    with disk(path):
+        try:
+            write(fresh)
+            for part in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
+                _sync(part)
+            if path.is_dir() and fresh.is_dir():  # a file never takes the place of a folder
+                os.replace(path, old)
+            os.replace(fresh, path)
+            _sync(path.parent)
+        finally:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            for left in (fresh, old):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    def write(fresh: Path) -> None:
+        fresh.write_bytes(content)
+
+    replace(path, write)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; {what}") from None
+    except (OSError, ValueError) as e:
+        raise RunError(f"{path} cannot be read ({e}); {what}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds no table of fields; {what}")
+    return found
+
+
+@contextmanager
+def locked(out: Path, wait: bool = False) -> Iterator[None]:
+    """One process at a time in a directory; another is told so, or waits."""
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with held(out / ".lock", wait):
+        yield
+
+
+@contextmanager
+def held(path: Path, wait: bool = True, advice: str = "wait for it or choose another --out.") -> Iterator[None]:
+    """One process at a time holds this file. The system lets go when the process ends, however it ends."""
+    with disk(path):
+        handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w")
+    with handle:
+        if wait:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        elif not _taken(handle):
+            raise BusyError(f"{path.parent} is in use by another process; {advice}")
+        yield
+
+
+def _taken(handle: IO[str]) -> bool:
+    """Whether the lock is ours now. Somebody who only looks (`in_use`) has it for an instant, so it is tried for a moment."""
+    until = time.monotonic() + MOMENT
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(MOMENT / 20)
+
+
+def in_use(out: Path) -> bool:
+    """Whether some process is at work in a directory; one that was killed is not, whatever is left of it."""
+    try:
+        with (out / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Say in words what a failing disk means."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f"the disk is full: {path} was not written; free some space, then resume.") from e
+        raise RunError(f"{path} cannot be written: {e.strerror or e}; choose a place that can be.") from e
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

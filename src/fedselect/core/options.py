@@ -1,0 +1,115 @@
+"""Tables of named things with options: a function's signature is its list of options, its docstring says what it is."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from fedselect.core.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    default: Any
+    kind: Any  # the annotation
+
+    def describe(self) -> str:
+        choices = _choices(self.kind)
+        return f"{self.name}={_show(self.default)}" + (f" ({'|'.join(map(str, choices))})" if choices else "")
+
+    def parse(self, value: Any) -> Any:
+        """A value from a flag (text) or a file, checked against the annotation."""
+        kinds = [k for k in _members(self.kind) if k is not types.NoneType]
+        if value is None or (value == "none" and types.NoneType in _members(self.kind)):
+            if types.NoneType not in _members(self.kind):
+                raise InputError(f"{self.name} needs a value.")
+            return None
+        choices = _choices(self.kind)
+        if choices:
+            if value not in choices:
+                raise InputError(f"{self.name} is {' or '.join(map(str, choices))}, not {value!r}.")
+            return value
+        for kind in (bool, int, float, str):
+            if kind in kinds and (parsed := _convert(kind, value)) is not None:
+                return parsed
+        wanted = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
+        raise InputError(f"{self.name} must be {' or '.join(wanted[k] for k in wanted if k in kinds)}, not {value!r}.")
+
+
+def options(factory: Callable[..., Any], skip: frozenset[str] = frozenset({"data", "seed"})) -> dict[str, Option]:
+    """What a user may set; the data a model is made for and the seed come from elsewhere."""
+    hints = typing.get_type_hints(factory)
+    found = {}
+    for p in inspect.signature(factory).parameters.values():
+        if p.name not in skip:
+            found[p.name] = Option(p.name, p.default, hints.get(p.name, _kind(p.default)))
+    return found
+
+
+def _kind(default: Any) -> Any:
+    """What an option without an annotation takes: numbers where it has one, else a text."""
+    if isinstance(default, bool | float):
+        return type(default)
+    return int | float if isinstance(default, int) else str
+
+
+def summary(factory: Callable[..., Any]) -> str:
+    return (inspect.getdoc(factory) or "").split("\n")[0]
+
+
+def find(kind: str, name: str, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    if name not in table:
+        raise unknown(kind, name, table)
+    return table[name]
+
+
+def resolve(kind: str, name: str, table: Mapping[str, Callable[..., Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of one entry: those given, checked, and the defaults of the others."""
+    known = options(find(kind, name, table))
+    for option in given:
+        if option not in known:
+            raise unknown(f"option of {kind} {name}:", option, known)
+    return {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
+
+
+def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Mapping[str, Any], **fixed: Any) -> T:
+    """Make the thing that a name and its options stand for."""
+    seeded = {k: given[k] for k in given if k == "seed"}
+    rest = {k: v for k, v in given.items() if k != "seed"}
+    return find(kind, name, table)(**resolve(kind, name, table, rest), **fixed, **seeded)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return tuple(m for k in typing.get_args(kind) for m in _members(k))
+    return (kind,)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return next((typing.get_args(k) for k in _members(kind) if typing.get_origin(k) is Literal), ())
+
+
+def _show(value: Any) -> str:
+    return {True: "yes", False: "no", None: "none"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+
+
+def _convert(kind: type, value: Any) -> Any:
+    if kind is bool:
+        return (
+            value
+            if isinstance(value, bool)
+            else {"yes": True, "true": True, "no": False, "false": False}.get(str(value).lower())
+        )
+    if isinstance(value, bool):
+        return None
+    try:
+        if kind is int:
+            return int(str(value))
+        return float(value) if kind is float else str(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,138 @@
+"""Generations: the states of a folder by round, as safetensors and JSON, never pickle.
+
+folder/000012/state.safetensors and manifest.json (round, checksums of both files, and what else is said of it). A generation
+appears under its name only when it is whole, and is checked before it is read. A folder that holds anything else is not a
+generation, whatever its name, and is never removed.
+"""
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from fedselect.core.errors import CheckpointError, RunError
+from fedselect.core.files import disk, is_part, read_json, replace, write_json
+from fedselect.core.tree import Tree
+
+FORMAT = 1
+FILES = {"state.safetensors", "manifest.json"}
+
+
+def at(folder: Path, round: int) -> Path:
+    return folder / f"{round:06d}"
+
+
+def places(folder: Path) -> list[Path]:
+    """All that are there, damaged ones too, the newest last."""
+    return sorted(filter(_is_generation, folder.iterdir()), key=lambda p: int(p.name)) if folder.is_dir() else []
+
+
+def _is_generation(place: Path) -> bool:
+    named = re.fullmatch(r"\d{6,}", place.name, re.ASCII) is not None
+    return named and _is_folder(place) and all(p.name in FILES or is_part(p) for p in place.iterdir())
+
+
+def _is_folder(place: Path) -> bool:
+    return place.is_dir() and not place.is_symlink()
+
+
+def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
+    """Write a generation, then drop all others but those of the rounds in `keep`; a private one is for its owner's eyes."""
+    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            if is_part(left) and _is_folder(left):
+                shutil.rmtree(left)
+
+    def write(fresh: Path) -> None:
+        fresh.mkdir(mode=0o700 if private else 0o777)
+        try:
+            save_file(whole, fresh / "state.safetensors")
+        except SafetensorError as e:
+            code = re.search(r"\(os error (\d+)\)", str(e))  # an OSError, told as text
+            raise OSError(int(code[1]) if code else errno.EIO, str(e)) from e
+        manifest = {
+            "format": FORMAT,
+            "round": round,
+            "tensors": list(whole),  # in the model's own order, which decides between equals; files sort by name
+            "sha256": _digest(fresh / "state.safetensors"),
+            **said,
+        }
+        write_manifest(fresh, manifest)
+        for path in fresh.iterdir() if private else ():
+            path.chmod(0o600)
+
+    place = at(folder, round)
+    if place.is_symlink() or (place.exists() and not _is_generation(place)):
+        raise RunError(f"{place} holds something else than a saved state; move it elsewhere, or save to another folder.")
+    replace(place, write)
+    for old in places(folder):
+        if int(old.name) not in {round, *keep}:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def write_manifest(place: Path, said: Mapping[str, Any]) -> None:
+    """What a generation says of itself, with a checksum of that."""
+    write_json(place / "manifest.json", {**said, "manifest_sha256": _seal(said)})
+
+
+def manifest(place: Path, advice: str) -> dict[str, Any]:
+    """What a generation says of itself, as it was written."""
+    path = place / "manifest.json"
+    try:
+        said = read_json(path, advice)
+    except RunError as e:
+        raise CheckpointError(str(e)) from None
+    seal = said.pop("manifest_sha256", None)
+    named = said.get("tensors")
+    if seal is None:  # as manifests were at first
+        whole = isinstance(named, list) and all(isinstance(n, str) for n in named) and isinstance(said.get("format"), int)
+    else:
+        whole = seal == _seal(said)
+    if not whole:
+        raise CheckpointError(f"{path} is damaged; {advice}")
+    return said
+
+
+def checked(place: Path, advice: str) -> dict[str, Any]:
+    """What a generation says of itself, once its files are checked; where they are not as written, `advice` says what to do."""
+    said = manifest(place, advice)
+    if said.get("format") != FORMAT:
+        raise RunError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
+    if said.get("round") != int(place.name):
+        raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
+    state = place / "state.safetensors"
+    try:
+        whole = _digest(state) == said.get("sha256")
+    except OSError:  # a failing disk, too
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
+    with safe_open(state, "pt") as file:
+        if set(file.keys()) != set(said["tensors"]):
+            raise CheckpointError(f"{place / 'manifest.json'} is damaged: it names other tensors than there are; {advice}")
+    return said
+
+
+def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
+    """What a generation says of itself, and its tensors in their own order."""
+    said = checked(place, advice)
+    found = load_file(place / "state.safetensors")
+    return said, {name: found[name] for name in said["tensors"]}
+
+
+def _seal(said: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,294 @@
+"""Trees of tensors with a leading client axis, and masks over them.
+
+On a GPU a tree lies in one block: its tensors are views of one matrix (C, N), one after another. What is done to every
+entry alike is then one operation instead of one for each tensor. Any other tree gives the same numbers, tensor by tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedselect import kernels
+
+Tree = dict[str, Tensor]
+"""Flat names as in a state_dict; in client programs every tensor carries a leading client axis C."""
+State = dict[str, Tree]
+Mask = Mapping[str, bool | Tensor]
+"""True = personal. A bool speaks for a whole tensor, a tensor for every entry of every client."""
+GATHERED = {"cuda"}
+"""Devices on which new trees lie in one block; a CPU has no trouble with many operations, and likes its tensors aligned."""
+Rows = slice | Tensor | int
+Scalar = float | Tensor
+"""A number, or one number for each client as a tensor (C,)."""
+
+
+def along(per_row: Scalar, like: Tensor) -> Scalar:
+    """Shape a (C,) tensor so that it multiplies `like` client by client; a plain number passes through."""
+    if isinstance(per_row, Tensor) and per_row.ndim == 1:
+        return per_row.to(like.dtype).view(-1, *([1] * (like.ndim - 1)))
+    return per_row
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """Each client's entries in a line: (C, k), also where the parameter is a single number."""
+    return tensor.reshape(len(tensor), -1)
+
+
+def block(tree: Tree, clients: bool = True) -> Tensor | None:
+    """The matrix (C, N) that a tree's tensors are views of, in order and without gaps; None if they lie otherwise.
+
+    Without a client axis, the line (N,). Looks only at where the tensors lie, so it costs next to nothing.
+    """
+    first = next(iter(tree.values()), None)
+    if first is None or first.is_meta or first.ndim < clients or not first.numel():
+        return None
+    many, step = (len(first), first.stride(0)) if clients else (1, 0)
+    dtype, width = first.dtype, first.element_size()
+    try:
+        begin = at = first.data_ptr()
+        for v in tree.values():
+            shape, strides = v.shape, v.stride()
+            size, usual = _usual(shape, clients)
+            if v.data_ptr() != at or v.dtype != dtype or strides[clients:] != usual or v.requires_grad:
+                return None
+            if clients and (not shape or shape[0] != many or (strides[0] != step and many > 1)):
+                return None
+            at += size * width
+    except RuntimeError:  # one client's tensor within `per_client` lies nowhere
+        return None
+    size = (at - begin) // width
+    step = size if many == 1 else step
+    memory = first.untyped_storage()
+    if at + (many - 1) * step * width > memory.data_ptr() + memory.nbytes():  # neighbours by chance
+        return None
+    return first.as_strided((many, size) if clients else (size,), (step, 1) if clients else (1,))
+
+
+def blocks(*trees: Tree, clients: bool = True) -> list[Tensor] | None:
+    """The blocks that these trees lie in; None unless every one does."""
+    found: list[Tensor] = []
+    for tree in trees:
+        whole = block(tree, clients)
+        if whole is None:
+            return None
+        found.append(whole)
+    return found
+
+
+def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
+    """A matrix (C, N) as a tree of views, with the names and shapes of `like`; a line (N,) as one without clients.
+
+    `clients`: whether `like` has a client axis.
+    """
+    lead, steps, at = tuple(whole.shape[:-1]), whole.stride()[:-1], whole.storage_offset()
+    out: Tree = {}
+    for name, v in like.items():
+        size, strides = _usual(v.shape, clients)
+        # not views to autograd, which would take a change of one for a change of all
+        out[name] = whole.data.as_strided(lead + v.shape[clients:], steps + strides, at)
+        at += size
+    assert at == whole.storage_offset() + whole.shape[-1]
+    return out
+
+
+def matrix(tree: Tree) -> Tensor:
+    """All entries of each client in a line, (C, N): the block they lie in, else a copy."""
+    whole = block(tree)
+    return torch.cat([rows(v) for v in tree.values()], 1) if whole is None else whole
+
+
+def line(tree: Tree) -> Tensor:
+    """All entries of a tree without clients, (N,): the block they lie in, else a copy."""
+    whole = block(tree, clients=False)
+    return torch.cat([v.flatten() for v in tree.values()]) if whole is None else whole
+
+
+def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
+    """Room for so many clients, not yet filled: one block where that is on a GPU and all are of one type."""
+    kinds = {v.dtype for v in like.values()}
+    if device.type in GATHERED and len(kinds) == 1:
+        size = sum(_usual(v.shape, True)[0] for v in like.values())
+        return lay(torch.empty(clients, size, dtype=kinds.pop(), device=device), like)
+    return {n: torch.empty(clients, *v.shape[1:], dtype=v.dtype, device=device) for n, v in like.items()}
+
+
+def together(tree: Tree, clients: bool = True) -> Tree:
+    """The same values as a new tree would lie: on a GPU in one block, else every tensor by itself."""
+    kinds = {(v.device.type in GATHERED, v.dtype) for v in tree.values()}
+    if len(kinds) != 1 or not kinds.pop()[0]:
+        return {n: v.contiguous() for n, v in tree.items()}
+    if block(tree, clients) is not None:
+        return tree
+    return lay(matrix(tree) if clients else line(tree), tree, clients)
+
+
+@cache
+def _usual(shape: torch.Size, clients: bool) -> tuple[int, tuple[int, ...]]:
+    """How many entries a client's part of such a tensor has, and their strides in the usual order."""
+    own = shape[clients:]
+    return prod(own), tuple(prod(own[i + 1 :]) for i in range(len(own)))
+
+
+def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
+    """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
+    marks = {name: mask.get(name, False) for name in other}
+    partly = any(isinstance(m, Tensor) for m in marks.values())
+    if partly or (True in marks.values() and False in marks.values()):
+        for clients in (True, False):
+            whole = _merged(marks, own, other, clients)
+            if whole is not None:
+                return lay(whole, other, clients)
+    out: Tree = {}
+    for name, value in other.items():
+        m = marks[name]
+        out[name] = torch.where(m, own[name], value) if isinstance(m, Tensor) else own[name] if m else value
+    return out
+
+
+def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None:
+    """The block of `merge`, in one operation for each stretch of names that are marked in the same way."""
+    partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
+    asked = {n: own[n] for n, m in marks.items() if m is not False}
+    if any(v.shape != other[n].shape for tree in (partly, asked) for n, v in tree.items()):
+        return None
+    mask, theirs = block(partly, clients), block(other, clients)
+    if theirs is None or (partly and mask is None):
+        return None
+    alike = all(n in own and own[n].shape == v.shape for n, v in other.items())
+    ours = {n: own[n] for n in other} if alike else asked
+    mine = block(ours, clients)
+    if mine is None:  # what is asked for may lie together even so
+        ours, mine = asked, block(asked, clients)
+    if mine is None or mine.dtype != theirs.dtype:
+        return None
+    out = torch.empty(theirs.shape, dtype=theirs.dtype, device=theirs.device)
+    m = o = t = 0  # how far along each of them
+    for kind, names in groupby(marks, lambda n: "partly" if isinstance(marks[n], Tensor) else marks[n]):
+        stretch = list(names)
+        size = sum(_usual(other[n].shape, clients)[0] for n in stretch)
+        here, there = out[..., t : t + size], theirs[..., t : t + size]
+        if kind == "partly":
+            assert mask is not None
+            torch.where(mask[..., m : m + size], mine[..., o : o + size], there, out=here)
+            m += size
+        else:
+            here.copy_(mine[..., o : o + size] if kind else there)
+        o += size if stretch[0] in ours else 0
+        t += size
+    return out
+
+
+def negate(mask: Mask) -> Mask:
+    marks = {n: m for n, m in mask.items() if isinstance(m, Tensor)}
+    whole = block(marks)
+    turned = {n: ~m for n, m in marks.items()} if whole is None else lay(~whole, marks)
+    return {n: turned[n] if isinstance(m, Tensor) else not m for n, m in mask.items()}
+
+
+def take(tree: Tree, who: Rows) -> Tree:
+    """The given clients' rows: views for a slice, copies for an index tensor."""
+    if isinstance(who, slice) and who == slice(None):
+        return tree
+    whole = block(tree) if isinstance(who, Tensor) else None
+    return {name: v[who] for name, v in tree.items()} if whole is None else lay(whole[who], tree)
+
+
+def put(tree: Tree, who: Rows, values: Tree) -> None:
+    """Write rows back in place; rows taken as a slice are views and need no writing."""
+    ends = blocks({n: tree[n] for n in values}, values) if isinstance(who, Tensor) else None
+    if ends is not None:
+        ends[0][who] = ends[1]
+        return
+    for name, v in values.items():
+        tree[name][who] = v
+
+
+def take_mask(mask: Mask, who: Rows) -> Mask:
+    if isinstance(who, slice) and who == slice(None):
+        return mask
+    return {**mask, **take({name: m for name, m in mask.items() if isinstance(m, Tensor)}, who)}
+
+
+def expand(tree: Tree, clients: int) -> Tree:
+    """Give every client a view of the same values."""
+    return {name: v.expand(clients, *v.shape) for name, v in tree.items()}
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """The tree on a device, as a dict of its own."""
+    if all(v.device == device for v in tree.values()):
+        return dict(tree)
+    return {name: v.to(device) for name, v in tree.items()}
+
+
+def clone(tree: Tree) -> Tree:
+    for clients in (True, False):
+        whole = block(tree, clients)
+        if whole is not None:
+            return lay(whole.clone(), tree, clients)
+    return {name: v.clone() for name, v in tree.items()}
+
+
+def zeros(tree: Tree) -> Tree:
+    return {name: torch.zeros_like(v) for name, v in tree.items()}
+
+
+def count(marks: Tensor) -> Tensor:
+    """How many entries are marked in each row of (C, n): (C,) int64."""
+    if kernels.serve(marks):  # torch would first write every mark as an int64
+        from fedselect.kernels import pack
+
+        return pack.count(marks).sum(1)
+    return marks.sum(1)
+
+
+def counts(marks: Tree) -> Tensor:
+    """How many entries of each tensor are marked, per client: (C, tensors) int64."""
+    whole = block(marks)
+    if whole is None or not kernels.serve(whole):
+        return torch.stack([count(rows(m)) for m in marks.values()], 1)
+    from fedselect.kernels import pack
+
+    return pack.count_parts(whole, tuple(_usual(m.shape, True)[0] for m in marks.values()))
+
+
+def entries(mask: Mask, tree: Tree) -> Tensor:
+    """How many entries of `tree` the mask marks, per client: (C,) int64."""
+    first = next(iter(tree.values()))
+    marks = {name: mask.get(name, False) for name in tree}
+    whole = sum(_usual(tree[name].shape, True)[0] for name, m in marks.items() if m is True)
+    partly = {name: m for name, m in marks.items() if isinstance(m, Tensor)}
+    if not partly:
+        return torch.full((len(first),), whole, device=first.device)
+    return count(matrix(partly)) + whole
+
+
+def not_finite(tree: Tree) -> str | None:
+    """The first tensor that holds NaN or Inf, if any does."""
+    return next((n for n, v in tree.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())), None)
+
+
+def flat(part: str, state: State) -> Tree:
+    """A state as tensors by path: part/tree/name."""
+    return {f"{part}/{key}/{name}": v for key, tree in state.items() for name, v in tree.items()}
+
+
+def nested(part: str, tensors: Tree) -> State:
+    """The state that `flat` laid out under this part."""
+    state: State = {}
+    for path, v in tensors.items():
+        where, _, rest = path.partition("/")
+        if where == part:
+            key, _, name = rest.partition("/")
+            state.setdefault(key, {})[name] = v
+    return state
+
+
+def per_client(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Lift a function written for one client over the leading client axis of all its tensors."""
+    return torch.func.vmap(fn)

@@ -1,1 +1,0 @@
-"""Experiments: configurations, run directories, comparisons, tables and reports."""

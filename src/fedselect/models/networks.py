@@ -1,0 +1,142 @@
+"""The networks that come with the package: mlp, small_cnn, resnet18."""
+
+import math
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedselect.core.errors import InputError
+from fedselect.models.model import Model
+from fedselect.models.weights import read_weights
+
+
+class Shaped(Protocol):
+    """Anything that knows the shape of one input and the number of classes: data, for one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def classes(self) -> int: ...
+
+
+def mlp(data: Shaped, hidden: int = 64) -> Model:
+    """One hidden layer with ReLU over the flattened input."""
+    inputs = 1
+    for side in data.shape:
+        inputs *= side
+    _positive(hidden=hidden)
+    classes = data.classes
+    return Model(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)),
+        name="mlp",
+    )
+
+
+def small_cnn(data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none") -> Model:
+    """Two 3x3 convolutions with pooling, one hidden layer; norm = none, batch or group."""
+    channels, _, _ = _image(data)
+    if min(data.shape[1:]) < 4:
+        raise InputError(f"small_cnn halves its input twice and needs images of at least 4x4, not {data.shape[1:]}.")
+    if norm not in ("none", "batch", "group"):
+        raise InputError(f"norm is none, batch or group, not {norm!r}.")
+    _positive(width=width)
+    area = (data.shape[1] // 4) * (data.shape[2] // 4)
+    classes = data.classes
+    return Model(lambda: _SmallCNN(channels, width, norm, area, classes), name="small_cnn")
+
+
+def resnet18(data: Shaped, stem: Literal["imagenet", "small"] = "imagenet", weights: str | None = None) -> Model:
+    """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
+
+    weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
+    """
+    channels, _, _ = _image(data)
+    if stem not in ("imagenet", "small"):
+        raise InputError(f"stem is imagenet or small, not {stem!r}.")
+    classes = data.classes
+    start = {} if weights is None else read_weights(Path(weights), _ResNet18(channels, stem, classes), head="fc")
+
+    def build() -> nn.Module:
+        net = _ResNet18(channels, stem, classes)
+        net.load_state_dict(start, strict=False)  # checked above; the head keeps its own random values
+        return net
+
+    return Model(build, name="resnet18")
+
+
+def _image(data: Shaped) -> tuple[int, int, int]:
+    if len(data.shape) != 3:
+        raise InputError(f"a convolutional model needs inputs of shape (channels, height, width), not {data.shape}.")
+    return data.shape[0], data.shape[1], data.shape[2]
+
+
+def _positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}.")
+
+
+def _norm(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(4, channels), channels) if kind == "group" else nn.Identity()
+
+
+class _SmallCNN(nn.Module):
+    def __init__(self, channels: int, width: int, norm: str, area: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
+        self.norm1 = _norm(norm, width)
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.norm2 = _norm(norm, 2 * width)
+        self.hidden = nn.Linear(2 * width * area, 4 * width)
+        self.fc = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+        return self.fc(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+class _BasicBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            if stride != 1 or inputs != outputs
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(x)) + skip)
+
+
+class _ResNet18(nn.Module):
+    def __init__(self, channels: int, stem: str, classes: int) -> None:
+        super().__init__()
+        self.conv1 = (
+            nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        )
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+        self.layer1 = nn.Sequential(_BasicBlock(64, 64, 1), _BasicBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(_BasicBlock(64, 128, 2), _BasicBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(_BasicBlock(128, 256, 2), _BasicBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(_BasicBlock(256, 512, 2), _BasicBlock(512, 512, 1))
+        self.fc = nn.Linear(512, classes)
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((-2, -1)))  # type: ignore[no-any-return]

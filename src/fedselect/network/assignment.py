@@ -1,0 +1,103 @@
+"""Task: what a federation trains together, the same at the server and at every client."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedselect.core.tree import Mask, Tree, expand
+from fedselect.data import ClientData, Federation
+from fedselect.methods.method import Method, Up, for_clients
+from fedselect.models import Model
+from fedselect.training.batches import Split
+from fedselect.training.fitted import Fitted
+from fedselect.training.recorded import Programs
+from fedselect.training.step import Training
+from fedselect.training.work import Work
+
+
+@dataclass(frozen=True)
+class Task:
+    """A method, a model and a seed for so many clients; `federation`, `run` and `plan` say whose, which time and how."""
+
+    method: Method
+    model: Model
+    training: Training
+    seed: int
+    clients: int
+    classes: int
+    shape: tuple[int, ...]
+    method_name: str = "method"
+    federation: str = "federation"
+    run: str = "run"
+    plan: str = ""  # digest of everything the run depends on
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
+    initial: Tree = field(init=False, repr=False)
+    programs: Programs = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        fitted = Fitted(self.model, self.device)
+        object.__setattr__(self, "programs", Programs(fitted, self.training))
+        object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
+        x, _ = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
+        fitted.check(x[0], self.classes)
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What every letter of a run carries."""
+        return {"federation": self.federation, "run": self.run, "plan": self.plan}
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a vault is bound to."""
+        shapes = [(n, tuple(v.shape), str(v.dtype)) for n, v in self.initial.items()]
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+        model = f"{self.model.name} {digest}"
+        return {"federation": self.federation, "method": self.method_name, "model": model}
+
+    def of(self, client: int) -> Method:
+        """The method as this client sees it."""
+        return for_clients(self.method, self.ids(client))
+
+    def ids(self, client: int) -> Tensor:
+        return torch.tensor([client], device=self.device)
+
+    def split(self, data: Federation, part: str) -> Split:
+        return data.split(part, self.initial[self.model.params[0]].dtype).to(self.device)
+
+    def work(self, data: Federation, client: int, round: int) -> Work:
+        """The door to one client's data in a round; rounds count from 1."""
+        return Work(
+            self.programs,
+            self.split(data, "train"),
+            self.split(data, "val"),
+            ids=self.ids(client),
+            round=round - 1,
+            seed=self.seed,
+            initial=lambda: expand(self.initial, 1),
+        )
+
+    def rehearse(self) -> Up:
+        """One round on two made-up samples: what an honest reply looks like, and what cannot work shows at once."""
+        work, method = self.work(self._samples(), 0, 1), self.of(0)
+        down = self.method.down(self.method.init(self.initial, self.clients, self.model), self.ids(0))
+        shared = {k: expand(v, 1) for k, v in down.shared.items()}
+        return method.client(work, method.join(work, expand(self.initial, 1)), {**shared, **down.rows})[1]
+
+    def _samples(self) -> Federation:
+        """Two made-up samples of one client."""
+        x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.shape).numel())).view(2, *self.shape)
+        pair = (x, torch.tensor([0, self.classes - 1]))
+        return Federation([ClientData(pair, pair, pair)], self.classes)
+
+
+def first(tree: Tree) -> Tree:
+    """The one client's values, without the client axis."""
+    return {n: v[0] for n, v in tree.items()}
+
+
+def first_mask(mask: Mask) -> Mask:
+    return {n: m[0] if isinstance(m, Tensor) else m for n, m in mask.items()}

@@ -1,0 +1,182 @@
+"""The client's side of a deployment: answers the server's letters from its own data and its vault.
+
+Its state moves on only with the server: a letter says which round of this client the server last took in (its base), and
+the client goes on from exactly that generation. So a round is applied once: asked again, the client hands over the same
+reply; and what the server never took in, because a reply was late or lost, never happened.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedselect.aggregate import codec
+from fedselect.core.errors import CheckpointError, DataError, diverged
+from fedselect.core.files import locked
+from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
+from fedselect.data import Federation
+from fedselect.network.assignment import Task, first, first_mask
+from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
+from fedselect.network.vault import Vault, claim
+from fedselect.training.work import score
+
+MODEL = "model"  # the finished model, beside the states of a run
+
+
+class Node:
+    """One client: `data` is its own and holds nobody else's, `folder` is its vault."""
+
+    def __init__(self, task: Task, client: int, data: Federation, folder: Path) -> None:
+        if tuple(data.shape) != tuple(task.shape) or data.classes != task.classes:
+            raise DataError(
+                f"client {client} has inputs of shape {tuple(data.shape)} and {data.classes} classes; "
+                f"this federation has {tuple(task.shape)} and {task.classes}."
+            )
+        self.task, self.client, self.data, self.folder = task, client, data, folder
+        self.method = task.of(client)
+        self.vault = Vault(folder / task.run)
+
+    def answer(self, letter: Letter) -> Letter:
+        """The reply to one letter of the server."""
+        head = letter.head
+        whose: dict[str, Any] = dict(self.task.address)
+        if head.get("kind") != "hello":  # which asks who is there
+            whose["client"] = self.client
+        for name, own in whose.items():
+            if head.get(name) != own:
+                raise DataError(f"client {self.client} got a letter for {name} {head.get(name)!r}; it is of {own!r}.")
+        claim(self.folder, {**self.task.identity, "client": str(self.client)})
+        answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
+        if head.get("kind") not in answers:
+            raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
+        with locked(self.folder):
+            return answers[head["kind"]](letter)
+
+    def _hello(self, letter: Letter) -> Letter:
+        """Who is here, from which round it can go on, and which shared entries it takes from the server."""
+        accepted = letter.head.get("accepted")
+        if not isinstance(accepted, list) or len(accepted) <= self.client or type(asked := accepted[self.client]) is not int:
+            raise DataError(f"client {self.client} is none of the clients of this run.")
+        base = max((r for r in self.vault.rounds() if r <= asked), default=0)
+        said, parts = put_packet(codec.outline(self.task.initial, self._wants(self._state(base))))
+        return self._reply("hello", base, {"samples": len(self.data.clients[0].train[1]), **said}, parts)
+
+    def _train(self, letter: Letter) -> Letter:
+        round, base = _whole(letter, "round"), _whole(letter, "base")
+        if not 0 <= base < round:
+            raise DataError(f"client {self.client} was asked for round {round} after round {base}.")
+        done = self.vault.find(round)
+        if done is not None and done.notes["base"] == base:  # asked again: the reply was lost, not the round
+            return unseal(done.notes["reply"], done.tensors["reply"])
+        state = self._state(base)
+        down = self._down(letter, state)
+        measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
+        work = self.task.work(self.data, self.client, round)
+        state, up = self.method.client(work, state, down)
+        self._check(round, self.method.local(state), up.values, *up.extra.values())
+        if not _same(self._wants(state), sent := first_mask(up.sent)):
+            raise DataError("the method takes other entries from the server than it sends, which a deployment cannot know.")
+        said, parts = put_packet(codec.pack(first(up.values), sent))
+        loss = float(work.loss[0])
+        head = {"round": round, "weight": float(up.weight[0]), "train_loss": None if loss != loss else loss, **said}
+        extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
+        reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
+        text, body = reply.seal()
+        self.vault.save(round, {**flat("state", state), "reply": body}, {"base": base, "reply": text}, keep={base})
+        return reply
+
+    def _after(self, letter: Letter) -> Letter:
+        """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
+        round, base = _whole(letter, "round"), _whole(letter, "base")
+        state = self._state(base)
+        measured, merged = self._measure(round, state, self._down(letter, state))
+        if letter.head["kind"] == "close":
+            self._keep(round, {"local": self.method.local(state), "merged": merged})
+        return self._reply("measured", base, {"round": round, "measured": measured}, {})
+
+    def _keep(self, round: int, views: dict[str, Tree]) -> None:
+        """The finished model, and what one who loads it must know: how pictures become inputs, the classes, the network."""
+        test = self.task.split(self.data, "test")
+        kept = {view: self.task.model.state_dict(first(tree)) for view, tree in views.items()}
+        if test.scale is not None and test.shift is not None:
+            kept["input"] = {"scale": test.scale, "shift": test.shift}
+        kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
+        whose = {"federation": self.task.federation, "client": str(self.client)}
+        notes = {"view": self.method.view, **self.task.card, **whose, "shape": list(self.task.shape), "kind": kind}
+        Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
+
+    def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:
+        """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
+        task, method = self.task, self.method
+        test = task.split(self.data, "test")
+        merged = method.personal(task.work(self.data, self.client, round), state, down)
+        self._check(round, merged)
+        scores = {"local": score(task.programs, method.local(state), test), "merged": score(task.programs, merged, test)}
+        mask = first_mask(method.mask(task.model, state))
+        personal = sum(int(m.sum()) if isinstance(m, torch.Tensor) else task.initial[n].numel() * m for n, m in mask.items())
+        figures = {f"accuracy_{view}": float(accuracy[0]) for view, (accuracy, _) in scores.items()}
+        accuracy, loss = scores[method.view]
+        return {
+            **figures,
+            "accuracy": float(accuracy[0]),
+            "test_loss": float(loss[0]),
+            "share": personal / task.model.size,
+        }, merged
+
+    def _state(self, base: int) -> State:
+        """The state after a round, or that of a client that has just joined."""
+        if base == 0:
+            work = self.task.work(self.data, self.client, 1)
+            return self.method.join(work, expand(self.task.initial, 1))
+        found = self.vault.find(base)
+        if found is None:
+            raise CheckpointError(
+                f"client {self.client} has no state of round {base} in {self.vault.folder}, only of "
+                f"{', '.join(map(str, self.vault.rounds())) or 'none'}."
+            )
+        state = nested("state", found.tensors)
+        return {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
+
+    def _down(self, letter: Letter, state: State) -> State:
+        """What the server sent, as the method takes it. What it did not send is NaN: reading it would show."""
+        task, wants = self.task, self._wants(state)
+        check_finite({n: v for n, v in letter.parts.items() if n != "values"}, "the server sent")
+        packet = take_packet(Letter({"whole": [], "partly": []}, letter.parts))
+        known = codec.outline(task.initial, wants)
+        values, sent = codec.unpack(codec.Packet(packet.values, known.bits, known.whole, known.partly), _cpu(task.initial))
+        check_finite(values, "the server sent")
+        params = {n: torch.where(torch.as_tensor(sent[n]), v, torch.nan) for n, v in values.items()}
+        others = {**nested("shared", letter.parts), **nested("rows", letter.parts)}
+        if "params" in others:
+            raise DataError("the server sent the shared values twice.")
+        return {k: {n: v.to(task.device).unsqueeze(0) for n, v in t.items()} for k, t in {"params": params, **others}.items()}
+
+    def _wants(self, state: State) -> Mask:
+        return {
+            n: m.cpu() if isinstance(m, torch.Tensor) else m
+            for n, m in first_mask(self.method.wants(self.task.model, state)).items()
+        }
+
+    def _check(self, round: int, *trees: Tree) -> None:
+        for tree in trees:
+            name = not_finite(tree)
+            if name is not None:
+                raise diverged(self.client, round, name)
+
+    def _reply(self, kind: str, base: int, head: dict[str, Any], parts: Tree) -> Letter:
+        return Letter({"kind": kind, **self.task.address, "client": self.client, "base": base, **head}, parts)
+
+
+def _whole(letter: Letter, name: str) -> int:
+    value = letter.head.get(name)
+    if type(value) is not int or value < 0:
+        raise DataError(f"a letter has the {name} {value!r}, which is no round.")
+    return value
+
+
+def _same(a: Mask, b: Mask) -> bool:
+    return all(torch.equal(torch.as_tensor(m), torch.as_tensor(b.get(n, False)).cpu()) for n, m in a.items())
+
+
+def _cpu(tree: Tree) -> Tree:
+    return {n: v.cpu() for n, v in tree.items()}

@@ -1,0 +1,156 @@
+"""A deployed run in its run directory: the same files as a simulated one, and resumable at any moment."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import FedselectError, RunError
+from fedselect.core.files import disk, locked, read_json, write_json
+from fedselect.network.plan import Plan
+from fedselect.network.server import Nodes, Outcome, Server
+from fedselect.network.vault import Vault
+from fedselect.runs.config import Config
+from fedselect.runs.rundir import finished, intact_rounds, kept_records
+from fedselect.runs.runner import Watch, summarise
+from fedselect.simulate.records import LISTS, MEANS, Record, mean_of
+
+
+def prepare(out: Path, plan: Plan) -> None:
+    """A new run directory that knows its plan."""
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} exists already; choose another --name, or go on with it: --resume.")
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "plan.json", plan.to_flat())
+    write_json(out / "config.json", plan.config.to_json())
+    say(out, "prepared")
+
+
+def read_plan(out: Path) -> Plan:
+    return Plan.from_flat(read_json(out / "plan.json", "it should hold the plan of a deployed run."), out.name)
+
+
+def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
+    """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
+    plan = read_plan(out)
+    with locked(out):
+        say(out, "running")
+        try:
+            away = _rounds(plan, out, nodes, keys, watch)
+        except FedselectError as e:
+            say(out, "failed", str(e))
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            say(out, "stopped", "the run was stopped; go on with --resume.")
+            raise
+        except BaseException as e:
+            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); mend that, then go on with --resume.")
+            raise
+        say(out, "finished", absent=away)
+
+
+def say(out: Path, status: str, error: str = "", **more: Any) -> None:
+    """Note how a run goes: prepared, submitted, running, stopped, failed or finished; then also who was away at its end."""
+    write_json(out / "status.json", {"status": status, "error": error, **more})
+
+
+def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
+    """Returns who has no final model yet, and why."""
+    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
+    vault = Vault(out / "checkpoint")
+    told, _ = intact_rounds(out / "metrics.jsonl")
+    done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
+    pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
+    history: list[Record] = []
+
+    def finish(record: Record, outcome: Outcome) -> None:
+        """A round is complete when its clients have measured it, which they do as the next one begins."""
+        if not history:  # what is there of this round and later ones, an earlier server wrote
+            history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
+        _measured(record, outcome)
+        history.append(record)
+        with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps(record) + "\n")
+            metrics.flush()
+            os.fsync(metrics.fileno())
+        watch(plan.config, record)
+
+    while server.round < plan.config.rounds:
+        outcome = server.step(nodes)
+        if pending is not None:
+            finish(pending, outcome)
+        pending = _record(outcome, plan.clients)
+        server.save(vault, {"pending": pending})
+    if pending is None:
+        raise RunError(f"{out} has no round to finish.")
+    last = server.close(nodes)
+    if not last.measured:
+        mend = last.advice("start the clients, then go on with --resume.")
+        raise RunError(f"nobody measured the last round ({last.why()}); {mend}")
+    _closed(pending, last)
+    finish(pending, last)
+    server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
+    write_json(out / "summary.json", {**summarise(plan.config, history), **attendance(history)})
+    return dict(pending["absent"])
+
+
+def attendance(history: list[Record]) -> dict[str, Any]:
+    """Who missed which rounds, who was turned away or set back when and why, and who has no final model yet."""
+    missed: dict[str, list[int]] = {}
+    for record in history:
+        for client in record.get("missed", {}):
+            missed.setdefault(client, []).append(record["round"])
+    said = {
+        kind: [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get(kind, {}).items()]
+        for kind in ("rejected", "set_back")
+    }
+    return {"missed": missed, **said, "absent": history[-1].get("absent", {}) if history else {}}
+
+
+def over(out: Path) -> bool:
+    """Whether a run is finished and every client has its final model; else it can be resumed, if only to be closed again."""
+    return finished(out) and not read_json(out / "summary.json", "it should hold the outcome of a run.").get("absent")
+
+
+def _record(outcome: Outcome, clients: int) -> Record:
+    """A round as the simulation records it, and beside that who missed it."""
+    lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
+    for i, sent in outcome.uploads.items():
+        for name, value in sent.items():
+            lists[name][i] = _rounded(value)
+    return {
+        "round": outcome.round,
+        "seconds": round(outcome.seconds, 4),
+        **dict.fromkeys(MEANS),
+        "train_loss": mean_of(lists["train_loss"]),
+        "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
+        "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
+        "clients": lists,
+        "missed": {str(i): why for i, why in sorted(outcome.missed.items())},
+        "rejected": outcome.rejected,
+        "set_back": outcome.set_back,
+    }
+
+
+def _measured(record: Record, outcome: Outcome) -> None:
+    for i, figures in outcome.measured.items():
+        for name, value in figures.items():
+            record["clients"][name][i] = _rounded(value)
+    record.update({name: mean_of(record["clients"][name]) for name in MEANS})
+
+
+def _closed(record: Record, outcome: Outcome) -> None:
+    """Note who missed the end of the run; who was there an earlier time has been measured and has its model."""
+    measured = record["clients"]["accuracy"]
+    record["absent"] = {str(i): why for i, why in sorted(outcome.missed.items()) if measured[i] is None}
+    for kind in ("rejected", "set_back"):
+        record[kind] = {**getattr(outcome, kind), **record.get(kind, {})}
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def config_of(out: Path) -> Config:
+    return Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))

@@ -1,0 +1,139 @@
+"""What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedselect.aggregate import codec
+from fedselect.core.errors import CALM, DataError
+from fedselect.core.tree import Mask, State, Tree, flat, nested
+from fedselect.network.assignment import Task, first, first_mask
+from fedselect.network.letters import Letter, check_finite, take_packet
+
+FIGURES = ("accuracy", "accuracy_local", "accuracy_merged", "share", "test_loss")
+LARGEST = 1e9
+"""No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """A reply that passed: one client's values, which of them it sent, its weight, its side statistics and its mask."""
+
+    values: Tree
+    sent: Mask
+    weight: float
+    extra: State
+    bits: Tensor
+    train_loss: float | None
+    measured: dict[str, float]
+
+
+class Examiner:
+    """Knows from a rehearsal on made-up data what replies look like: names, kinds, shapes, weight."""
+
+    def __init__(self, task: Task, max_norm: float) -> None:
+        self.task, self.max_norm = task, max_norm
+        honest = task.rehearse()
+        self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
+        self.like = {n: v.cpu() for n, v in task.initial.items()}
+        self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
+        self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
+
+    def head(self, letter: Letter, kind: str, **said: Any) -> None:
+        """Whether a letter is the one that was asked for, and from whom."""
+        for name, value in {"kind": kind, **self.task.address, **said}.items():
+            found = letter.head.get(name)
+            if found != value or type(found) is not type(value):
+                raise DataError(f"it sent {name} {found!r} where {value!r} was asked for")
+
+    def hello(self, letter: Letter) -> tuple[int, int, int, Tensor]:
+        """A client's number, the round it can go on from, its samples, and the mask of what it wants."""
+        self.head(letter, "hello")
+        client, base, samples = (letter.head.get(k) for k in ("client", "base", "samples"))
+        if type(client) is not int or not 0 <= client < self.task.clients:
+            raise DataError(f"it says it is client {client!r}; there are 0 to {self.task.clients - 1}")
+        if type(samples) is not int or not 0 < samples < LARGEST:
+            raise DataError(f"it says it has {samples!r} samples")
+        if type(base) is not int or base < 0:
+            raise DataError(f"it says it is at round {base!r}")
+        packet = self._packet(letter)
+        codec.unmask(packet, self.like)
+        return client, base, samples, packet.bits
+
+    def update(self, letter: Letter, samples: int, params: Tree) -> Update:
+        """One client's round, fit to be folded in."""
+        values, sent = codec.unpack(packet := self._packet(letter), self.like)
+        extra = {n: v for n, v in letter.parts.items() if n not in ("values", "bits")}
+        if {n: (v.dtype, v.shape) for n, v in extra.items()} != self._extra:
+            raise DataError(f"it sent the statistics {_shapes(extra)} where the method has {_shapes_of(self._extra)}")
+        check_finite({**values, **extra}, "it sent")
+        for name in self.task.method.not_negative:
+            if bool((extra[f"extra/{name}"] < 0).any()):
+                raise DataError(f"it sent a negative number in extra/{name}")
+        self._norms(values, sent, extra, params)
+        loss = letter.head.get("train_loss")
+        if loss is not None and not _number(loss):
+            raise DataError(f"it sent the training loss {loss!r}")
+        return Update(
+            values, sent, self._weight(letter, samples), nested("extra", extra), packet.bits, loss, self.figures(letter)
+        )
+
+    def figures(self, letter: Letter) -> dict[str, float]:
+        """What a client measured, if it did."""
+        found = letter.head.get("measured")
+        if not isinstance(found, dict) or (found and set(found) != set(FIGURES)):
+            raise DataError(f"it measured {found!r}")
+        for name, value in found.items():
+            if not _number(value) or value < 0 or (name != "test_loss" and value > 1):
+                raise DataError(f"it measured {name} {value!r}")
+        return {name: float(value) for name, value in found.items()}
+
+    def _packet(self, letter: Letter) -> codec.Packet:
+        packet = take_packet(letter)
+        if (packet.whole, packet.partly) != (self.outline.whole, self.outline.partly):
+            raise DataError("it sent other tensors than the method shares")
+        return packet
+
+    def _weight(self, letter: Letter, samples: int) -> float:
+        weight = letter.head.get("weight")
+        wanted = float(samples) if self._by_samples else 1.0
+        if weight != wanted:
+            raise DataError(f"it sent the weight {weight!r} where {wanted} is due")
+        return wanted
+
+    def _norms(self, values: Tree, sent: Mask, extra: Tree, params: Tree) -> None:
+        """An update may be `max_norm` times as long as the model it updates, or as a vector of length 1."""
+        moved = size = 0.0
+        for n, v in values.items():
+            mark, old = torch.as_tensor(sent[n]), params[n].double().cpu()
+            moved += float(torch.where(mark, v.double() - old, 0.0).square().sum())
+            size += float(torch.where(mark, old, 0.0).square().sum())
+        for path, v in extra.items():
+            name = path.split("/", 2)[2]
+            if name in params:
+                moved += float((v.double() - params[name].double().cpu()).square().sum())
+                size += float(params[name].double().square().sum())
+            elif v.is_floating_point() and float(v.abs().max()) > LARGEST:
+                raise DataError(f"it sent {float(v.abs().max()):.3g} in {path}; the largest taken is {LARGEST:.0g}")
+        if not math.sqrt(moved) <= self.max_norm * max(1.0, math.sqrt(size)):
+            raise DataError(
+                f"its update has length {math.sqrt(moved):.3g}, more than {self.max_norm:g} times the model's "
+                f"{math.sqrt(size):.3g}; {CALM}"
+            )
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
+    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
+
+
+def _shapes(tensors: Tree) -> str:
+    return _shapes_of({n: (v.dtype, v.shape) for n, v in tensors.items()})
+
+
+def _shapes_of(found: dict[str, tuple[torch.dtype, torch.Size]]) -> str:
+    said = [f"{n} {tuple(s)} {str(d).removeprefix('torch.')}" for n, (d, s) in found.items()]
+    return ", ".join(said) or "none"

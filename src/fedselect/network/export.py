@@ -1,0 +1,79 @@
+"""What a client has in its vault: its finished model, as a file for the plain network."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import replace
+from fedselect.core.tree import nested
+from fedselect.network.client import MODEL
+from fedselect.network.vault import Vault
+from fedselect.runs.export import loading
+
+
+def runs(vault: Path) -> list[Path]:
+    """The runs in a vault, oldest first."""
+    found = [p for p in vault.iterdir() if p.is_dir()] if vault.is_dir() else []
+    return sorted(found, key=lambda p: p.stat().st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Exported:
+    run: str
+    view: str
+    snippet: str | None  # Python that loads it; none where the vault does not know the network
+
+
+def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> Exported:
+    """Write the model a run ended with, and beside its values how pictures become its inputs."""
+    there = {p.name: p for p in runs(vault)}
+    done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
+    if run is not None and run not in there:
+        raise InputError(f"{vault} holds no run {run!r}; it holds {', '.join(there) or 'none'}.")
+    if not done or (run is not None and run not in done):
+        raise RunError(
+            f"{vault} holds no finished model{f' of {run}' if run else ''} yet; one is kept when a run ends, and a client that "
+            "missed the end gets it when the server goes on with --resume."
+        )
+    name = run or done[-1]
+    kept = Vault(there[name] / MODEL)
+    found = kept.load(kept.rounds()[-1])
+    models, notes = nested("model", found.tensors), found.notes
+    pixels = {f"input.{n}": v for n, v in models.pop("input", {}).items()}
+    chosen = view or str(notes["view"])
+    if chosen not in models:
+        raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
+    whose = {"run": name} | {k: str(notes[k]) for k in ("client", "federation") if k in notes}  # older vaults do not say
+    _check_place(out, whose)
+
+    def write(fresh: Path) -> None:
+        values = {n: v.contiguous() for n, v in {**models[chosen], **pixels}.items()}
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            file.write(save(values, {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
+
+    replace(out, write)
+    if "model" not in notes:
+        return Exported(name, chosen, None)
+    shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
+    return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))
+
+
+def _check_place(out: Path, whose: dict[str, str]) -> None:
+    """A file that is there makes room for the model of the same run and client alone."""
+    if not out.exists():
+        return
+    try:
+        with safe_open(out, "pt") as file:
+            found = file.metadata() or {}
+    except (SafetensorError, OSError):
+        found = {}
+    if any(found.get(k) != v for k, v in whose.items()):
+        said = ", ".join(f"{k} {found[k]}" for k in whose if k in found)
+        held = f"the model of {said}" if said else "something else"
+        raise InputError(f"{out} holds {held}; choose another --out, or remove it first.")

@@ -1,0 +1,166 @@
+"""Runs from the server's machine: starting one, going on with one, and watching it as a simulated one is watched."""
+
+import json
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import in_use, read_json, write_json
+from fedselect.network import site
+from fedselect.network.drive import config_of, over, prepare, say
+from fedselect.network.flower import launch
+from fedselect.network.plan import check_name, plan
+from fedselect.network.server import Limits
+from fedselect.network.site import Site
+from fedselect.runs.config import Config
+from fedselect.runs.environment import package_version
+from fedselect.runs.rundir import finished
+from fedselect.runs.runner import Stopped, Watch
+from fedselect.simulate.records import Record
+
+POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the server
+START = 120.0  # seconds for Flower to start the server's process
+
+
+def server_part(root: Path) -> Path:
+    """The server's part of a site, given either."""
+    part = root / "server" if (root / "server" / "federation.json").is_file() else root
+    site.check_kind(part, "server")
+    return part
+
+
+def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
+    """A new run in the server's folder, on its way."""
+    known = Site.read(part)
+    limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
+    if limits.min_clients > known.clients:
+        raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
+    name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
+    place = part / "runs" / check_name(name)
+    made = plan(config, known.federation, name, known.clients, known.shape, limits)
+    _need_server(part)
+    prepare(place, made)
+    site.write_app(place / "app", made.to_flat(), package_version())
+    submit(part, place)
+    return place
+
+
+def submit(part: Path, place: Path) -> None:
+    """Hand a prepared run to Flower, for the first time or again."""
+    _need_server(part)
+    say(place, "submitted")
+    write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
+
+
+def _need_server(part: Path) -> None:
+    if not launch.healthy(part):
+        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
+
+
+def runs(part: Path) -> list[Path]:
+    """The site's runs, oldest first."""
+    folder = part / "runs"
+    found = [p for p in folder.iterdir() if (p / "plan.json").exists()] if folder.is_dir() else []
+    return sorted(found, key=lambda p: (p / "plan.json").stat().st_mtime_ns)
+
+
+def state(out: Path) -> str:
+    """How a run goes, as the server noted it; without a note, interrupted where its process died, not started if none came."""
+    noted = _noted(out)
+    if noted == "running" and not _going(out):
+        noted = _noted(out)  # it may just have ended
+        return "interrupted" if noted == "running" else noted
+    late = time.time() > (out / "status.json").stat().st_mtime + START
+    return "not started" if noted == "submitted" and late else noted
+
+
+def reason(out: Path) -> str:
+    """Why a run failed or was stopped, and what to do; empty of one that did not."""
+    return str(_note(out).get("error", ""))
+
+
+def _going(out: Path) -> bool:
+    """Whether a run's process and its server are at work; of a server that was killed, the run's process ends later."""
+    return in_use(out) and in_use(out.parents[1])
+
+
+def _noted(out: Path) -> str:
+    return str(_note(out)["status"])
+
+
+def _note(out: Path) -> Any:
+    return read_json(out / "status.json", "it should say how the run goes.")
+
+
+def unfinished(part: Path, name: str | None) -> Path:
+    """The run to go on with: the last that is not finished, or else not over, or the one of this name."""
+    there = [p for p in runs(part) if not over(p) and name in (None, p.name)]
+    there.sort(key=lambda p: not finished(p))
+    if not there:
+        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
+    if _going(there[-1]):
+        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {part}")
+    return there[-1]
+
+
+def follow(part: Path, out: Path, watch: Watch | None) -> None:
+    """Until the run is over, showing its progress; Ctrl-C stops the run, which can be resumed."""
+    config, seen, idle = config_of(out), len(_records(out)), 0
+    again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
+    began = checked = time.monotonic()
+    with _interrupts() as asked:
+        while True:
+            busy, status = in_use(out), read_json(out / "status.json", "the server should have written it.")
+            idle = 0 if busy or status["status"] != "running" else idle + 1  # seen once, it may just have begun or ended
+            for record in _records(out)[seen:]:
+                seen += 1
+                if watch:
+                    watch(config, record)
+            if status["status"] == "finished":
+                return
+            if status["status"] in ("failed", "stopped"):
+                raise RunError(status["error"])
+            if asked():
+                launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))
+                if _noted(out) == "submitted":  # it had not begun, and will not
+                    say(out, "stopped", f"it was stopped before it began; {again}")
+                raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
+            if idle == 3:
+                raise RunError(f"the server's process died after round {seen}; {again}")
+            if status["status"] == "submitted" and time.monotonic() > began + START:
+                raise RunError(f"Flower did not start the run, {part / 'log.txt'} says why; {again}")
+            if time.monotonic() > checked + ALIVE:
+                checked = time.monotonic()
+                if not launch.healthy(part):
+                    raise RunError(f"the server does not answer any more; start it, then {again}")
+            time.sleep(POLL)
+
+
+def _records(out: Path) -> list[Record]:
+    """The rounds that are written to their end."""
+    path = out / "metrics.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    asked = False
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

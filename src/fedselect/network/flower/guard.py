@@ -1,0 +1,62 @@
+"""Stands where Flower starts its app processes, and runs no code that came over the network.
+
+`fedselect deploy server` and `client` put commands of the same names first in PATH, which come here. An app may bring a
+configuration and nothing else; the apps it names must be those of the installed package.
+"""
+
+import io
+import shlex
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import InputError
+
+COMPONENTS = {
+    "serverapp": "fedselect.network.flower.apps:server_app",
+    "clientapp": "fedselect.network.flower.apps:client_app",
+}
+ALLOWED = {"pyproject.toml", "LICENSE", ".info/CONTENT", ".info/METADATA"}
+COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+
+
+def check_bundle(bundle: bytes) -> None:
+    """Refuse an app that is more than a configuration for ours."""
+    with zipfile.ZipFile(io.BytesIO(bundle)) as content:
+        foreign = sorted(set(content.namelist()) - ALLOWED)
+        named = tomllib.loads(content.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["components"]
+    if foreign:
+        raise InputError(f"the app brings {foreign[0]}; this node runs installed code only (--allow-shipped-code runs it).")
+    if named != COMPONENTS:
+        raise InputError(f"the app names {named}; this node runs {COMPONENTS} only (--allow-shipped-code runs it).")
+
+
+def checked(install: Callable[..., Any]) -> Callable[..., Any]:
+    def install_checked(bundle: Any, *args: Any, **kwargs: Any) -> Any:
+        check_bundle(bundle)
+        return install(bundle, *args, **kwargs)
+
+    return install_checked
+
+
+def commands(folder: Path) -> Path:
+    """Commands for PATH that start Flower's app processes through here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COMMANDS:
+        start = f"import sys; sys.argv[0] = '{name}'; from fedselect.network.flower.guard import main; main()"
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{start}" "$@"\n')
+        script.chmod(0o700)
+    return folder
+
+
+def main() -> None:
+    """flwr-clientapp or flwr-serverapp, whichever was called, with a check before an app is installed."""
+    side, name = {"flwr-clientapp": ("supernode", "clientapp"), "flwr-serverapp": ("superlink", "serverapp")}[sys.argv[0]]
+    installing = import_module(f"flwr.{side}.runtime.run_{name}")
+    installing.install_from_fab = checked(installing.install_from_fab)  # type: ignore[attr-defined]
+    getattr(import_module(f"flwr.{side}.cli"), f"flwr_{name}")()

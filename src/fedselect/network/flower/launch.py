@@ -1,0 +1,349 @@
+"""Flower's processes: a SuperLink, SuperNodes, and runs on them; everything that was started is stopped."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import held, read_json, write_json
+from fedselect.network.flower import guard
+from fedselect.network.plan import Home
+from fedselect.network.site import Site, check_part, check_port, free_port
+from fedselect.network.vault import private
+
+NAME = "fedselect"  # of the SuperLink in Flower's own configuration
+PATIENCE = 300.0  # seconds for one of Flower's commands; a busy machine takes a minute
+RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
+LATE, LOOK = 30.0, 0.5  # seconds between looks whether the server answers, and between looks at the log
+ENDS_WITH_US = Path(__file__).with_name("ends_with_parent.py")
+SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
+SECURE_CLIENT = ("ca.crt", "node.key")
+
+
+def need_flower() -> None:
+    if find_spec("flwr") is None:
+        raise InputError("a deployment needs Flower; install it with: pip install 'fedselect[flower]'")
+
+
+def environment(part: Path, guarded: bool) -> dict[str, str]:
+    """For Flower's processes: a home of their own, no telemetry, no update checks, and the guard before their commands."""
+    home = part / ".flwr"
+    home.mkdir(parents=True, exist_ok=True)
+    own = Path(sys.executable).parent
+    first = [str(guard.commands(home / "bin"))] if guarded else []
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([*first, str(own), os.environ.get("PATH", "")]),
+    }
+
+
+@contextmanager
+def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A SuperLink that knows this site's clients."""
+    part = part.resolve()
+    site = Site.read(part)
+    if not site.insecure:
+        check_part(part, SECURE_SERVER)
+    host = "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    check_port(host, site.port)
+    env = {**environment(part, not shipped_code), "FEDSELECT_SERVER": str(part)}
+    if not (part / "superlink.db").exists():  # Flower's memory of which keys it knows
+        write_json(part / "nodes.json", {})
+    tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+    secure = ["--insecure"] if site.insecure else [*tls, "--enable-supernode-auth"]
+    command = [
+        _tool("flower-superlink"), *secure, "--host", host, "--port", str(site.port), "--database", "superlink.db",
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+    _write_connection(part, site)
+    with held(part / ".lock", wait=False, advice="stop the other server first."), _process(command, part, env, log) as process:
+        _until_healthy(part, process, log)
+        if not site.insecure:
+            _register(part, site)
+        yield process
+
+
+@contextmanager
+def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A SuperNode with its own data and vault."""
+    part = part.resolve()
+    site = Site.read(part)
+    if not site.insecure:
+        check_part(part, SECURE_CLIENT)
+        check_server(part, site)
+    secure = ["--insecure"] if site.insecure else ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
+    command = [
+        _tool("flower-supernode"), *secure, "--superlink", site.address, "--host", "127.0.0.1", "--port", str(free_port()),
+        "--node-config", _node_config(home),
+    ]  # fmt: skip
+    with _process(command, part, environment(part, not shipped_code), log) as process:
+        yield process
+
+
+def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_code: bool = False) -> int | None:
+    """A SuperNode until it ends: its exit code, or None where Ctrl-C or a termination signal came first.
+
+    Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
+    A second copy with the same vault is refused here.
+    """
+    said = f"client {home.client} calls the server at {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
+    until = None
+    private(home.vault)
+    with (
+        held(home.vault / ".client", wait=False, advice="stop the other copy of this client first."),
+        suppress(KeyboardInterrupt),
+    ):
+        while True:
+            begun = log.stat().st_size if log.exists() else 0
+            with client(part, home, log, shipped_code) as process:
+                if until is None:
+                    say(said)
+                if _let_in(process, log, begun, Site.read(part), say):
+                    say(f"client {home.client} is connected to the server")
+                code = _wait(process, Site.read(part), say)
+            if not _turned_away(log):
+                return code
+            if until is None:
+                until = time.monotonic() + RETRY
+                say(
+                    "the server still counts this client as connected, or does not know its node.key; "
+                    "trying for two minutes (is another copy running?)"
+                )
+            elif time.monotonic() > until:
+                return code
+            time.sleep(PAUSE)
+    return None
+
+
+def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site, say: Callable[[str], None]) -> bool:
+    """Whether the server lets a SuperNode in, once that is known; where no server answers, that is said once.
+
+    A SuperNode, whose log begins at `begun`, notes its number when it is in.
+    """
+    late = time.monotonic() + LATE
+    while "SuperNode ID:" not in _since(log, begun):
+        if process.poll() is not None:
+            return False
+        if time.monotonic() > late:
+            late += LATE
+            if why := _unreachable(site):
+                late = math.inf
+                say(
+                    f"the server at {site.address} does not answer ({why}); this client goes on trying: check that the server "
+                    "runs (fedselect deploy server), and that its name and port can be reached from here"
+                )
+        time.sleep(LOOK)
+    return True
+
+
+def _wait(process: subprocess.Popen[bytes], site: Site, say: Callable[[str], None]) -> int:
+    """Until a SuperNode ends; says when there is no way to the server any more, and when there is one again."""
+    lost = False
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LATE)
+        why = _unreachable(site)
+        if why and not lost:
+            say(f"the server at {site.address} does not answer any more ({why}); this client goes on trying, leave it running")
+        if lost and not why:
+            say(f"the server at {site.address} answers again")
+        lost = why is not None
+
+
+def _since(log: Path, begun: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begun)
+        return file.read().decode(errors="replace")
+
+
+def _unreachable(site: Site) -> str | None:
+    """Why there is no way to the server, if there is none."""
+    try:
+        with socket.create_connection((site.host, site.port), timeout=5):
+            return None
+    except OSError as e:
+        return e.strerror or str(e)
+
+
+def check_server(part: Path, site: Site) -> None:
+    """A server that is up must show a certificate of this site's authority; one that is not up yet is waited for."""
+    context = ssl.create_default_context(cafile=str(part / "ca.crt"))
+    try:
+        with (
+            socket.create_connection((site.host, site.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=site.host),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as e:
+        raise InputError(
+            f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
+            f"({e.verify_message}); use the client folder of the same site."
+        ) from None
+    except ssl.SSLError as e:
+        raise InputError(
+            f"the server at {site.address} does not speak TLS ({e.reason}); use the folder of the same site."
+        ) from None
+    except OSError:
+        return
+
+
+def submit(part: Path, app: Path) -> str:
+    """Start a run on this machine's SuperLink; returns Flower's number for it."""
+    said = _flwr(part, "run", str(app), NAME, "--format", "json")
+    return str(json.loads(said[said.index("{") :])["run-id"])
+
+
+def stop(part: Path, run: str) -> None:
+    _flwr(part, "stop", run, NAME)
+
+
+def connected(part: Path) -> dict[int, str]:
+    """The nodes that Flower knows, with their state."""
+    said = _flwr(part, "supernode", "list", NAME, "--format", "json")
+    found = json.loads(said[said.index("{") :])
+    return {int(n["node-id"]): str(n["status"]) for n in found["nodes"]}
+
+
+def _flwr(part: Path, *args: str) -> str:
+    part = part.resolve()
+    command, env = [_tool("flwr"), *args], environment(part, guarded=False)
+    try:
+        done = subprocess.run(command, cwd=part, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"flwr {args[0]} did not answer within {PATIENCE:.0f} seconds; {part / 'log.txt'} may say why."
+        ) from None
+    if done.returncode != 0 or '"success": false' in done.stdout:
+        raise RunError(f"flwr {args[0]} failed: {_last_line(done.stdout + done.stderr)}")
+    return done.stdout
+
+
+def _register(part: Path, site: Site) -> None:
+    """Make the clients' keys known, and note which node is which client."""
+    known = read_json(part / "nodes.json", "delete it and superlink.db.")
+    for i in range(site.clients):
+        key = part / "keys" / f"client-{i}.pub"
+        if not key.is_file():
+            raise InputError(f"{key} is missing; copy it from the site, or make the site again with: fedselect deploy init.")
+        if i not in known.values():
+            said = _flwr(part, "supernode", "register", str(key), NAME, "--format", "json")
+            known[str(json.loads(said[said.index("{") :])["node-id"])] = i
+            write_json(part / "nodes.json", known)
+
+
+def _write_connection(part: Path, site: Site) -> None:
+    """Where Flower's own command finds this SuperLink."""
+    security = "insecure = true" if site.insecure else f'root-certificates = "{part / "ca.crt"}"'
+    home = part / ".flwr"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{site.port}"\n{security}\n'
+    )
+
+
+def healthy(part: Path) -> bool:
+    """Whether this machine's SuperLink answers."""
+    site = Site.read(part)
+    scheme = "http" if site.insecure else "https"
+    context = None if site.insecure else ssl.create_default_context(cafile=str(part / "ca.crt"))
+    try:
+        with urllib.request.urlopen(f"{scheme}://127.0.0.1:{site.port}/health", timeout=5, context=context):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _until_healthy(part: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and process.poll() is None:
+        if healthy(part):
+            return
+        time.sleep(0.2)
+    raise RunError(f"the SuperLink did not start: {reason(log, process.poll())}")
+
+
+def reason(log: Path, code: int | None) -> str:
+    """Why a process of Flower's ended, from what it last said of an exit in its log."""
+    if _turned_away(log):
+        return (
+            "the server does not know this client's node.key (use the client folder of the same site), or another copy of this "
+            "client is connected (stop it)."
+        )
+    said = log.read_text().rpartition("Exit Code:")[2].partition("For more information")[0].split()
+    return f"{' '.join(said[-30:]) or 'it said nothing'} (code {code}; {log} says more)."
+
+
+def _turned_away(log: Path) -> bool:
+    """Whether the server refused the SuperNode that was last started."""
+    return "Failed to activate SuperNode" in log.read_text().rpartition("Starting Flower SuperNode")[2]
+
+
+def until_end(process: subprocess.Popen[bytes]) -> int | None:
+    """A process's exit code, or None where Ctrl-C or a termination signal came first."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return None
+
+
+@contextmanager
+def _process(command: list[str], cwd: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with all its children in a group of their own, stopped in the end, and by the system if this one is killed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is stopped then, too
+    tied = [sys.executable, "-I", str(ENDS_WITH_US), str(os.getpid()), *command]
+    with log.open("ab") as out:
+        process = subprocess.Popen(tied, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    for how, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(process.pid, how)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _node_config(home: Home) -> str:
+    parts = []
+    for key, value in home.to_flat().items():
+        if isinstance(value, str) and any(c in value for c in "'\"\n\\"):
+            raise InputError(f"{value} has a character that Flower's node configuration cannot carry; rename it.")
+        parts.append(f"{key}={json.dumps(value)}")
+    return " ".join(parts)
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if found is None:
+        raise InputError(f"{name} was not found; install Flower with: pip install 'fedselect[flower]'")
+    return found
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,99 @@
+"""Letters: what server and clients send each other, whatever carries it: a head of plain values and one flat array of bytes."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedselect.aggregate.codec import Packet
+from fedselect.core.errors import DataError
+from fedselect.core.tree import Tree, not_finite
+
+FORMAT = 1
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}")
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Tensors by name, and what there is to say about them."""
+
+    head: dict[str, Any]
+    parts: Tree = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """What its tensors weigh on the wire."""
+        return sum(v.nbytes for v in self.parts.values())
+
+    def seal(self) -> tuple[str, Tensor]:
+        """The letter as text and one flat array; many small arrays would be slow to carry."""
+        layout = [[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in self.parts.items()]
+        flat = [v.detach().cpu().contiguous().flatten().view(torch.uint8) for v in self.parts.values()]
+        body = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8)
+        return json.dumps({"format": FORMAT, "head": self.head, "layout": layout}), body
+
+
+def unseal(text: str, body: Tensor) -> Letter:
+    """A letter from what came over the wire; nothing in it is used before it was checked."""
+    try:
+        said = json.loads(text)
+        head, layout = said["head"], [(str(n), str(d), [int(k) for k in shape]) for n, d, shape in said["layout"]]
+        version = said["format"]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
+        raise DataError(f"a letter cannot be read ({type(e).__name__}: {e}).") from None
+    if version != FORMAT:
+        raise DataError(f"a letter has format {version!r}, this version reads {FORMAT}; use the same fedselect on both sides.")
+    if not isinstance(head, dict):
+        raise DataError("a letter has no head.")
+    sizes = []
+    for name, dtype, shape in layout:
+        if not _NAME.fullmatch(name):
+            raise DataError(f"a letter names a tensor {name!r}.")
+        if dtype not in DTYPES:
+            raise DataError(f"a letter holds {name} as {dtype}; allowed: {', '.join(DTYPES)}.")
+        if len(shape) > 8 or any(not 0 <= k < 1 << 63 for k in shape):
+            raise DataError(f"a letter gives {name} the shape {shape}.")
+        count = DTYPES[dtype].itemsize
+        for k in shape:
+            count *= k
+        sizes.append(count)
+    if len({name for name, _, _ in layout}) < len(layout):
+        raise DataError("a letter names a tensor twice.")
+    if body.dtype != torch.uint8 or body.ndim != 1 or body.numel() != sum(sizes):
+        raise DataError(f"a letter has {body.numel()} bytes where its layout says {sum(sizes)}.")
+    parts, at = {}, 0
+    for (name, dtype, shape), size in zip(layout, sizes, strict=True):
+        parts[name] = body[at : at + size].clone().view(DTYPES[dtype]).view(shape)
+        at += size
+    return Letter(head, parts)
+
+
+def put_packet(packet: Packet) -> tuple[dict[str, Any], Tree]:
+    """What a packet adds to a letter: to its head, and to its parts."""
+    parts = {"values": packet.values, "bits": packet.bits}
+    said = {"whole": list(packet.whole), "partly": list(packet.partly)}
+    return said, {name: v for name, v in parts.items() if v.numel()}
+
+
+def take_packet(letter: Letter) -> Packet:
+    names = [letter.head.get(k) for k in ("whole", "partly")]
+    if not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in names):
+        raise DataError("a letter does not say which tensors it holds.")
+    values, bits = (letter.parts.get(k, torch.zeros(0, dtype=torch.uint8)) for k in ("values", "bits"))
+    if any(v.dtype != torch.uint8 or v.ndim != 1 for v in (values, bits)):
+        raise DataError("a letter holds its values in another form than flat bytes.")
+    return Packet(values, bits, tuple(names[0] or ()), tuple(names[1] or ()))
+
+
+def check_finite(tensors: Tree, who: str) -> None:
+    name = not_finite(tensors)
+    if name is not None:
+        bad = "NaN" if bool(torch.isnan(tensors[name]).any()) else "Inf"
+        raise DataError(f"{who} {bad} in {name}.")

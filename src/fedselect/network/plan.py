@@ -1,0 +1,224 @@
+"""Plan: everything a deployed run depends on, as the server keeps it and as Flower's run configuration carries it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedselect.core.errors import DataError, InputError
+from fedselect.core.options import Option
+from fedselect.core.tree import Tree
+from fedselect.data import ClientData, Federation
+from fedselect.network.assignment import Task
+from fedselect.network.server import Limits
+from fedselect.runs.config import Config
+from fedselect.simulate.inputs import pick_device
+
+Scalars = Mapping[str, bool | bytes | float | int | str]
+_RUN = ("rounds", "seed", "fraction", "eval_every")
+_TABLES = ("method", "model", "data", "training")
+_LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What everybody's data looks like: the shape of one input, and the classes by name and in order."""
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def of(cls, data: Federation) -> "Shape":
+        return cls(tuple(data.shape), data.class_names or tuple(map(str, range(data.classes))))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration, for whom, on what; `initial` is the digest of the values everybody starts from."""
+
+    config: Config
+    federation: str
+    run: str
+    clients: int
+    data: Shape
+    limits: Limits = field(default_factory=Limits)
+    initial: str = ""
+
+    def task(self, device: str) -> Task:
+        """What is trained; refused where this machine would start from other values than the others."""
+        made = Task(
+            self.config.make_method(),
+            self.config.make_model(self.data),  # type: ignore[arg-type]  # a model asks for shape and classes alone
+            self.config.make_training(),
+            self.config.seed,
+            self.clients,
+            self.data.classes,
+            self.data.shape,
+            self.config.method["name"],
+            self.federation,
+            self.run,
+            self.digest(),
+            pick_device(device),
+            {"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
+        )
+        if self.initial and digest(made.initial) != self.initial:
+            raise InputError(
+                f"the model {made.model.name} starts from other values here than at the server; "
+                "use the same version of torch, and the same weights file with --weights."
+            )
+        return made
+
+    def digest(self) -> str:
+        """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
+        said = {k: v for k, v in self.to_flat().items() if k != "model.weights"}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+    def to_flat(self) -> dict[str, bool | float | int | str]:
+        """As Flower carries it: plain values under dotted names; what is not set is 'none'."""
+        said = self.config.to_json()
+        flat = {
+            "federation": self.federation,
+            "run": self.run,
+            "clients": self.clients,
+            "shape": json.dumps(self.data.shape),
+            "classes": json.dumps(self.data.names),
+            "initial": self.initial,
+            **{name: said[name] for name in _RUN},
+            **{name: getattr(self.limits, name) for name in _LIMITS},
+        }
+        flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
+        return flat
+
+    @classmethod
+    def from_flat(cls, flat: Scalars, run: str) -> "Plan":
+        """From a run configuration; `run` names it where it does not say."""
+        tables: dict[str, dict[str, Any]] = {table: {} for table in _TABLES}
+        for key, value in flat.items():
+            table, dot, name = key.partition(".")
+            if dot and table in tables:
+                tables[table][name] = value
+        try:
+            raw = {**tables, **{name: flat[name] for name in _RUN if name in flat}}
+            config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
+            said = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
+            limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **said)
+            shape = Shape(tuple(map(int, json.loads(str(flat["shape"])))), tuple(map(str, json.loads(str(flat["classes"])))))
+            clients = int(flat["clients"])
+        except (KeyError, ValueError, TypeError) as e:
+            raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
+        return cls(
+            config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
+            str(flat.get("initial", "")),
+        )  # fmt: skip
+
+
+def check_name(name: str) -> str:
+    """A run's name is a folder's name at the server and at clients, and nothing more."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise InputError(f"a run cannot be named {name!r}; use letters, digits, dots and dashes.")
+    return name
+
+
+def plan(config: Config, federation: str, run: str, clients: int, data: Shape, limits: Limits) -> Plan:
+    """A new plan, with the digest of its initial values; what cannot work shows here."""
+    made = Plan(config, federation, run, clients, data, limits)
+    task = made.task("cpu")
+    task.rehearse()
+    return replace(made, initial=digest(task.initial))
+
+
+def digest(tree: Tree) -> str:
+    sum_ = hashlib.sha256()
+    for name, v in tree.items():
+        sum_.update(f"{name} {tuple(v.shape)} {v.dtype}".encode())
+        sum_.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sum_.hexdigest()
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a node knows of itself, from Flower's node configuration: who it is, where its vault is, which data it has."""
+
+    client: int
+    vault: Path
+    data: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    device: str = "auto"
+
+    @classmethod
+    def from_flat(cls, flat: Scalars) -> "Home":
+        known = {"partition-id", "num-partitions", "vault", "weights", "device"}
+        for key in flat:
+            if key not in known and not key.startswith("data."):
+                raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
+        if "partition-id" not in flat or "vault" not in flat:
+            raise InputError("the node configuration must name partition-id and vault.")
+        own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
+        weights = str(flat["weights"]) if "weights" in flat else None
+        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, str(flat.get("device", "auto")))
+
+    def to_flat(self) -> dict[str, bool | float | int | str]:
+        flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
+        flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
+        return flat | ({"weights": self.weights} if self.weights else {})
+
+    def adapt(self, plan: Plan) -> Plan:
+        """The run with this machine's own files in place of paths that were meant for another."""
+        model = dict(plan.config.model)
+        if model.get("weights"):
+            if self.weights is None:
+                raise InputError("this run starts from a weights file; start the client with --weights FILE.")
+            model["weights"] = self.weights
+        return replace(plan, config=replace(plan.config, model=model))
+
+    def load(self, plan: Plan) -> Federation:
+        """This client's data and nobody else's, its labels numbered as the federation numbers classes."""
+        return own_data(self.data, plan.config, self.client, plan.clients, plan.data)
+
+
+def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, agreed: Shape) -> Federation:
+    """One client's data: a folder of its own, or its part of a set that is dealt to all by the seed."""
+    if own.get("path"):
+        table = {"clients": 1, "split": "iid", **own}
+    elif "path" in config.data or config.data.get("data_dir"):
+        raise InputError("this run's data is a folder; start the client with its own: --data folder:PATH.")
+    else:
+        same = own.get("name", config.data["name"]) == config.data["name"]
+        table = {**(config.data if same else {}), **own, "clients": clients}
+    whole = Config.from_dict({**_plain(config), "data": table}, f"client {client}").make_data()
+    if len(whole.clients) == 1:
+        part = whole.clients[0]
+    elif client < len(whole.clients):
+        part = whole.clients[client]
+    else:
+        raise InputError(f"client {client} has no part: the data is dealt to {len(whole.clients)} clients.")
+    if tuple(whole.shape) != agreed.shape:
+        raise DataError(
+            f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
+            "bring them to that shape (pictures in folders become squares in colour, of --size)."
+        )
+    names = Shape.of(whole).names
+    foreign = [n for n in names if n not in agreed.names]
+    if foreign:
+        raise DataError(
+            f"client {client} has the class {foreign[0]!r}; this federation agreed on {', '.join(agreed.names[:12])}: "
+            "rename or remove it, or make a new site with all classes."
+        )
+    number = torch.tensor([agreed.names.index(n) for n in names])
+    pairs = [None if pair is None else (pair[0], number[pair[1]]) for pair in (part.train, part.test, part.val)]
+    mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
+    return Federation([mine], agreed.classes, whole.name, agreed.names, whole.mean, whole.std, whole.augment)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    known = {f.name for f in fields(Config)}
+    return {k: v for k, v in config.to_json().items() if k in known and k != "data"}

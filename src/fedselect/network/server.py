@@ -1,0 +1,336 @@
+"""The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedselect.aggregate import codec
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core import random
+from fedselect.core.errors import CALM, DataError, InputError, RunError
+from fedselect.core.tree import State, expand, flat, nested, not_finite
+from fedselect.methods.method import Received
+from fedselect.network.assignment import Task, first
+from fedselect.network.examiner import Examiner, Update
+from fedselect.network.letters import Letter
+from fedselect.network.vault import Vault, private
+
+Reply = Letter | DataError | str
+"""What came back: a letter, something that is none, or in words why nothing came."""
+TRIES = 3
+
+
+class Nodes(Protocol):
+    """What carries letters: the one seam between our rounds and a network engine."""
+
+    def present(self) -> list[int]:
+        """The nodes that are connected now, by the engine's own numbers."""
+
+    def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
+        """Send each node its letter and yield replies as they come; every node is answered for, within the time-out."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to wait, when to go on, and what to turn away."""
+
+    min_clients: int = 1
+    timeout: float = 600.0  # seconds for a client to answer
+    wait: float = 60.0  # seconds for clients to connect: all of them at first, enough of them later
+    fraction: float = 1.0
+    eval_every: int = 1
+    max_norm: float = 100.0  # an update may be as many times as long as the model it updates
+    poll: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_clients < 1:
+            raise InputError(f"min_clients must be at least 1, not {self.min_clients}.")
+        if not 0.0 < self.fraction <= 1.0:
+            raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {self.fraction}.")
+        if self.eval_every < 1:
+            raise InputError(f"eval_every must be at least 1, not {self.eval_every}.")
+        for name in ("timeout", "wait", "max_norm"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
+
+
+@dataclass
+class Outcome:
+    """One round as it went: who sent what, who was measured (after the round before), who missed it and why."""
+
+    round: int
+    uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
+    measured: dict[int, dict[str, float]] = field(default_factory=dict)
+    missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
+    rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
+    set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
+    seconds: float = 0.0
+
+    def why(self) -> str:
+        said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
+        return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
+
+    def advice(self, otherwise: str) -> str:
+        """What to do where too few answered; numbers that ran away would do so again."""
+        if CALM in self.why():
+            return "begin another run with that changed; resumed, those numbers would run away again."
+        return otherwise
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A client that said hello."""
+
+    node: int
+    samples: int
+
+
+class Server:
+    """A federation as its server knows it. `state`, `round` and `accepted` are all there is to save.
+
+    `masks` is a folder for what clients want, which they say anew to every server. `keys` says which client a node is,
+    where the engine knows nodes by their keys; elsewhere the first to claim a number has it.
+    """
+
+    def __init__(self, task: Task, limits: Limits, masks: Path, keys: dict[int, int] | None = None) -> None:
+        if limits.min_clients > task.clients:
+            raise InputError(f"min_clients is {limits.min_clients}, but there are {task.clients} clients.")
+        self.task, self.limits, self.keys = task, limits, keys
+        self.state = task.method.init(task.initial, task.clients, task.model)
+        self.round = 0
+        self.accepted = [0] * task.clients  # the last round of each client that was taken in
+        self._examiner = Examiner(task, limits.max_norm)
+        self._guests: dict[int, Guest] = {}
+        private(masks)
+        self._masks = masks  # on disk: memory stays that of the model
+
+    def step(self, nodes: Nodes) -> Outcome:
+        """One round, asked again where too few clients answered; who had done it hands over the same reply."""
+        began = time.monotonic()
+        outcome = Outcome(self.round + 1)
+        for _ in range(TRIES):
+            outcome = Outcome(self.round + 1, rejected=outcome.rejected, set_back=outcome.set_back)
+            self._gather(nodes, outcome)
+            folded, updates = self._ask(nodes, outcome)
+            if len(updates) >= self.limits.min_clients:
+                break
+        else:
+            raise RunError(
+                f"round {outcome.round}: {len(updates)} of at least {self.limits.min_clients} clients answered "
+                f"({outcome.why()}); {outcome.advice('mend that, then go on with --resume, or begin another run.')}"
+            )
+        # the simulation's order: a method's side statistics are solved in it
+        order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
+        self.state = self._next(order, folded, [updates[i] for i in order])
+        self.round = outcome.round
+        for i in order:
+            self.accepted[i] = self.round
+            self._mask(i, "new").replace(self._mask(i))
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def close(self, nodes: Nodes) -> Outcome:
+        """After the last round: everybody gets the final values, measures, and keeps its model."""
+        outcome = Outcome(self.round)
+        self._gather(nodes, outcome)
+        letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
+        for i, reply in self._answers(nodes, letters, outcome):
+            try:
+                outcome.measured[i] = self._figures(i, reply)
+            except DataError as e:
+                self._turn_away(i, e, outcome)
+        return outcome
+
+    def save(self, vault: Vault, notes: dict[str, Any]) -> None:
+        vault.save(self.round, flat("server", self.state), {**notes, "accepted": self.accepted}, keep={self.round - 1})
+
+    def load(self, vault: Vault, round: int) -> dict[str, Any]:
+        """Go back to where the server was after a round; returns what was noted then."""
+        found = vault.load(round)
+        state = nested("server", found.tensors)
+        self.state = {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
+        self.round, self.accepted = round, list(found.notes["accepted"])
+        return found.notes
+
+    def _gather(self, nodes: Nodes, outcome: Outcome) -> None:
+        """Greet who is new and wait for enough clients: at the beginning for all of them, but not for ever."""
+        least = self.limits.min_clients
+        wanted = least if self._guests else self.task.clients
+        until = time.monotonic() + self.limits.wait
+        turned: set[int] = set()
+        while True:
+            here = set(nodes.present())
+            self._guests = {i: g for i, g in self._guests.items() if g.node in here}
+            new = here - {g.node for g in self._guests.values()} - turned
+            turned |= self._greet(nodes, sorted(new), outcome)
+            late = time.monotonic() > until
+            if len(self._guests) >= (least if late else wanted):
+                break
+            if late:
+                mend = "mend that" if outcome.missed or outcome.rejected else "start the others"
+                raise RunError(
+                    f"round {outcome.round}: {len(self._guests)} of at least {least} clients are there ({outcome.why()}); "
+                    f"{mend}, then go on with --resume."
+                )
+            time.sleep(self.limits.poll)
+        for i in range(self.task.clients):
+            if i not in self._guests:
+                outcome.missed.setdefault(i, "not connected")
+
+    def _greet(self, nodes: Nodes, new: list[int], outcome: Outcome) -> set[int]:
+        """Ask new nodes which client they are; returns those that were turned away."""
+        turned = set()
+        hello = Letter({**self.task.address, "kind": "hello", "accepted": self.accepted})
+        for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
+            if isinstance(reply, str):
+                turned.add(node)
+                if self.keys is not None and node in self.keys:
+                    outcome.missed[self.keys[node]] = reply
+                else:
+                    outcome.rejected[f"node {node}"] = reply
+                continue
+            try:
+                if isinstance(reply, DataError):
+                    raise reply
+                i, base, samples, bits = self._examiner.hello(reply)
+                if self.keys is not None and self.keys.get(node) != i:
+                    raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")
+                if i in self._guests:
+                    raise DataError(f"it says it is client {i}, which another node is already")
+                if base > self.accepted[i]:
+                    raise DataError(f"it says it is at round {base}, but {self.accepted[i]} was the last taken in")
+            except DataError as e:
+                turned.add(node)
+                outcome.rejected[_name(self.keys, node)] = str(e)
+                continue
+            if base < self.accepted[i]:
+                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
+                self.accepted[i] = base
+            self._guests[i] = Guest(node, samples)
+            self._mask(i).write_bytes(bits.numpy().tobytes())
+        return turned
+
+    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, State]]:
+        """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept.
+
+        Where the round before is to be measured, all others do that and no more.
+        """
+        here = torch.tensor(sorted(self._guests))
+        count = max(1, round(self.limits.fraction * len(here)))
+        cohort = random.choose(self.task.seed, here, count, outcome.round - 1, "cohort").tolist()
+        params = self.task.method.down(self.state, torch.tensor(cohort, device=self.task.device)).shared["params"]
+        others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
+        sizes: dict[int, int] = {}
+
+        def letters() -> Iterator[tuple[int, Letter]]:
+            for i in cohort:
+                letter = self._letter(i, "train", outcome.round)
+                sizes[i] = letter.nbytes
+                yield self._guests[i].node, letter
+            for i in others:
+                yield self._guests[i].node, self._letter(i, "measure", self.round)
+
+        folded, extras = MaskedSum(), {}
+        for i, reply in self._answers(nodes, letters(), outcome):
+            try:
+                if i in others:
+                    outcome.measured[i] = self._figures(i, reply)
+                    continue
+                self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
+                update = self._examiner.update(reply, self._guests[i].samples, params)
+            except DataError as e:
+                self._turn_away(i, e, outcome)
+                continue
+            self._fold(folded, update)
+            extras[i] = update.extra
+            self._mask(i, "new").write_bytes(update.bits.numpy().tobytes())
+            outcome.uploads[i] = {
+                "bytes_up": reply.nbytes, "bytes_down": sizes[i], "train_loss": update.train_loss,
+            }  # fmt: skip
+            if update.measured:
+                outcome.measured[i] = update.measured
+        return folded, extras
+
+    def _next(self, order: list[int], folded: MaskedSum, extras: list[State]) -> State:
+        """The state after a round of these clients; one that is not finite takes nobody's place."""
+        extra = {
+            k: {n: torch.stack([e[k][n] for e in extras]).to(self.task.device) for n in tree} for k, tree in extras[0].items()
+        }
+        got = Received(torch.tensor(order, device=self.task.device), *folded.mean(), extra)
+        state = self.task.method.server(self.state, got)
+        lost = not_finite(flat("server", state))
+        if lost is not None:
+            raise RunError(
+                f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but together makes "
+                f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with "
+                "--resume, or begin another run with a lower learning rate."
+            )
+        return state
+
+    def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
+        """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""
+        clients = {g.node: i for i, g in self._guests.items()}
+        for node, reply in nodes.ask(letters, self.limits.timeout):
+            i = clients[node]
+            if isinstance(reply, Letter):
+                yield i, reply
+            elif isinstance(reply, DataError):
+                self._turn_away(i, reply, outcome)
+            else:
+                outcome.missed[i] = reply
+                self._guests.pop(i)
+
+    def _fold(self, folded: MaskedSum, update: Update) -> None:
+        device = self.task.device
+        sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
+        values = {n: v.to(device) for n, v in expand(update.values, 1).items()}
+        folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
+
+    def _letter(self, i: int, kind: str, round: int) -> Letter:
+        """What client i gets: of the shared values those it wants, everything else whole."""
+        down = self.task.method.down(self.state, torch.tensor([i], device=self.task.device))
+        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
+        outline = self._examiner.outline
+        known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
+        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, codec.unmask(known, self._examiner.like))
+        values = {"values": packet.values} if packet.values.numel() else {}
+        shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
+        rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
+        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
+        return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
+
+    def _due(self, round: int) -> bool:
+        """Whether clients measure the round before as this one begins."""
+        return round > 1 and (round - 1) % self.limits.eval_every == 0
+
+    def _figures(self, i: int, reply: Letter) -> dict[str, float]:
+        """What a client measured that was asked for nothing else."""
+        self._examiner.head(reply, "measured", client=i, round=self.round, base=self.accepted[i])
+        return self._examiner.figures(reply)
+
+    def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
+        outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
+        self._guests.pop(i)
+
+    def _mask(self, i: int, kind: str = "bits") -> Path:
+        return self._masks / f"{i}.{kind}"
+
+
+def _set_back(lost: int, base: int) -> str:
+    """What a client does whose vault had lost a round, and what its operator can do."""
+    goes = f"it goes on from round {base}" if base else "its personal parameters begin anew"
+    copy = "if you have a copy of the vault, stop the client and put it back before the run ends"
+    return f"its vault lost round {lost}, so {goes}; {copy}"
+
+
+def _owner(client: int | None) -> str:
+    return "unknown" if client is None else f"that of client {client}"
+
+
+def _name(keys: dict[int, int] | None, node: int) -> str:
+    return f"client {keys[node]}" if keys and node in keys else f"node {node}"

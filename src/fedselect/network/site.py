@@ -1,0 +1,298 @@
+"""A site: the folder that is handed round before a federation starts. One part for the server, one for each client."""
+
+import ipaddress
+import json
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import disk, read_json, write_bytes, write_json
+from fedselect.network.plan import Shape
+from fedselect.network.vault import private
+
+CA_DAYS = 3650
+
+
+@dataclass(frozen=True)
+class Site:
+    """What everybody in a federation knows of it."""
+
+    federation: str
+    clients: int
+    address: str  # host:port of the server, as clients reach it
+    insecure: bool
+    data: dict[str, Any]  # the set that is dealt to clients; a folder where everybody brings its own
+    shape: Shape
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @classmethod
+    def read(cls, part: Path) -> "Site":
+        """From site/, site/server or site/client-3."""
+        said = read_json(part / "federation.json", "it should be a folder that `fedselect deploy init` made.")
+        try:
+            shape = Shape(tuple(said["shape"]), tuple(said["classes"]))
+            return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape)
+        except (KeyError, TypeError) as e:
+            raise RunError(f"{part / 'federation.json'} lacks {e}; make the site again with: fedselect deploy init.") from None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "federation": self.federation, "clients": self.clients, "address": self.address, "insecure": self.insecure,
+            "data": self.data, "shape": self.shape.shape, "classes": self.shape.names,
+        }  # fmt: skip
+
+
+def check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"an address is HOST:PORT, such as fl.example.org:8000, not {address!r}.")
+    return address
+
+
+def make(root: Path, clients: int, address: str, data: dict[str, Any], shape: Shape, *, insecure: bool, days: int) -> Site:
+    """The whole folder; certificates and keys unless everything is to travel in the open."""
+    if clients < 1:
+        raise InputError(f"there must be at least one client, not {clients}.")
+    check_free(root)
+    site = Site(f"{root.name}-{secrets.token_hex(4)}", clients, check_address(address), insecure, data, shape)
+    parts = [root / "server", *(root / f"client-{i}" for i in range(clients))]
+    for folder in (root, *parts):
+        private(folder)
+        write_json(folder / "federation.json", site.to_json())
+    if not insecure:
+        private(root / "ca")
+        _authority(root / "ca")
+        renew(root, days)
+        with disk(root):
+            (root / "server" / "keys").mkdir()
+        for i in range(clients):
+            write_bytes(root / f"client-{i}" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
+            _node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
+    for i in range(clients):
+        write_json(root / f"client-{i}" / "client.json", {"client": i})
+    write_bytes(root / "README.md", _readme(site).encode())
+    return site
+
+
+def check_free(root: Path, replaced: bool = False) -> None:
+    """A site is made in a new folder, or in place of one that goes."""
+    if root.is_symlink() or (root.exists() and not root.is_dir()):
+        raise InputError(f"{root} is no folder; a site is one of its own: choose another.")
+    if root.exists() and any(root.iterdir()) and not replaced:
+        raise InputError(f"{root} exists already; choose another folder, or remove it.")
+
+
+def is_site(root: Path) -> bool:
+    """Whether a folder is a site that `make` made, and holds nothing beside its parts."""
+    if root.is_symlink() or not (root / "server" / "federation.json").is_file():
+        return False
+    try:
+        parts = {"server", *(f"client-{i}" for i in range(Site.read(root).clients))}
+    except RunError:
+        return False
+    there = {p.name: p for p in root.iterdir()}
+    folders = all(there[name].is_dir() and not there[name].is_symlink() for name in there.keys() & (parts | {"ca"}))
+    return folders and there.keys() <= parts | {"ca", "federation.json", "README.md"}
+
+
+def renew(root: Path, days: int) -> None:
+    """A new server certificate from the site's own authority."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    site = Site.read(root)
+    try:
+        signer = _load_key((root / "ca" / "ca.key").read_bytes())
+        authority = x509.load_pem_x509_certificate((root / "ca" / "ca.crt").read_bytes())
+    except (OSError, ValueError) as e:
+        raise RunError(f"{root / 'ca'} cannot be read ({e}); renew where the site was made.") from None
+    key = _new_key()
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    if site.host not in ("localhost", "127.0.0.1"):
+        names.append(_general_name(site.host))
+    certificate = (
+        _certificate("fedselect server", authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(signer, hashes.SHA384())
+    )
+    _write(root / "server" / "server.crt", certificate)
+    _write(root / "server" / "server.key", key)
+    write_bytes(root / "server" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
+
+
+def check_kind(part: Path, wanted: str) -> None:
+    """This is the server's part of a site, or a client's; where it is another folder of the site, say which to give."""
+    whole = (part / "ca").is_dir() or (part / "server" / "federation.json").is_file()
+    found = "client" if (part / "client.json").is_file() else "site" if whole else "server"
+    if found == wanted or not (part / "federation.json").is_file():
+        return
+    here = {"client": "a client's part of a site", "site": "a whole site", "server": "the server's part of a site"}[found]
+    root = part if found == "site" else part.resolve().parent
+    which = f"the server's part, {root / 'server'}" if wanted == "server" else f"a client's part, such as {root / 'client-0'}"
+    raise InputError(f"{part} is {here}; give {which}.")
+
+
+def check_part(part: Path, needed: tuple[str, ...]) -> None:
+    """The files of a part are there, and its certificates have not run out."""
+    from cryptography import x509
+
+    for name in needed:
+        if not (part / name).is_file():
+            raise InputError(
+                f"{part / name} is missing; copy it from the site, or make the site again with: fedselect deploy init."
+            )
+        if not name.endswith(".crt"):
+            continue
+        try:
+            certificate = x509.load_pem_x509_certificate((part / name).read_bytes())
+        except ValueError:
+            raise InputError(f"{part / name} is no certificate; copy it from the site again.") from None
+        now, until = datetime.now(UTC), certificate.not_valid_after_utc
+        if now > until:
+            raise InputError(
+                f"{part / name} expired on {until:%Y-%m-%d}; where the site was made, run: fedselect deploy renew SITE, "
+                "and hand its files round again."
+            )
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether we may listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            raise InputError(
+                f"port {port} on {host} cannot be used ({e.strerror}); stop what listens there, or make the site with "
+                "another --address."
+            ) from None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _new_key() -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _load_key(pem: bytes) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key(pem, None)
+
+
+def _general_name(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(name: str, issuer: Any, public: Any, days: int) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + timedelta(days=days)) - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _authority(folder: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    key = _new_key()
+    certificate = (
+        _certificate("fedselect site", None, key.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    _write(folder / "ca.crt", certificate)
+    _write(folder / "ca.key", key)
+
+
+def _node_key(private_path: Path, public_path: Path) -> None:
+    """What a client proves itself with: Flower wants ECDSA P-384 in OpenSSH's form."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    key = _new_key()
+    write_bytes(private_path, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption()))
+    private_path.chmod(0o600)
+    write_bytes(public_path, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH))
+
+
+def _write(path: Path, thing: Any) -> None:
+    from cryptography.hazmat.primitives import serialization as s
+
+    if hasattr(thing, "private_bytes"):
+        write_bytes(path, thing.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+        path.chmod(0o600)
+    else:
+        write_bytes(path, thing.public_bytes(s.Encoding.PEM))
+
+
+def write_app(folder: Path, flat: dict[str, bool | float | int | str], version: str) -> Path:
+    """The Flower app that starts a run: a configuration and no line of code; what it names is installed at the nodes."""
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in flat.items():
+        table, dot, name = key.rpartition(".")
+        tables.setdefault(table if dot else "", []).append(f"{name} = {_toml(value)}")
+    head = files("fedselect.network.flower").joinpath("app.toml").read_text().replace("VERSION", version)
+    body = "\n".join(tables.pop("")) + "".join(
+        f"\n\n[tool.flwr.app.config.{table}]\n" + "\n".join(lines) for table, lines in tables.items()
+    )
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "pyproject.toml", f"{head}{body}\n".encode())
+    write_bytes(folder / "LICENSE", b"Apache-2.0\n")
+    return folder
+
+
+def _toml(value: bool | float | int | str) -> str:
+    return json.dumps(value, ensure_ascii=False)  # of plain values TOML and JSON agree
+
+
+def _readme(site: Site) -> str:
+    clients = "\n".join(f"- `client-{i}/` to client {i}, by a way nobody else reads" for i in range(site.clients))
+    keys = "" if site.insecure else "\n- `ca/` stays with you: it signs new certificates (`fedselect deploy renew`)"
+    return f"""# Federation {site.federation}
+
+{site.clients} clients, server at {site.address}{", everything in plain text" if site.insecure else ", TLS and node keys"}.
+Hand round, then delete here:
+- `server/` to the server
+{clients}{keys}
+
+On the server: `fedselect deploy server server`, and to train: `fedselect deploy run . --method fedselect --rounds 50`.
+On each client: `fedselect deploy client client-0 --data folder:/where/its/pictures/are`.
+Afterwards, on the client: `fedselect deploy export client-0`.
+"""

@@ -1,0 +1,86 @@
+"""Vault: states that survive any crash, at a client and at the server; a generation each, readable by its owner alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedselect.core import snapshots
+from fedselect.core.errors import CheckpointError, RunError
+from fedselect.core.files import disk, read_json, write_json
+from fedselect.core.tree import Tree
+
+ADVICE = "delete it to go on from the generation before it."
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One saved state: its tensors, in their own order, and what was noted with them."""
+
+    round: int
+    tensors: Tree
+    notes: dict[str, Any]
+
+
+def private(path: Path) -> None:
+    """A folder that its owner alone can enter."""
+    with disk(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+
+
+def claim(folder: Path, identity: dict[str, str]) -> None:
+    """Make a folder this identity's, or refuse one that belongs to another."""
+    private(folder)
+    card = folder / "identity.json"
+    if not card.exists():
+        write_json(card, identity)
+        card.chmod(0o600)
+    found = read_json(card, "it should say whose vault this is; restore it, or use another --vault.")
+    for name, value in identity.items():
+        if found.get(name) != value:
+            raise CheckpointError(
+                f"this client's vault belongs to {name} {found.get(name)!r}, not {value!r}; "
+                "a vault is of one federation, method, model and client: start this client with another --vault."
+            )
+
+
+class Vault:
+    """Generations of one run in one folder, by round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rounds(self) -> list[int]:
+        """The rounds whose generation is whole and undamaged."""
+        return [int(p.name) for p in snapshots.places(self.folder) if _intact(p)]
+
+    def save(self, round: int, tensors: Tree, notes: dict[str, Any], keep: set[int]) -> None:
+        """Write a generation, then drop all others but those of the rounds in `keep`."""
+        private(self.folder)
+        snapshots.save(self.folder, round, tensors, {"notes": notes}, keep, private=True)
+
+    def find(self, round: int) -> Generation | None:
+        """The generation of a round, if it is there and undamaged."""
+        try:
+            said, tensors = snapshots.load(snapshots.at(self.folder, round), ADVICE)
+        except RunError:
+            return None
+        return Generation(round, tensors, said["notes"]) if _noted(said) else None
+
+    def load(self, round: int) -> Generation:
+        found = self.find(round)
+        if found is None:
+            raise CheckpointError(f"{snapshots.at(self.folder, round)} is damaged or missing; {ADVICE}")
+        return found
+
+
+def _intact(place: Path) -> bool:
+    try:
+        return _noted(snapshots.checked(place, ADVICE))
+    except RunError:
+        return False
+
+
+def _noted(said: dict[str, Any]) -> bool:
+    """Whether a manifest has its notes; without a checksum, as manifests were at first, they may be lost."""
+    return isinstance(said.get("notes"), dict)

@@ -1,0 +1,189 @@
+"""Our numbers beside the paper's: means over seeds, differences, ranks, and whether FedSelect's lead is more than chance."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.files import read_json
+from fedselect.paper.numbers import PUBLISHED
+from fedselect.paper.plan import Cell, How, Rates, cells, name_of, named
+from fedselect.paper.protocol import Target, read_column
+from fedselect.runs.rundir import finished
+
+TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The reference row less this one, client by client."""
+
+    pairs: int
+    gain: float  # mean difference in points
+    p: float
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One run, as far as a table needs it. Accuracies in percent."""
+
+    seed: int
+    accuracy: float  # of the last round, mean over clients
+    tail: float  # mean over the last quarter of the rounds: one round alone is noisy
+    clients: tuple[float | None, ...]
+    share: float = 0.0  # of the parameters, that is personal
+    share_live: float | None = None  # of those parameters that an output depends on
+    bytes_up: float = 0.0  # a round, all clients together
+    bytes_down: float = 0.0
+    seconds: float = 0.0
+    rounds: tuple[int, ...] = ()  # the evaluated ones
+    curve: tuple[float, ...] = ()  # the accuracy in them
+    date: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    local: float | None = None  # the accuracy of models as local training leaves them, whatever the method reports
+    merged: float | None = None  # of these merged with the aggregate
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of a table: all seeds of one row in one column."""
+
+    row: str
+    seeds: tuple[Seed, ...]  # those that came to their end
+    config: dict[str, Any] = field(default_factory=dict)  # of the first seed; files by name
+    runs: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # why, for each seed that did not come to its end
+    paper: float | None = None
+    paper_rank: int | None = None
+    rank: int | None = None
+    compared: Compared | None = None
+
+    @property
+    def ended(self) -> bool:
+        return len(self.seeds) + len(self.failed) == len(self.runs)
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(s.accuracy for s in self.seeds) if self.seeds else None
+
+    @property
+    def tail(self) -> float | None:
+        return statistics.fmean(s.tail for s in self.seeds) if self.seeds else None
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(s.accuracy for s in self.seeds) if len(self.seeds) > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.std is None else self.std / len(self.seeds) ** 0.5
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Block:
+    """A column of a table."""
+
+    column: str
+    setting: str | None
+    entries: tuple[Entry, ...]
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, (read_column(self.column).title, self.setting)))
+
+    @property
+    def weights(self) -> str | None:
+        """The name of the file that models start from."""
+        name: str | None = self.entries[0].config["model"].get("weights")
+        return name
+
+
+def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
+    """What there is of a target, column by column: the rows of which every seed has ended."""
+    found: dict[tuple[str, str | None], dict[str, list[Cell]]] = {}
+    wait = how.on(target).rates == "tuned"
+    for cell in cells(target, how, tuned):
+        if wait and (cell.column, cell.row.tuned_as) not in tuned:
+            continue  # its rates are not known yet; until then it has those of the paper
+        found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
+    there = {key: [e for own in rows.values() if (e := _entry(target, own, folder)).ended] for key, rows in found.items()}
+    return [Block(*key, tuple(_ranked(target, entries))) for key, entries in there.items() if entries]
+
+
+def ranks(values: Mapping[str, float]) -> dict[str, int]:
+    """1 for the largest; equal ones, but for rounding, share the better rank."""
+    return {name: 1 + sum(other > value + 1e-9 for other in values.values()) for name, value in values.items()}
+
+
+def compare(ours: Entry, other: Entry) -> Compared | None:
+    """Wilcoxon's signed-rank test of the differences between two rows, a pair for each client and seed both have."""
+    from scipy.stats import wilcoxon
+
+    own = {s.seed: s.clients for s in ours.seeds}
+    pairs = [
+        (a, b)
+        for s in other.seeds
+        if s.seed in own
+        for a, b in zip(own[s.seed], s.clients, strict=True)
+        if a is not None and b is not None
+    ]
+    if not pairs:
+        return None
+    off = [round(a - b, 6) for a, b in pairs]  # equal but for rounding is equal: the test ranks them
+    return Compared(len(off), statistics.fmean(off), float(wilcoxon(off).pvalue) if any(off) else 1.0)
+
+
+def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
+    places = {cell.seed: folder / name_of(cell.config) for cell in own}
+    failed = [p / "failed.json" for p in places.values() if (p / "failed.json").exists()]
+    one, published = own[0], PUBLISHED.get(target.table)
+    config = one.config.to_json()
+    return Entry(
+        one.row.name,
+        tuple(_seed(seed, p) for seed, p in places.items() if finished(p)),
+        {**config, "data": named(config["data"]), "model": named(config["model"])},
+        tuple(p.name for p in places.values()),
+        tuple(read_json(f, "it should say why a run failed.")["why"] for f in failed),
+        published.value(one.row.name, one.column, one.setting.name) if published else None,
+    )
+
+
+def _seed(seed: int, place: Path) -> Seed:
+    said = read_json(place / "summary.json", "it should hold the outcome of a run.")
+    return Seed(
+        seed,
+        100 * said["accuracy"],
+        100 * said["accuracy_tail"],
+        tuple(None if a is None else 100 * a for a in said["clients"]),
+        said["share"],
+        said.get("share_live"),
+        said["bytes_up"] / said["rounds"],
+        said["bytes_down"] / said["rounds"],
+        said["seconds"],
+        tuple(round for round, _ in said["curve"]),
+        tuple(100 * accuracy for _, accuracy in said["curve"]),
+        said["date"],
+        said["environment"],
+        *(None if (a := said.get(f"accuracy_{view}")) is None else 100 * a for view in ("local", "merged")),
+    )
+
+
+def _ranked(target: Target, entries: list[Entry]) -> list[Entry]:
+    own = ranks({e.row: e.mean for e in entries if e.mean is not None})
+    theirs = ranks({e.row: e.paper for e in entries if e.paper is not None})
+    ours = next((e for e in entries if e.row == target.against), None)
+    return [
+        replace(
+            e,
+            rank=own.get(e.row),
+            paper_rank=theirs.get(e.row),
+            compared=compare(ours, e) if ours is not None and e is not ours else None,
+        )
+        for e in entries
+    ]

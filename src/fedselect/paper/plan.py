@@ -1,0 +1,184 @@
+"""Cells: which runs a target needs. A cell is one run directory, named by all that its numbers depend on."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedselect.core.errors import InputError
+from fedselect.core.options import options
+from fedselect.data.places import find
+from fedselect.methods import METHODS
+from fedselect.paper.protocol import Column, Row, Setting, Target, read_column, read_tuning
+from fedselect.runs.config import Config
+from fedselect.runs.rundir import identity
+
+Rates = Mapping[tuple[str, str], dict[str, Any]]
+"""Tuned options by data set and method."""
+FILES = ("path", "data_dir", "weights")  # options that are places on a disk
+
+
+@dataclass(frozen=True)
+class How:
+    """What the user chose."""
+
+    seeds: tuple[int, ...] | None = None  # those of each target
+    scale: float = 1.0
+    rounds: int | None = None
+    rates: Literal["paper", "tuned", "own"] = "tuned"  # own: of a target whose rows say theirs
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.seeds == ():
+            raise InputError("give at least one seed.")
+        if not 0.0 < self.scale <= 1.0:
+            raise InputError(f"scale is a fraction of the paper's size and must lie in (0, 1], not {self.scale}.")
+        if self.rounds is not None and self.rounds < 1:
+            raise InputError(f"rounds must be at least 1, not {self.rounds}.")
+        if self.rates not in ("paper", "tuned", "own"):
+            raise InputError(f"rates is paper or tuned, not {self.rates!r}.")
+
+    def on(self, target: Target) -> "How":
+        """The same with what a target says itself: its seeds where none were asked for, whose rates it takes."""
+        seeds = self.seeds or target.seeds
+        rates = "own" if target.rates == "own" else self.rates
+        kept = [s for s in seeds if s in read_tuning().seeds]
+        if kept and rates != "paper" and target.score == "test":
+            raise InputError(f"seed {kept[0]} is kept for tuning; report others.")
+        return replace(self, seeds=seeds, rates=rates)
+
+    @property
+    def mark(self) -> str:
+        """What every table and file says of runs that are not the paper's size; nothing of those that are."""
+        said = [f"scaled to {self.scale:g}"] if self.scale < 1 else []
+        said += [f"{self.rounds} rounds"] if self.rounds is not None else []
+        return f"{', '.join(said)}, not comparable" if said else ""
+
+    @property
+    def suffix(self) -> str:
+        """What the name of a file says of this."""
+        said = ["paper-rates"] if self.rates == "paper" else []
+        said += [f"scaled-{self.scale:g}"] if self.scale < 1 else []
+        said += [f"rounds-{self.rounds}"] if self.rounds is not None else []
+        return "".join(f"-{s}" for s in said)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a run stands in a table."""
+
+    row: Row
+    column: str
+    setting: Setting
+    seed: int
+    config: Config
+
+
+def name_of(config: Config) -> str:
+    """The directory of a cell: the same for the same run, whoever asks for it and wherever its files lie."""
+    return identity(replace(config, data=named(config.data, True), model=named(config.model, True)))[:16]
+
+
+def named(table: Mapping[str, Any], size: bool = False) -> dict[str, Any]:
+    """Options with files by their names, and their sizes too where they shall tell one file from another."""
+
+    def name(path: Path) -> str:
+        return f"{path.name}, {path.stat().st_size} bytes" if size and path.is_file() else path.name
+
+    return {k: name(Path(v)) if k in FILES and v is not None else v for k, v in table.items()}
+
+
+def cells(target: Target, how: How, tuned: Rates) -> Iterator[Cell]:
+    """The runs of a target; rows that make no sense for a data set's model are left out."""
+    how = how.on(target)
+    for name, setting, row, seed in itertools.product(target.on, target.settings, target.rows, how.seeds or ()):
+        column = read_column(name)
+        if row.model in (None, column.model["name"]):
+            chosen = tuned.get((name, row.tuned_as), {}) if how.rates == "tuned" else {}
+            yield Cell(row, name, setting, seed, configure(column, row, setting, seed, how, chosen, target.score))
+
+
+def configure(
+    column: Column, row: Row, setting: Setting, seed: int, how: How, tuned: Mapping[str, Any], score: str = "test"
+) -> Config:
+    method = {**column.of(row.method, row.rates_of), **_known(row.method, tuned), **row.options, **setting.method}
+    held = column.tuning if score == "val" else {}
+    return _config(
+        column,
+        how,
+        method={"name": row.method, **method},
+        data={**column.data, **held, **setting.data, **row.data},
+        model={**column.model, **setting.model, **row.model_options},
+        training={**column.training, **row.training},
+        seed=seed,
+        score=score,
+    )
+
+
+def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int, Config]]:
+    """What is tried to tune a method: options, seed, and a run that is scored on validation images alone."""
+    tuning, where, brief = read_tuning(), read_column(column), in_tuning(column, how)
+    short = replace(where, rounds=_most(where))
+    grid = {**tuning.common, **tuning.methods.get(method, {})}
+    out = []
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        row = Row("", method, chosen)
+        for seed in tuning.seeds:
+            out.append((chosen, seed, configure(short, row, Setting(), seed, brief, {}, "val")))
+    return out
+
+
+def in_tuning(column: str, how: How) -> How:
+    """What the user chose, as far as trials follow: a number of rounds above their own leaves them as they are."""
+    longer = how.rounds is not None and how.rounds >= _most(read_column(column))
+    return replace(how, rounds=None) if longer else how
+
+
+def _most(column: Column) -> int:
+    return min(column.tuning_rounds or read_tuning().rounds, column.rounds)
+
+
+def scaled(column: Column, data: Mapping[str, Any], scale: float) -> dict[str, Any]:
+    """Fewer clients (a client a domain stays) and images, at least one of each class of a client."""
+    if scale == 1:
+        return dict(data)
+    sizes = {**data, **{k: v for k, v in column.scaled.items() if data.get(k) is None}}
+    least = int(data.get("classes_per_client", 1))
+    out = dict(data)
+    for part in ("train", "test", "val"):
+        if sizes.get(part):
+            out[part] = max(least, math.ceil(scale * sizes[part]))
+    if out.get("val", 0) >= out.get("train", math.inf):
+        out["train"] = out["val"] + least
+    if "clients" in data:
+        out["clients"] = max(2, round(scale * data["clients"]))
+    return out
+
+
+def _config(column: Column, how: How, *, data: dict[str, Any], model: dict[str, Any], **fields: Any) -> Config:
+    return Config.from_dict(
+        {
+            "data": _found(scaled(column, data, how.scale)),
+            "model": _found(model),
+            "rounds": how.rounds or max(1, round(how.scale * column.rounds)),
+            "eval_every": max(1, round(how.scale * column.eval_every)),
+            "device": how.device,
+            "precision": how.precision,
+            **fields,
+        },
+        column.name,
+    )
+
+
+def _known(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    known = options(METHODS[method])
+    return {k: v for k, v in values.items() if k in known}
+
+
+def _found(table: Mapping[str, Any]) -> dict[str, Any]:
+    """{ find = [names] } stands for the first of these that lies where data lies."""
+    return {k: str(Path(find(v["find"], None)).resolve()) if isinstance(v, Mapping) else v for k, v in table.items()}

@@ -1,0 +1,84 @@
+"""Training alone, which runs are compared with: one choice for the page and the figures."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fedselect.runs.labels import APART, flat
+
+Data = dict[str, Any]
+NONE = "Run the method local on the same seeds to see who gains by taking part."
+
+
+def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[Data]) -> None:
+    """Say of each run, under "alone", the number of the run of local that it is compared with, or None.
+
+    Such a run has the same configuration but for its method and how it was executed, the same seed and as many clients, and
+    is as far. Of several groups of local the best is taken, for all methods of that configuration. Of each group "alone" is
+    the number of the group it is compared with, or None, and "why" says which runs are compared with nothing, and why.
+    """
+    kinds = [json.dumps(_setting(c), sort_keys=True) for c in configs]
+    solo = [groups[r["group"]]["method"] == "local" for r in runs]
+    pairs = {
+        (i, runs[j]["group"]): j
+        for i in range(len(runs)) if not solo[i]
+        for j in range(len(runs)) if solo[j] and kinds[i] == kinds[j] and _comparable(runs[i], runs[j])
+    }  # fmt: skip
+    best = {kind: _best([(g, runs[j]) for (i, g), j in pairs.items() if kinds[i] == kind]) for kind in kinds}
+    for i, run in enumerate(runs):
+        run["alone"] = pairs.get((i, best[kinds[i]]))
+    for g, group in enumerate(groups):
+        own = [i for i, r in enumerate(runs) if r["group"] == g]
+        group["alone"] = next((runs[j]["group"] for i in own if (j := runs[i]["alone"]) is not None), None)
+        group["why"] = "" if group["method"] == "local" else _why(own, configs, groups, runs, kinds, solo)
+
+
+def gains(data: Data, group: int) -> list[float]:
+    """What clients of a group have more than alone, of every run that is compared with one."""
+    return [
+        own - other
+        for run in data["runs"] if run["group"] == group and run["alone"] is not None
+        for own, other in zip(run["last"]["accuracy"], data["runs"][run["alone"]]["last"]["accuracy"], strict=True)
+        if own is not None and other is not None
+    ]  # fmt: skip
+
+
+def _setting(config: Data) -> Data:
+    return {k: v for k, v in config.items() if k not in (*APART, "method")}
+
+
+def _comparable(run: Data, other: Data) -> bool:
+    return (
+        run["seed"] == other["seed"]
+        and len(run["last"]["accuracy"]) == len(other["last"]["accuracy"])
+        and ((run["finished"] and other["finished"]) or run["round"][-1] == other["round"][-1])
+    )
+
+
+def _best(partners: list[tuple[int, Data]]) -> int | None:
+    """Of groups of local, the one with the highest mean accuracy over the seeds that others are compared on."""
+    by: dict[int, dict[int, float]] = {}
+    for group, run in partners:
+        by.setdefault(group, {})[run["seed"]] = run["accuracy"][-1]
+    return max(by, key=lambda g: statistics.fmean(by[g].values()), default=None)
+
+
+def _why(
+    own: list[int], configs: Sequence[Data], groups: list[Data], runs: list[Data], kinds: list[str], solo: list[bool]
+) -> str:
+    """Why runs of a group are compared with nothing: a sentence, or nothing where all are compared."""
+    without = [i for i in own if runs[i]["alone"] is None]
+    if not without:
+        return ""
+    if not any(solo):
+        return NONE
+    label, first = groups[runs[own[0]]["group"]]["label"], without[0]
+    if not any(s and kind == kinds[first] for s, kind in zip(solo, kinds, strict=True)):
+        here = flat(_setting(configs[first]))
+        others = [flat(_setting(c)) for c, s in zip(configs, solo, strict=True) if s]
+        apart = min(([k for k in {**here, **o} if here.get(k) != o.get(k)] for o in others), key=len)
+        return f"{label} is not compared with training alone: the runs of local here differ from it in {', '.join(apart)}."
+    seeds = ", ".join(str(runs[i]["seed"]) for i in without)
+    whose = next((groups[runs[j]["group"]]["label"] for i in own if (j := runs[i]["alone"]) is not None), "local")
+    return f"{label} is not compared with training alone on seed {seeds}: {whose} has no run there that is as far."

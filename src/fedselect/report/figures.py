@@ -1,0 +1,216 @@
+"""The report's figures as PDF and PNG for a paper, its tables as LaTeX and CSV, from the same data as the page."""
+
+import csv
+import io
+import re
+import statistics
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedselect.core.errors import RunError
+from fedselect.core.files import disk, write_bytes
+from fedselect.report.alone import gains
+from fedselect.report.runs import Data, distinct, gather
+from fedselect.runs import tables
+from fedselect.runs.masks import unpack
+
+Points = list[tuple[float, float, float, float]]
+"""Of a curve: round, mean of x, mean of y, standard deviation of y over seeds."""
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif", "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "pdf.fonttype": 42,
+}  # fmt: skip
+
+
+def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
+    """All figures and tables, into a folder."""
+    require_matplotlib()
+    with warnings.catch_warnings(action="ignore"):  # the page has said what is left out
+        kept = distinct(places)
+    data, rows, none = gather(kept), tables.rows(kept), tables.rowless(kept)
+    made = save_all(_figures(data), folder)
+    texts = {"table.csv": tables.as_csv(rows, none), "table.tex": tables.as_latex(rows, none), "clients.csv": _clients(data)}
+    for name, text in texts.items():
+        write_bytes(folder / name, text.encode())
+        made.append(folder / name)
+    return made
+
+
+def require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise RunError("figures need matplotlib; install it with: pip install 'fedselect[report]'")
+
+
+def save_all(figures: Iterable[tuple[str, Any]], folder: Path) -> list[Path]:
+    """Figures by name as PDF and PNG; they are made one at a time, in the style they are saved in."""
+    import matplotlib
+
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with matplotlib.rc_context(STYLE):
+        for name, figure in figures:
+            for ending in ("pdf", "png"):
+                out = io.BytesIO()
+                figure.savefig(out, format=ending, dpi=200, metadata={"CreationDate": None} if ending == "pdf" else None)
+                write_bytes(folder / f"{name}.{ending}", out.getvalue())
+                made.append(folder / f"{name}.{ending}")
+    return made
+
+
+def _figures(data: Data) -> Iterator[tuple[str, Any]]:
+    yield "convergence", lines(data, "round")
+    if any(run["up"][-1] for run in data["runs"]):
+        yield "bytes", lines(data, "MB sent")
+    yield "clients", _dots(data)
+    seen = set()
+    for run in data["runs"]:  # of several seeds, the first
+        name = re.sub(r"[^\w.+-]+", "-", data["groups"][run["group"]]["label"])
+        if name in seen:
+            continue
+        seen.add(name)
+        layers = list(data["federations"][run["federation"]]["layers"])
+        if run["iou"]:  # masks that each client learns for itself
+            yield f"shares-{name}", _shares(run, layers)
+            yield f"overlap-{name}", _matrix(overlap(run), client_names(data, run), "overlap %", "client", "client")
+        if run["cross"]:
+            yield (
+                f"cross-{name}",
+                _matrix(_numbers(run["cross"]), client_names(data, run), "accuracy %", f"{data['scored']} data of", "model of"),
+            )
+
+
+def _curve(data: Data, group: int, by: str) -> Points:
+    at: dict[int, list[tuple[float, float]]] = {}
+    for run in (r for r in data["runs"] if r["group"] == group):
+        for round, up, accuracy in zip(run["round"], run["up"], run["accuracy"], strict=True):
+            at.setdefault(round, []).append((round if by == "round" else up / 1e6, 100 * accuracy))
+    out: Points = []
+    for r, pairs in sorted(at.items()):
+        xs, ys = zip(*pairs, strict=True)
+        out.append((r, statistics.fmean(xs), statistics.fmean(ys), statistics.stdev(ys) if len(ys) > 1 else 0.0))
+    return out
+
+
+def lines(data: Data, by: str) -> Any:
+    figure, axes = canvas(5.6, 3.1)
+    for g, group in enumerate(data["groups"]):
+        points = _curve(data, g, by)
+        x, y, off = ([p[k] for p in points] for k in (1, 2, 3))
+        look: dict[str, Any] = {"color": group["colour"][0], "label": group["label"]}
+        look["linewidth"] = 2.0 if group["method"] == "fedselect" else 1.1
+        if by == "MB sent" and not x[-1]:
+            axes.axhline(y[-1], linestyle=":", **look)
+            continue
+        axes.plot(x, y, linestyle=":" if group["method"] == "local" else "-", **look)
+        if by == "round":
+            low, high = ([a + sign * b for a, b in zip(y, off, strict=True)] for sign in (-1, 1))
+            axes.fill_between(x, low, high, color=group["colour"][0], alpha=0.12, linewidth=0)
+    if by == "MB sent":
+        axes.set_xscale("log")
+    axes.set_xlabel(by)
+    axes.set_ylabel("mean client accuracy, %")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+    return figure
+
+
+def _dots(data: Data) -> Any:
+    """Each client's final accuracy less what it has alone, where a run is compared with that; else the accuracy itself."""
+    found = {g: gains(data, g) for g in range(len(data["groups"]))}
+    compared = any(found.values())
+    if not compared:
+        for run in data["runs"]:
+            found[run["group"]] += [v for v in run["last"]["accuracy"] if v is not None]
+    shown = [(data["groups"][g], [100 * v for v in values]) for g, values in found.items() if values]
+    figure, axes = canvas(5.6, 0.6 + 0.26 * len(shown))
+    for at, (group, values) in enumerate(shown):
+        axes.scatter(values, [at] * len(values), color=group["colour"][0], alpha=0.5, s=14, linewidths=0)
+        axes.scatter([statistics.fmean(values)], [at], color=group["colour"][0], marker="|", s=160, linewidths=1.8)
+    if compared:
+        axes.axvline(0, color="#666666", linewidth=0.8)
+    axes.set_yticks(range(len(shown)), [group["label"] for group, _ in shown])
+    axes.invert_yaxis()
+    names = list(dict.fromkeys(data["groups"][g["alone"]]["label"] for g, _ in shown if g["alone"] is not None))
+    said = "training alone" if names == ["local"] else f"training alone ({'; '.join(names)})"
+    axes.set_xlabel(f"client accuracy against {said}, points (bar: mean)" if compared else "client accuracy, % (bar: mean)")
+    return figure
+
+
+def _shares(run: Data, layers: list[str]) -> Any:
+    clients = len(run["last"]["accuracy"])
+    lines = [(r, np.nanmean(unpack(text).reshape(len(layers), clients), axis=1)) for r, text in run["shares"]]
+    z = np.stack([next(v for r, v in reversed(lines) if r <= max(round, lines[0][0])) for round in run["round"]], axis=1)
+    figure, axes = canvas(5.6, 0.9 + 0.12 * len(layers) + (0.6 if len(layers) < 12 else 0))
+    shown = axes.pcolormesh([*run["round"], run["round"][-1] + 1], range(len(layers) + 1), 100 * z, cmap="Blues", vmin=0)
+    axes.grid(False)
+    axes.set_yticks([i + 0.5 for i in range(len(layers))], layers, fontsize=6)
+    axes.invert_yaxis()
+    axes.set_xlabel("round")
+    figure.colorbar(shown, ax=axes, label="personal, %", shrink=0.8)
+    return figure
+
+
+def _matrix(z: Any, names: list[str], label: str, across: str, down: str) -> Any:
+    side = 1.6 + 0.22 * len(z)
+    figure, axes = canvas(side + 0.7, side)
+    figure.colorbar(draw_matrix(axes, z, names, across, down), ax=axes, label=label, shrink=0.7)
+    return figure
+
+
+def draw_matrix(axes: Any, z: Any, names: list[str], across: str, down: str) -> Any:
+    shown = axes.imshow(100 * z, cmap="Blues", vmin=0, vmax=100)
+    axes.grid(False)
+    axes.set_xticks(range(len(z)), names[: len(z)], rotation=90, fontsize=6)
+    axes.set_yticks(range(len(z)), names[: len(z)], fontsize=6)
+    axes.set_xlabel(across)
+    axes.set_ylabel(down)
+    for i, row in enumerate(100 * z if len(z) <= 12 else []):
+        for j, v in enumerate(row):
+            if v == v:
+                axes.text(j, i, f"{v:.0f}", ha="center", va="center", fontsize=5.5, color="white" if v > 60 else "#222222")
+    return shown
+
+
+def canvas(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, panels)
+
+
+def overlap(run: Data, at: int = 0) -> Any:
+    """What clients' masks share in the last round: of all parameters, or of the layer number `at` counted from 1."""
+    n = run["paired"]
+    pairs = n * (n - 1) // 2
+    z = np.full((n, n), np.nan)
+    z[np.triu_indices(n, 1)] = unpack(run["iou"][-1][1])[at * pairs : (at + 1) * pairs]
+    return np.where(np.isnan(z), z.T, z)
+
+
+def _numbers(rows: list[list[float | None]]) -> Any:
+    return np.array([[np.nan if v is None else v for v in row] for row in rows])
+
+
+def client_names(data: Data, run: Data) -> list[str]:
+    clients = data["federations"][run["federation"]]["clients"]
+    said = [f"{c['name']}: {' '.join(c['classes'])}" if c["classes"] else c["name"] for c in clients]
+    return [s if len(s) <= 18 else s[:17] + "…" for s in said]
+
+
+def _clients(data: Data) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seed", "client", "name", "classes", "accuracy", "accuracy_local", "accuracy_merged", "share"])
+    for run in data["runs"]:
+        who = data["federations"][run["federation"]]["clients"]
+        for i, client in enumerate(who):
+            values = [run["last"][k][i] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")]
+            label = data["groups"][run["group"]]["label"]
+            writer.writerow([label, run["seed"], i, client["name"], " ".join(client["classes"]), *values])
+    return out.getvalue()

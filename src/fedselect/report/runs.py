@@ -1,0 +1,218 @@
+"""Run directories as one plain structure: what the page, the figures and the tables are drawn from."""
+
+import datetime
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import RunError
+from fedselect.core.files import read_json
+from fedselect.report.alone import compare_with_alone
+from fedselect.runs.environment import package_version
+from fedselect.runs.labels import APART, colours, labels, same
+from fedselect.runs.masks import read_lines, unpack
+from fedselect.runs.rundir import (
+    again,
+    deployed,
+    described,
+    failure,
+    finished,
+    outcome,
+    read_config,
+    read_configs,
+    read_records,
+    view_of,
+)
+from fedselect.runs.tables import DATA as SCORED
+from fedselect.runs.tables import failures
+from fedselect.simulate.records import Record
+
+Data = dict[str, Any]
+MOST = 200  # points on a curve
+MOST_SHARES = 60  # columns of a picture of shares over rounds
+AGREED = ("method", "model", "training", "rounds", "fraction")  # what the clients of a deployment share, beside the data's kind
+
+
+def gather(places: Sequence[Path]) -> Data:
+    """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
+    paths = distinct(places)
+    if not paths:
+        raise RunError(f"{', '.join(map(str, places))}: no run has begun yet; begin with: {again(places[0])}")
+    configs = [read_config(p) for p in paths]
+    named, failed = labels([described(p) for p in paths]), failures(paths)
+    histories = [_evaluated(p) for p in paths]
+    there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
+    lost = [label for label, path in zip(named, paths, strict=True) if failure(path)]
+    if not there and len(failed) == len(paths):
+        raise RunError(f"no run came to its end; {': '.join(failed[0])}")
+    if not there and all(finished(p) for p in paths):
+        raise RunError(
+            f"{paths[0]} has its outcome alone, without its rounds; make it anew with: "
+            f"fedselect run --config {paths[0] / 'config.json'} --out DIR"
+        )
+    if not there:
+        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: {again(places[0])}")
+    paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
+    named = [named[i] for i in there]
+    scored = _scored(paths, configs)
+    order = list(dict.fromkeys(named))
+    methods = [configs[named.index(label)]["method"]["name"] for label in order]
+    federations: list[Data] = []
+    runs = [
+        _run(path, config, history, order.index(label), federations)
+        for path, config, history, label in zip(paths, configs, histories, named, strict=True)
+    ]
+    groups: list[Data] = [
+        {
+            "label": label,
+            "method": method,
+            "colour": colour,
+            "lost": lost.count(label),
+            "config": _settings(paths[named.index(label)], configs[named.index(label)]),
+        }
+        for label, method, colour in zip(order, methods, colours(methods), strict=True)
+    ]
+    compare_with_alone(configs, groups, runs)
+    return {
+        "title": _title(configs, order, scored),
+        "scored": scored,
+        "groups": groups,
+        "runs": runs,
+        "failed": failed,
+        "federations": federations,
+        "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
+        "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": package_version(),
+    }
+
+
+def distinct(places: Sequence[Path]) -> list[Path]:
+    """The run directories that these stand for, each configuration and seed once: of equal ones, the first that is finished."""
+    paths = list(dict.fromkeys(run for place in places for run in expand(place)))
+    kept: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda p: not finished(p)):
+        first = kept.setdefault(same(described(path)), path)
+        if first != path:
+            warnings.warn(f"{path} is left out: {first} has the same configuration and seed.", stacklevel=1)  # said once
+    return [p for p in paths if p in kept.values()]
+
+
+def expand(place: Path) -> list[Path]:
+    """The run directories that a run or a comparison stands for."""
+    if (place / "compare.json").exists():
+        return [run for name in read_configs(place) if ((run := place / name) / "config.json").exists()]
+    if (place / "config.json").exists():
+        return [place]
+    raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")
+
+
+def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:
+    summary, last = _summary(path), history[-1]
+    kept = _thin(history, MOST)
+    lines = read_lines(path / "masks.jsonl")
+    iou = [[line["round"], line["iou"]] for line in lines if "iou" in line]
+    at = _federation(path, last, federations)
+    return {
+        "group": group,
+        "path": str(path),
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        "finished": finished(path),
+        "deployed": deployed(path),
+        "federation": at,
+        "round": [r["round"] for r in kept],
+        "accuracy": [_short(r["accuracy"]) for r in kept],
+        "share": [_short(r["share"]) for r in kept],
+        "up": [r["sent"]["up"] for r in kept],
+        "clients": {
+            "accuracy": [[_short(v) for v in r["clients"]["accuracy"]] for r in kept],
+            "up": [r["sent"]["clients"]["bytes_up"] for r in kept],
+            "down": last["sent"]["clients"]["bytes_down"],
+        },
+        "last": {k: last["clients"][k] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")},
+        "view": view_of(summary, last["clients"]),
+        "down": last["sent"]["down"],
+        "seconds": last["sent"]["seconds"],
+        "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
+        "iou": iou,
+        "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
+        "cross": summary.get("cross"),
+        "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
+        "rejected": summary.get("rejected", []),
+        "set_back": summary.get("set_back", []),  # whose vault had lost a round
+        "absent": summary.get("absent", {}),  # who has no final model, and why
+    }
+
+
+def _settings(path: Path, config: Data) -> Data:
+    """What a run depends on, its seed aside; of a deployed run what its server knows, for each client has its own data."""
+    if deployed(path):
+        return {**{k: config[k] for k in AGREED}, "data": {"name": config["data"]["name"]}}
+    return {k: v for k, v in config.items() if k not in APART}
+
+
+def _evaluated(path: Path) -> list[Record]:
+    """The evaluated rounds, each with what had been sent by then under "sent"."""
+    found = read_records(path / "metrics.jsonl", growing=not finished(path))
+    up = down = 0
+    seconds = 0.0
+    own = {way: [0] * len(found[0]["clients"][way]) if found else [] for way in ("bytes_up", "bytes_down")}
+    for r in found:
+        up, down, seconds = up + r["bytes_up"], down + r["bytes_down"], seconds + r["seconds"]
+        own = {way: [a + (b or 0) for a, b in zip(own[way], r["clients"][way], strict=True)] for way in own}
+        r["sent"] = {"up": up, "down": down, "seconds": round(seconds, 2), "clients": own}
+    return [r for r in found if r["accuracy"] is not None]
+
+
+def _federation(path: Path, last: Record, federations: list[Data]) -> int:
+    """Which federation a run is of; runs of the same data and model share one. Older runs know their clients by number."""
+    if (path / "federation.json").exists():
+        own = read_json(path / "federation.json", "delete it: clients are then known by number.")
+    else:
+        own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["accuracy"]))], "layers": {}}
+    if own not in federations:
+        federations.append(own)
+    return federations.index(own)
+
+
+def _paired(pairs: int) -> int:
+    """How many clients have so many pairs."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
+
+
+def _summary(path: Path) -> Data:
+    return outcome(path) if finished(path) else {}
+
+
+def _scored(paths: Sequence[Path], configs: Sequence[Data]) -> str:
+    """The data that accuracies are of: one kind, for numbers of different ones say nothing about each other."""
+    by = {SCORED[c.get("score", "test")]: path for path, c in zip(paths, configs, strict=True)}
+    if len(by) > 1:
+        (one, first), (other, second) = by.items()
+        raise RunError(f"{first} is scored on {one} data and {second} on {other} data; make a report of each.")
+    return next(iter(by))
+
+
+def _title(configs: Sequence[Data], order: Sequence[str], scored: str) -> str:
+    data = sorted({c["data"]["name"] for c in configs})
+    methods = len({c["method"]["name"] for c in configs})
+    many = f"{len(order)} methods" if methods == len(order) else f"{len(order)} settings"
+    held = " (validation data)" if scored == "validation" else ""
+    return f"{order[0] if len(order) == 1 else many} on {', '.join(data)}{held}"
+
+
+def _thin(items: list[Any], most: int) -> list[Any]:
+    """At most so many of these, evenly spaced, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _distinct(found: list[Data]) -> list[Data]:
+    return [e for i, e in enumerate(found) if e not in found[:i]]

@@ -1,0 +1,1 @@
+"""Runs in directories: configurations, the runner, tables, trackers and export."""

@@ -1,0 +1,234 @@
+"""Config: everything a run depends on, complete and replayable. A flag, a file and the API use the same names."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from fedselect.data import DATA, Federation
+from fedselect.core.errors import InputError, unknown
+from fedselect.runs.presets import preset, suited
+from fedselect.methods.method import Method
+from fedselect.methods import METHODS
+from fedselect.models import MODELS, Model
+from fedselect.core.options import Option, build, find, options, resolve
+from fedselect.simulate import Simulation
+from fedselect.simulate.inputs import check_late
+from fedselect.training.step import Training
+
+DEFAULT_MODEL = {"digits": "small_cnn"}
+TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "method": ("method", METHODS),
+    "data": ("data", DATA),
+    "model": ("model", MODELS),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. `method`, `data` and `model` are {"name": ..., option: value, ...}, with every option filled in."""
+
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
+    data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 30
+    seed: int = 0
+    fraction: float = 1.0
+    late: str | None = None  # "2@10": the last two clients join in round 10
+    eval_every: int = 1
+    chunk: int | str = "auto"
+    rows: str = "auto"  # what rests of a client between rounds: all of its state, or the personal part alone
+    device: str = "auto"
+    precision: str = "auto"  # of matrix products: float32, or on a GPU tf32 (auto) or bf16
+    deterministic: bool = False  # refuse operations whose result on a GPU may differ from one time to the next
+    cross: bool = False  # also evaluate every client's model on every other client's data, at the end
+    score: Literal["test", "val"] = (
+        "test"  # what accuracy is measured on; val: what is held out of training data, test stays unseen
+    )
+    preset: str | None = None  # published values that were filled in; kept for the record
+
+    def complete(self) -> "Config":
+        """Check every name and value and fill in the defaults."""
+        data = _entry("data", {"name": "digits", **at_path(self.data)})
+        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        method, given = self.method, self.training
+        find("method", str(method.get("name")), METHODS)
+        names = (str(method["name"]), str(data["name"]))
+        said = suited(*names) if self.preset is None else preset(self.preset, *names)
+        method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
+        known = options(Training)
+        for name in given:
+            if name not in known:
+                raise unknown("training option", name, known)
+        training = {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
+        if self.rounds < 1:
+            raise InputError(f"rounds must be at least 1, not {self.rounds}.")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must lie in 0 to 2**63 - 1, not {self.seed}.")
+        if isinstance(self.chunk, str) and self.chunk != "auto":
+            raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
+        check_late(parse_late(self.late), self.rounds)
+        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
+        done.make_method()
+        done.make_training()
+        return done
+
+    def make_method(self) -> Method:
+        return build("method", self.method["name"], METHODS, _rest(self.method))
+
+    def make_training(self) -> Training:
+        return Training(**self.training)
+
+    def make_data(self) -> Federation:
+        data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+        return data.on_validation() if self.score == "val" else data
+
+    def make_model(self, data: Federation) -> Model:
+        return build("model", self.model["name"], MODELS, _rest(self.model), data=data)
+
+    def simulation(
+        self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
+    ) -> Simulation:
+        """dealt: what other configurations' data came to; it is taken from there where it is the same, else put there."""
+        dealt, same = {} if dealt is None else dealt, json.dumps([self.data, self.seed, self.score], sort_keys=True)
+        data = dealt[same] = dealt.get(same) or self.make_data()
+        how: Any = chunk or self.chunk
+        simulation = Simulation(
+            self.make_method(),
+            self.make_model(data),
+            data,
+            seed=self.seed,
+            training=self.make_training(),
+            fraction=self.fraction,
+            late=parse_late(self.late),
+            chunk=how,
+            rows=rows or self.rows,
+            device=self.device,
+            precision=self.precision,
+            deterministic=self.deterministic,
+            eval_every=self.eval_every,
+        )
+        if self.cross:
+            simulation.need(simulation.method.view)
+        return simulation
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], where: str) -> "Config":
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for name in raw:
+            if name not in known:
+                raise InputError(f"{where}: {_misplaced(name) or unknown('field', name, known)}")
+        try:
+            return cls(**{n: _plain(n, v) for n, v in raw.items()}).complete()
+        except InputError as e:
+            raise InputError(f"{where}: {e}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A hand-written TOML or a saved JSON configuration."""
+    try:
+        text = path.read_text()
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file.") from None
+    try:
+        raw = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as e:
+        raise InputError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {e}.") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} must hold a table of fields.")
+    return raw
+
+
+def place(name: str, methods: list[str], data: str, model: str | None) -> list[tuple[str, str]]:
+    """Which tables a flag belongs to: [(table, option)], among the options of what was chosen.
+
+    `name` may single a method out: fedselect.limit.
+    """
+    name = name.replace("-", "_") if "." not in name else name
+    for method in methods:
+        find("method", method, METHODS)
+    find("data", data, DATA)
+    head, _, option = name.rpartition(".")
+    if head:
+        if head not in methods:
+            raise unknown("method in this command", head, methods)
+        option = option.replace("-", "_")
+        known = options(METHODS[head])
+        if option not in known:
+            raise unknown(f"option of method {head}:", option, known)
+        return [(f"method:{head}", option)]
+    homes = [(f"method:{m}", options(METHODS[m])) for m in methods]
+    homes.append(("data", options(DATA[data])))
+    homes.append(("model", options(find("model", model or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
+    homes.append(("training", options(Training)))
+    found = [(home, name) for home, known in homes if name in known]
+    if not found:
+        if elsewhere := _owner(name):
+            raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
+        run = {f.name for f in dataclasses.fields(Config)}
+        if name in run:  # a field that this command asks for in another way
+            run = run - {name} | {"seeds", "methods"}
+        raise unknown("option", name, run.union(*(known for _, known in homes)))
+    return found
+
+
+def _misplaced(field: str) -> str | None:
+    """What to say of a field that is one elsewhere."""
+    if field in ("methods", "seeds"):
+        return f"{field!r} is a field of a comparison; use this file with: fedselect compare --config"
+    owner = _owner(field)
+    return f"{field!r} is an option of {owner} and belongs under [{owner.split()[0]}]." if owner else None
+
+
+def _owner(option: str) -> str:
+    """Who has an option: method fedselect or layers. Nobody: an empty text."""
+    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA)):
+        names = [n for n, factory in table.items() if option in options(factory)]
+        if names:
+            return " ".join(filter(None, (kind, " or ".join(names))))
+    return ""
+
+
+def at_path(data: Mapping[str, Any]) -> dict[str, Any]:
+    """folder:PATH stands for {"name": "folder", "path": PATH}."""
+    name, colon, path = str(data.get("name", "")).partition(":")
+    return {**data, "name": name, "path": path} if colon else dict(data)
+
+
+def parse_late(late: str | None) -> tuple[int, int] | None:
+    if late is None:
+        return None
+    count, _, at = late.partition("@")
+    if not (count.isdecimal() and at.isdecimal() and int(at) > 0):
+        raise InputError(f"late is COUNT@ROUND, such as 2@10, not {late!r}.")
+    return int(count), int(at)
+
+
+def _entry(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind, entries = TABLES[table]
+    if "name" not in given:
+        raise InputError(f"{table} needs a name.")
+    name = str(given["name"])
+    return {"name": name, **resolve(kind, name, entries, _rest(given))}
+
+
+def _rest(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in given.items() if k != "name"}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Fields of the run itself, checked as flags are."""
+    if name in TABLES or name == "training":
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} must be a table.")
+        return dict(value)
+    return Option(name, None, get_type_hints(Config)[name]).parse(value)

@@ -1,0 +1,220 @@
+"""Export: one client's personalised model as a file that others can load.
+
+The exported model is the one that the run's accuracy is of, and takes what the data gives: pictures as uint8 are made
+into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs. A safetensors file holds the values alone;
+there the two tensors input.scale and input.shift lie beside them, and the snippet applies them.
+"""
+
+import copy
+import importlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fedselect import models
+from fedselect.core.errors import InputError, RunError
+from fedselect.runs.rundir import finished, read_records, reopen
+from fedselect.core.files import replace
+from fedselect.simulate import Result, Simulation
+from fedselect.training.batches import Split
+
+BATCH = 256
+
+
+class Exported(nn.Module):
+    """A client's network with the making of numbers from pictures in front of it."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, net: nn.Module, split: Split, classes: Sequence[str]) -> None:
+        super().__init__()
+        self.net, self.classes = net, list(classes)
+        self.register_buffer("scale", split.scale)
+        self.register_buffer("shift", split.shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is not None and self.shift is not None:
+            x = x.to(self.scale.dtype) * self.scale + self.shift
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Export:
+    path: Path
+    snippet: str  # Python that loads it and turns inputs x into logits
+    round: int
+    rounds: int
+    accuracy: float  # of the file as loaded back, on the client's test data
+    said: float | None  # what the run recorded for this client
+    score: str  # test, or val: then that data is held-out training data
+
+
+def export(run: Path, client: int, form: str, out: Path | None = None) -> Export:
+    """Write a client's model, load it back, and score it on the client's own test data."""
+    if form not in FORMS:
+        raise InputError(f"the format is {', '.join(FORMS)}, not {form!r}.")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+    config, simulation = reopen(run)
+    values = Result(simulation, []).personal(client)
+    net = simulation.model.build()
+    net.load_state_dict(values)
+    split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
+    model = Exported(net, split, simulation.data.class_names).eval()
+    path = out or run / f"client-{client}.{form}"
+    x, y = simulation.data.clients[client].test
+    write, load = FORMS[form]
+    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
+    replace(path, lambda fresh: write(model, example, fresh))
+    wanted, logits = _logits(model, x), _logits(load(path, model), x)
+    if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
+        raise RunError(
+            f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
+        )
+    records = read_records(run / "metrics.jsonl", growing=not finished(run))
+    last = next((r for r in records if r["round"] == simulation.round), None)
+    return Export(
+        path,
+        SNIPPETS[form](path, simulation, config.model),
+        simulation.round,
+        config.rounds,
+        float((logits.argmax(1) == y).double().mean()),
+        last["clients"]["accuracy"][client] if last else None,
+        config.score,
+    )
+
+
+def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(part) for part in torch.split(x, BATCH)])
+
+
+def _write_safetensors(model: Exported, example: Tensor, path: Path) -> None:
+    values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()}
+    if model.scale is not None and model.shift is not None:
+        values |= {"input.scale": model.scale, "input.shift": model.shift}
+    path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
+
+
+def _load_safetensors(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+    values = load_file(path)
+    scale, shift = values.pop("input.scale", None), values.pop("input.shift", None)
+    net = copy.deepcopy(model.net)
+    for v in net.parameters():
+        v.data.fill_(torch.nan)  # what the file does not hold must show
+    net.load_state_dict(values)
+    return lambda x: net(x if scale is None or shift is None else x * scale + shift)
+
+
+def _write_pt2(model: Exported, example: Tensor, path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+    with path.open("wb") as f:
+        torch.export.save(program, f)
+
+
+def _load_pt2(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(path).module()
+
+
+def _write_onnx(model: Exported, example: Tensor, path: Path) -> None:
+    _need("onnxscript")
+    batch = torch.export.Dim("batch")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it is told of every package that is not there
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own parts, about themselves
+        torch.onnx.export(
+            model, (example,), path, input_names=["x"], output_names=["logits"], dynamic_shapes=({0: batch},),
+            dynamo=True, external_data=False, verbose=False,
+        )  # fmt: skip
+
+
+def _load_onnx(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+    session: Any = _need("onnxruntime").InferenceSession(str(path))
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+def _need(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise RunError(f"onnx needs {package}; install it with: pip install 'fedselect[onnx]'") from None
+
+
+def _shape(simulation: Simulation) -> str:
+    return _inputs(simulation.data.clients[0].test[0].dtype, simulation.data.shape)
+
+
+def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(kind).removeprefix('torch.')} (N, {', '.join(map(str, shape))})"
+
+
+def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
+    return loading(path, model, s.data.shape, s.data.classes, s.data.clients[0].test[0].dtype, s.data.class_names)
+
+
+def loading(
+    path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: int, kind: torch.dtype, names: Sequence[str] = ()
+) -> str:
+    """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values."""
+    given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
+    scaled = kind == torch.uint8
+    own = not hasattr(models, model["name"])
+    torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
+    return "\n".join([
+        "from types import SimpleNamespace",
+        "import fedselect as fs",
+        "from safetensors.torch import load_file",
+        "",
+        f"values = load_file({str(path)!r})",
+        *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
+        f"data = SimpleNamespace(shape={shape}, classes={classes})",
+        f"net = {'' if own else 'fs.models.'}{model['name']}(data{', ' + given if given else ''}).build()"
+        + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else "")
+        + ("  # a model of your own" if own else ""),
+        "net.load_state_dict(values)",
+        f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_inputs(kind, shape)}",
+        *_classes(names),
+    ])  # fmt: skip
+
+
+def _classes(names: Sequence[str]) -> list[str]:
+    """Which logit is which class, where classes have names."""
+    return [f"classes = {list(names)}  # in the order of the logits"] if names else []
+
+
+def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
+    return "\n".join([
+        "import torch",
+        "",
+        f"net = torch.export.load({str(path)!r}).module()",
+        f"logits = net(x)  # x: {_shape(s)}",
+        *_classes(s.data.class_names),
+    ])  # fmt: skip
+
+
+def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
+    return "\n".join([
+        "import onnxruntime",
+        "",
+        f"net = onnxruntime.InferenceSession({str(path)!r})",
+        f"(logits,) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
+        *_classes(s.data.class_names),
+    ])  # fmt: skip
+
+
+FORMS: dict[str, tuple[Callable[[Exported, Tensor, Path], None], Callable[[Path, Exported], Callable[[Tensor], Tensor]]]] = {
+    "safetensors": (_write_safetensors, _load_safetensors),
+    "pt2": (_write_pt2, _load_pt2),
+    "onnx": (_write_onnx, _load_onnx),
+}
+SNIPPETS = {"safetensors": _say_safetensors, "pt2": _say_pt2, "onnx": _say_onnx}

@@ -1,0 +1,101 @@
+"""Progress: bars on a terminal, elsewhere a plain line now and then and one for the end of each run, nothing when quiet."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedselect.runs.config import Config
+from fedselect.runs.labels import labels
+from fedselect.runs.rundir import identity
+from fedselect.runs.runner import Watch
+from fedselect.simulate.records import Record
+
+PAUSE = 10.0  # seconds between lines while a run goes on
+
+
+def describe(record: Record) -> str:
+    parts = [f"accuracy {measured(record)}"]
+    if record["share"]:
+        parts.append(f"personal {record['share']:.2f}")
+    if record["train_loss"] is not None:
+        parts.append(f"loss {record['train_loss']:.4f}")
+    if record.get("missed"):  # of a deployed run: who was away
+        sent = record["clients"]["bytes_up"]
+        parts.append(f"{sum(v is not None for v in sent)} of {len(sent)} clients trained")
+    return "  ".join(parts)
+
+
+def measured(record: Record) -> str:
+    """The accuracy, and of how many clients it is where that is not everybody's."""
+    if record["accuracy"] is None:
+        return "-"
+    who = record["clients"]["accuracy"]
+    of = sum(v is not None for v in who)
+    return f"{100 * record['accuracy']:.2f}%" + ("" if of == len(who) else f" of {of} client{'s' if of > 1 else ''}")
+
+
+def names(configs: Sequence[Config]) -> Callable[[Config], str]:
+    """What to call a run: its method, what tells it from others that are known, and its seed."""
+    said = dict(zip(map(identity, configs), labels([c.to_json() for c in configs]), strict=True))
+    return lambda config: f"{said.get(identity(config), config.method['name'])} seed {config.seed}"
+
+
+def opening() -> str:
+    """What the time before the first round goes into."""
+    return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
+
+
+def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
+    """A line where a run ends; in between one for all runs, after every pause."""
+    began = last = time.perf_counter()
+
+    def line(config: Config, record: Record) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if record["round"] < config.rounds and now - last < PAUSE:
+            return
+        last = now
+        console.print(
+            f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record)}  {now - began:.1f} s",
+            highlight=False, soft_wrap=True, markup=False,
+        )  # fmt: skip
+
+    return line
+
+
+@contextmanager
+def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
+    """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
+    if quiet:
+        yield None
+        return
+    name = names(runs)
+    if not console.is_terminal:
+        yield _lines(console, name)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bars:
+        total = bars.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
+        tasks: dict[str, object] = {}
+        waiting = [bars.add_task(opening(), total=None, note="")]
+
+        def draw(config: Config, record: Record) -> None:
+            while waiting:
+                bars.remove_task(waiting.pop())
+            key = name(config)
+            if key not in tasks:
+                tasks[key] = bars.add_task(key, total=config.rounds, note="")
+            task = tasks[key]
+            bars.update(task, completed=record["round"], note=describe(record))  # type: ignore[arg-type]
+            if record["round"] == config.rounds and total is not None:
+                bars.update(total, advance=1)
+                bars.remove_task(task)  # type: ignore[arg-type]
+
+        yield draw

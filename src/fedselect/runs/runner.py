@@ -1,0 +1,398 @@
+"""Runs in directories: one run, or a comparison of many, each resumable at any moment. What lies there: rundir.py."""
+
+import datetime
+import gc
+import json
+import os
+import re
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedselect.data import Federation
+from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.runs.config import Config
+from fedselect.runs.environment import environment
+from fedselect.runs.masks import MaskLog, federation
+from fedselect.runs.rundir import (
+    BEGIN,
+    again,
+    check_links,
+    deployed,
+    done,
+    failure,
+    finished,
+    intact_rounds,
+    is_run,
+    kept_records,
+    outcome,
+    owner,
+    read_configs,
+)
+from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
+from fedselect.simulate import Result, Simulation, ranks
+from fedselect.simulate import checkpoint as checkpoints
+from fedselect.simulate.records import Record
+from fedselect.simulate.stack import Stack, form, stacks
+
+Watch = Callable[[Config, Record], None]
+OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
+DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
+ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
+SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
+
+
+class Stopped(RunError):  # noqa: N818
+    """Ctrl-C: everything up to the last finished round is on disk."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that belong in one table: every method with every seed."""
+
+    runs: dict[str, Config]  # by name of the run directory
+
+
+def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> Result:
+    """A new run in a new directory."""
+    if ranks.rank() == 0:
+        _may_write(out, overwrite)
+    simulation = config.simulation()  # bad input shows before anything is written or replaced
+    with _locked(out), ctrl_c() as stop:
+        if ranks.rank() == 0:
+            _may_write(out, overwrite)  # another run may have come and gone since
+            empty(out)
+            write_json(out / "config.json", config.to_json())
+        ranks.everywhere(None)  # wait for the directory
+        (run,) = go_on([out], stop, watch, simulation)
+        return Result(run.simulation, run.history)
+
+
+def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
+    if not comparison.runs:
+        raise InputError("there is nothing to compare: give at least one method and one seed.")
+    for name in comparison.runs:
+        check_folder_name(name)
+    if ranks.rank() == 0:
+        _may_write(out, overwrite)
+    for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
+        first.simulation()  # what a method cannot do with this model or data shows before anything runs
+    with _locked(out), ctrl_c() as stop:
+        if ranks.rank() == 0:
+            _may_write(out, overwrite)  # another run may have come and gone since
+            empty(out)
+            write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
+        ranks.everywhere(None)
+        return _go_on_comparison(out, stop, watch)
+
+
+def resume(out: Path, watch: Watch | None = None) -> list[Path]:
+    """Finish whatever this directory holds; a finished run is left as it is."""
+    if not any((out / name).exists() for name in BEGIN):
+        if out.is_dir() and any(out.iterdir()) and is_unused(out):
+            raise RunError(f"{out} is of a run that was stopped before it began; start it again with the command you used.")
+        raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
+    if deployed(out):
+        raise RunError(f"{out} was deployed; go on with: {again(out)}")
+    with _locked(out), ctrl_c() as stop:
+        if (out / "compare.json").exists():
+            return _go_on_comparison(out, stop, watch)
+        if not finished(out):
+            go_on([out], stop, watch)
+        return [out]
+
+
+def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
+    """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
+    configs = read_configs(out)
+    for name, config in configs.items():  # what is wrong with one shows before anything runs
+        if finished(out / name):
+            outcome(out / name)
+        elif not done(out / name):
+            _may_prepare(out / name, config)
+    for group in groups(configs, lambda name: done(out / name)):
+        with ExitStack() as locks:
+            for name in group:
+                locks.enter_context(_locked(out / name))
+                prepare(out / name, configs[name])
+            ranks.everywhere(None)
+            if stop():
+                raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
+            try:
+                go_on([out / name for name in group], stop, watch, alone=False)
+            except Stopped as e:
+                raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
+    ranks.everywhere(None)  # wait for the last of the files
+    if not any(finished(out / name) for name in configs):
+        first = next(iter(configs))
+        raise RunError(f"no run came to its end; {first}: {failure(out / first)}")
+    return [out / name for name in configs]
+
+
+def prepare(out: Path, config: Config) -> None:
+    """Make a directory whose lock we hold that of this run, unless it is already.
+
+    What was trained stays: where it goes on may change (pieces stay as they were), another configuration is refused.
+    """
+    if ranks.rank() != 0:
+        return
+    there, asked = out / "config.json", json.loads(json.dumps(config.to_json()))
+    if there.exists() and read_json(there, "it should say how to run.") == asked:
+        return
+    if not _may_prepare(out, config):
+        empty(out)
+    write_json(there, asked)
+
+
+def _may_prepare(out: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to go on from; without one the directory is emptied, so it must be a run of ours."""
+    if out.is_symlink():
+        raise RunError(f"{out} is a link; the runs of a comparison are folders in it: put what it points to in its place.")
+    if _may_go_on(out, config):
+        return True
+    if out.exists() and not is_run(out):
+        raise RunError(f"{out} holds something other than a run, so nothing in it was touched; move it elsewhere.")
+    return False
+
+
+def _may_go_on(out: Path, config: Config) -> bool:
+    """Whether there is a checkpoint to go on from, which must be of this run: hours of training may lie in it."""
+    asked = out.parent / "compare.json"
+    other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
+    mend = f"{other}, or remove {out} to begin this run anew."
+    return checkpoints.claim(out / "checkpoint", owner(config.to_json()), mend)
+
+
+def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
+    """Runs that may train as one program, as many at a time as fit; `go_on` has the last word.
+
+    Those that are over are left out but counted, so that runs which began together go on together after an interruption.
+    """
+    apart = ("seed", "method", "preset", "cross")
+    alike: dict[Any, list[str]] = {}
+    for name, config in configs.items():
+        rest = {k: v for k, v in config.to_json().items() if k not in apart}
+        alike.setdefault((json.dumps(rest, sort_keys=True), form(config.make_method())), []).append(name)
+    for names in alike.values():
+        if all(map(over, names)):
+            continue
+        gc.collect()  # what the group before held of a GPU
+        one = configs[names[0]].simulation()
+        fit = max(1, one.fits // one.clients) if stacks(one) else 1
+        del one
+        parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
+        for part in range(parts):
+            group = names[part * len(names) // parts : (part + 1) * len(names) // parts]
+            if left := [name for name in group if not over(name)]:
+                yield left
+
+
+class _Run:
+    """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives.
+
+    On a GPU that is so for a run that is stacked with as many as before; else it agrees up to rounding.
+    """
+
+    def __init__(self, out: Path, simulation: Simulation | None = None, dealt: dict[str, Federation] | None = None) -> None:
+        self.out = out
+        check_links(out)
+        self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+        self.failed: str | None = None
+        self._owner = owner(self.config.to_json())
+        found = checkpoints.find(out / "checkpoint", self._owner, *intact_rounds(out / "metrics.jsonl"))
+        chunk, rows = (found.chunk, found.rows) if found else (None, None)
+        self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
+        if found:
+            checkpoints.load(found.place, self.simulation, self._owner)
+        ranks.everywhere(None)  # everybody has read what the first process may now tidy up
+        self.history: list[Record] = []
+        self._masks: MaskLog | None = None
+        if ranks.rank() == 0:
+            with disk(out):
+                (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
+            checkpoints.drop_after(out / "checkpoint", self.simulation.round)
+            self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
+            write_json(out / "federation.json", federation(self.simulation))
+            if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
+                self._masks = MaskLog(out, self.config.rounds, self.simulation)
+            else:
+                with disk(out):
+                    (out / "masks.jsonl").unlink(missing_ok=True)  # it would be taken to stand for all rounds
+
+    def note(self, record: Record) -> None:
+        """A round is over."""
+        self.history.append(record)
+        if ranks.rank() == 0:
+            with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
+                metrics.write(json.dumps(record) + "\n")
+        if self._masks and record["accuracy"] is not None:
+            self._masks.add()
+
+    def save(self) -> None:
+        if ranks.rank() == 0:
+            with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
+                os.fsync(metrics.fileno())  # a checkpoint must never be ahead of the metrics
+        if self._masks:
+            self._masks.sync()
+        checkpoints.save(self.out / "checkpoint", self.simulation, self._owner)
+
+    def finish(self) -> None:
+        if self.failed:
+            if ranks.rank() == 0:
+                write_json(self.out / "failed.json", {"why": self.failed})
+            return
+        cross = self.simulation.cross().tolist() if self.config.cross else None
+        live = self.simulation.live_share()
+        if ranks.rank() != 0:
+            return
+        summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
+        if cross is not None:
+            summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
+        write_json(self.out / "summary.json", summary)
+
+
+def go_on(
+    places: list[Path],
+    stop: Callable[[], bool],
+    watch: Watch | None,
+    simulation: Simulation | None = None,
+    alone: bool = True,
+    keep: bool = True,
+) -> list[_Run]:
+    """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
+
+    Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
+    Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
+    """
+    dealt: dict[str, Federation] = {}
+    opened = [_Run(place, simulation, dealt) for place in places]
+    groups: dict[Any, list[_Run]] = {}
+    for run in opened:
+        groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
+    for runs in groups.values():
+        _drive(runs, stop, watch, alone=alone, keep=keep)
+        for run in runs:
+            run.finish()
+    return opened
+
+
+def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
+    rounds = runs[0].config.rounds
+    began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
+    stack = Stack([r.simulation for r in runs])
+    while runs and stack.round < rounds:
+        last = stack.round == rounds - 1
+        outcomes = stack.step(evaluate=True if last else None)
+        for run, record in zip(runs, outcomes, strict=True):
+            if isinstance(record, TrainingError):
+                run.failed = str(record)
+                if alone:
+                    run.finish()
+                    raise record
+                continue
+            run.note(record)
+            if watch:
+                watch(run.config, record)
+        runs = [r for r in runs if not r.failed]
+        if one is None:
+            one = ranks.world() * sum(r.simulation.store.nbytes for r in runs) / DISK
+        free = time.perf_counter() - began - (0.0 if keep else SHORT)
+        answers = ranks.everywhere((stop(), spent + one < OVERHEAD * free))
+        stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
+        if stopping or (keep if last else due):
+            at = time.perf_counter()
+            for run in runs:
+                run.save()
+            one = time.perf_counter() - at
+            spent += one
+        if stopping and runs:
+            raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
+
+
+def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
+    """The small outcome of a run: what a table needs, and what a reader must know to trust it."""
+    evaluated = [r for r in history if r["accuracy"] is not None]
+    last = evaluated[-1]
+    tail = [r["accuracy"] for r in evaluated if 4 * r["round"] > 3 * last["round"]]
+    own = [a for a in last["clients"]["accuracy"] if a is not None]
+    return {
+        "method": config.method["name"],
+        "data": config.data["name"],
+        "model": config.model["name"],
+        "seed": config.seed,
+        "score": config.score,
+        "view": config.make_method().view,  # the one that accuracy is of
+        "rounds": last["round"],
+        "accuracy": last["accuracy"],
+        "accuracy_local": last["accuracy_local"],
+        "accuracy_merged": last["accuracy_merged"],
+        "accuracy_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
+        "curve": [[r["round"], r["accuracy"]] for r in evaluated],
+        "std_clients": round(statistics.pstdev(own), 6),
+        "clients": last["clients"]["accuracy"],
+        "share": last["share"],
+        "bytes_up": sum(r["bytes_up"] for r in history),
+        "bytes_down": sum(r["bytes_down"] for r in history),
+        "seconds": round(sum(r["seconds"] for r in history), 3),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "environment": environment(config.device, config.precision),
+    }
+
+
+def _may_write(out: Path, overwrite: bool) -> None:
+    """Refuse to touch what is there, unless it is a run and was said to be replaced."""
+    if not (out.exists() or out.is_symlink()) or is_unused(out):
+        return
+    if not overwrite:
+        raise InputError(
+            f"{out} exists already; choose another --out, resume it, or replace all that is in it with --overwrite."
+        )
+    if out.is_symlink():
+        raise InputError(f"{out} is a link; --overwrite replaces folders only. Give the folder it points to as --out.")
+    if not is_run(out):
+        raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """One process at a time in a run directory; of the processes of one run, the first holds the lock."""
+    if ranks.rank() != 0:
+        yield
+        return
+    with locked(out):
+        yield
+
+
+@contextmanager
+def ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks to stop after the round in progress; a second one stops at once, at the last checkpoint.
+
+    One press may arrive twice, from the terminal and from a program that passes it on.
+    """
+    asked: float | None = None
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        now = time.monotonic()
+        if asked is not None and now - asked > ONE_PRESS:
+            raise Stopped("stopped at once; fedselect resume goes on from the last checkpoint.")
+        if asked is not None:
+            return
+        asked = now
+        os.write(2, b"\nfinishing this round, then stopping; press Ctrl-C again to stop at once\n")
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not the main thread: nobody can press Ctrl-C on us
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked is not None
+    finally:
+        signal.signal(signal.SIGINT, before)

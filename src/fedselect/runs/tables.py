@@ -1,0 +1,207 @@
+"""Tables from run directories: one row a method, mean and standard deviation over seeds."""
+
+import csv
+import io
+import os
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fedselect.core.errors import RunError
+from fedselect.runs.labels import labels
+from fedselect.runs.rundir import again, described, failure, finished, outcome, view_of
+
+DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
+
+
+def terminal() -> Console:
+    """Where output goes. In a file or a pipe a table is as wide as it needs to be: nothing is cut to fit eighty columns."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=160 if piped else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str  # and what tells it from other runs of the same method, if there are any
+    asked: int  # runs that there should be, a seed each
+    seeds: list[int]  # of those that are finished
+    accuracy: list[float]
+    local: list[float]
+    merged: list[float]
+    share: float
+    bytes_up: float
+    seconds: float
+    reports: str
+    score: str  # the data that accuracies are of: test or val
+    others: float | None  # accuracy on other clients' data, where it was measured
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.accuracy)
+
+    @property
+    def name(self) -> str:
+        """Also says where seeds are missing."""
+        return self.method if len(self.seeds) == self.asked else f"{self.method}, {len(self.seeds)} of {self.asked} seeds"
+
+
+def rows(runs: Sequence[Path]) -> list[Row]:
+    """The finished runs, grouped by what they are runs of, best first."""
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    named = _named(runs)
+    asked = Counter(label for label, _ in named)
+    for label, run in named:
+        if finished(run):
+            summaries.setdefault(label, []).append(outcome(run))
+    if not summaries:
+        raise RunError(f"there is no finished run to show yet; finish it with: {again(runs[0])}")
+    made = [
+        Row(
+            method,
+            asked[method],
+            [s["seed"] for s in group],
+            [s["accuracy"] for s in group],
+            [s["accuracy_local"] for s in group],
+            [s["accuracy_merged"] for s in group],
+            statistics.fmean(s["share"] for s in group),
+            statistics.fmean(s["bytes_up"] for s in group),
+            statistics.fmean(s["seconds"] for s in group),
+            "local" if all(view_of(s, s) == "local" for s in group) else "merged",
+            group[0].get("score", "test"),
+            _mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
+        )
+        for method, group in summaries.items()
+    ]
+    return sorted(made, key=lambda r: -r.mean)
+
+
+def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
+    """The runs that did not come to their end, by label and seed, and why."""
+    return [(f"{label}, seed {described(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
+
+
+def rowless(runs: Sequence[Path]) -> list[str]:
+    """The labels of which every run diverged."""
+    labelled: dict[str, list[Path]] = {}
+    for label, run in _named(runs):
+        labelled.setdefault(label, []).append(run)
+    return [label for label, group in labelled.items() if all(map(failure, group))]
+
+
+def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
+    """The rows, and below them by name what has no numbers."""
+    seeds = max(r.asked for r in found)
+    crossed = any(r.others is not None for r in found)
+    many = "s, ± standard deviation" if seeds > 1 else ""
+    table = Table(
+        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{many}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=not crossed,  # a column more has to fit in 80
+        collapse_padding=crossed,
+    )
+    table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.name for r in found), *diverged])))
+    for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in found:
+        views = [spread(v).split(" ")[0] for v in (r.local, r.merged)]
+        mark = 0 if r.reports == "local" else 1
+        views[mark] = f"[bold]{views[mark]}[/bold]"
+        others = [f"{100 * r.others:.2f}" if r.others is not None else "-"] if crossed else []
+        figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
+        table.add_row(r.name, spread(r.accuracy), *views, *others, *figures)
+    for label in diverged:
+        table.add_row(label, "diverged")
+    table.caption = (
+        "accuracy: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
+        "MB up: from all clients, in the whole run"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
+    return list(zip(labels([described(run) for run in runs]), runs, strict=True))
+
+
+def _mean(found: Sequence[float | None], whole: int) -> float | None:
+    """The mean, where everybody has a number."""
+    there = [v for v in found if v is not None]
+    return statistics.fmean(there) if len(there) == whole else None
+
+
+def _elsewhere(cross: list[list[float | None]]) -> float | None:
+    """The mean of a cross-client matrix without its diagonal."""
+    apart = [v for i, row in enumerate(cross) for j, v in enumerate(row) if i != j and v is not None]
+    return statistics.fmean(apart) if apart else None
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation in percent."""
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
+
+
+def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
+    """Plain numbers: accuracies and shares as fractions, standard deviations over seeds; of what diverged none."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["method", "seeds", "asked", "accuracy", "std", "accuracy_local", "accuracy_merged", "others", "share", "bytes_up",
+         "seconds"]
+    )  # fmt: skip
+    for r in found:
+        means = [f"{statistics.fmean(v):.6f}" for v in (r.local, r.merged)]
+        off = f"{statistics.stdev(r.accuracy):.6f}" if len(r.accuracy) > 1 else ""
+        others = "" if r.others is None else f"{r.others:.6f}"
+        figures = [f"{r.share:.6f}", f"{r.bytes_up:.0f}", f"{r.seconds:.3f}"]
+        writer.writerow([r.method, len(r.seeds), r.asked, f"{r.mean:.6f}", off, *means, others, *figures])
+    for label in diverged:
+        writer.writerow([label, 0, *[""] * 9])
+    return out.getvalue()
+
+
+def as_latex(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
+    """A booktabs table; the best accuracy is bold."""
+    crossed = any(r.others is not None for r in found)
+    columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "total MB up"]
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        "\\toprule",
+        " & ".join(["method", *columns]) + r" \\",
+        "\\midrule",
+    ]
+    best = max(r.mean for r in found)
+    for r in found:
+        accuracy = "$" + spread(r.accuracy).replace(" ± ", r" \pm ") + "$"
+        cells = [
+            tex(r.name),
+            rf"\boldmath{accuracy}" if r.mean == best else accuracy,
+            *(f"{100 * statistics.fmean(v):.2f}" for v in (r.local, r.merged)),
+            *(["--" if r.others is None else f"{100 * r.others:.2f}"] if crossed else []),
+            f"{100 * r.share:.1f}",
+            f"{r.bytes_up / 1e6:.2f}",
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [" & ".join([tex(label), "diverged", *[""] * (len(columns) - 1)]) + r" \\" for label in diverged]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+TEX = {
+    **{c: f"\\{c}" for c in "_%&#${}"}, "α": r"$\alpha$", "γ": r"$\gamma$",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX takes it."""
+    return "".join(TEX.get(c, c) for c in text)

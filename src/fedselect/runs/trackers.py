@@ -1,0 +1,169 @@
+"""Trackers that people already use: every round's numbers, and each client's accuracy, in their place.
+
+Files go to track/ in the run directory, unless the tracker's own environment variables say where: WANDB_MODE,
+WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedselect.core.errors import RunError, unknown
+from fedselect.runs.config import Config
+from fedselect.runs.labels import flat
+from fedselect.runs.rundir import read_configs
+from fedselect.runs.runner import Watch
+from fedselect.simulate.records import Record
+
+SCALARS = (
+    "accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down", "seconds",
+)  # fmt: skip
+
+
+class Tracker(Protocol):
+    """One run in one tracker."""
+
+    def log(self, round: int, values: Mapping[str, float]) -> None: ...
+    def close(self, finished: bool) -> None: ...
+
+
+@contextmanager
+def tracking(kind: str, out: Path) -> Iterator[Watch]:
+    """What to call after every round; each run becomes a run of the tracker."""
+    if kind not in TRACKERS:
+        raise unknown("tracker", kind, TRACKERS)
+    package, make = TRACKERS[kind]
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise RunError(f"--track {kind} needs {package}; install it with: pip install 'fedselect[track]'") from None
+    make.check()
+    open_runs: dict[str, Tracker] = {}
+    names: dict[str, str] = {}
+
+    def watch(config: Config, record: Record) -> None:
+        key = json.dumps(config.to_json(), sort_keys=True)
+        if key not in open_runs:
+            if not names and (out / "compare.json").exists():  # those of the run directories, the same when it is resumed
+                names.update({json.dumps(c.to_json(), sort_keys=True): name for name, c in read_configs(out).items()})
+            name = names.get(key, f"{config.method['name']}-seed{config.seed}")
+            open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
+        open_runs[key].log(record["round"], numbers(record))
+        if record["round"] == config.rounds:
+            open_runs.pop(key).close(finished=True)
+
+    try:
+        yield watch
+    finally:
+        for left in open_runs.values():
+            left.close(finished=False)
+
+
+def numbers(record: Record) -> dict[str, float]:
+    """A round as flat names: accuracy, client/3/accuracy, ..."""
+    found = {name: record[name] for name in SCALARS}
+    found.update({f"client/{i}/accuracy": v for i, v in enumerate(record["clients"]["accuracy"])})
+    return {name: float(v) for name, v in found.items() if v is not None}
+
+
+class TensorBoard:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start, before anything is trained: it only writes files."""
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard" / name), purge_step=first)
+        self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```", first)
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+
+    def close(self, finished: bool) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start: a server that is named must answer."""
+        from mlflow import MlflowClient, MlflowException
+
+        if address := os.environ.get("MLFLOW_TRACKING_URI"):
+            try:
+                MlflowClient(address).search_experiments(max_results=1)
+            except MlflowException as e:
+                raise RunError(f"mlflow at {address} does not answer ({str(e).splitlines()[0]}).") from None
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedselect")
+        found = self._client.get_experiment_by_name(project)
+        place = found.experiment_id if found else self._client.create_experiment(project)
+        self._run = self._client.create_run(place, run_name=name).info.run_id
+        params = [Param(k, str(v)) for k, v in flat(config).items()]
+        for at in range(0, len(params), 100):  # as many as it takes at once
+            self._client.log_batch(self._run, params=params[at : at + 100])
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, round) for name, value in values.items()]
+        for at in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run, metrics=metrics[at : at + 1000])
+
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
+
+
+class WandB:
+    @staticmethod
+    def check() -> None:
+        """Whether it can start: somebody must be logged in, unless it stays offline."""
+        import wandb
+
+        if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled"):
+            return
+        try:
+            wandb.login()
+        except wandb.Error as e:
+            raise RunError(
+                f"wandb cannot start ({str(e).splitlines()[0]}); log in with: wandb login, or keep everything here with: "
+                "WANDB_MODE=offline"
+            ) from None
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        same = hashlib.sha256(f"{folder.resolve()}/{name}".encode()).hexdigest()[:16]  # so that a resumed run goes on
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedselect"), name=name, id=same, resume="allow", config=config,
+            dir=folder, reinit="create_new", settings=wandb.Settings(silent=True, x_disable_stats=True),
+        )  # fmt: skip
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=round)
+
+    def close(self, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
+
+
+TRACKERS: dict[str, tuple[str, type[TensorBoard] | type[MLflow] | type[WandB]]] = {
+    "tensorboard": ("tensorboard", TensorBoard),
+    "mlflow": ("mlflow", MLflow),
+    "wandb": ("wandb", WandB),
+}

@@ -1,0 +1,99 @@
+"""What a simulation is given: made into what it works with, or refused in a sentence."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import nn
+
+from fedselect.core.errors import InputError
+from fedselect.data import ClientData, Federation
+from fedselect.models import Model
+
+
+class How(TypedDict, total=False):
+    """How clients are run, whatever the method: options of Simulation that `run` passes on."""
+
+    fraction: float
+    late: tuple[int, int] | None
+    chunk: int | Literal["auto"]
+    rows: str
+    device: str
+    precision: str
+    deterministic: bool
+    eval_every: int
+
+
+def pick_device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device is auto, cpu or cuda, not {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here; use --device cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    if name not in ("auto", "float32", "tf32", "bf16"):
+        raise InputError(f"precision is auto, float32, tf32 or bf16, not {name!r}.")
+    if name in ("tf32", "bf16") and device.type != "cuda":
+        raise InputError(f"precision {name} needs a GPU; a CPU computes in float32.")
+    return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
+
+
+def check_late(late: tuple[int, int] | None, rounds: int) -> None:
+    if late is not None and late[1] > rounds:
+        raise InputError(f"late: a client that joins in round {late[1]} of {rounds} never takes part.")
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Refuse, for the time being, operations of torch whose result on a GPU may differ from one time to the next."""
+    memory: Any = torch.utils.deterministic
+    before, fill = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        memory.fill_uninitialized_memory = fill
+
+
+def as_model(model: Model | nn.Module) -> Model:
+    if isinstance(model, nn.Module):
+        return Model.wrap(model)
+    if not isinstance(model, Model):
+        raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
+    return model
+
+
+def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    clients = [data] if isinstance(data, ClientData) else list(data)
+    if not all(isinstance(c, ClientData) for c in clients):
+        raise InputError("data must be a Federation or a list of fs.ClientData.")
+    return Federation(clients)
+
+
+def check_how(
+    clients: int, seed: int, fraction: float, late: tuple[int, int] | None, chunk: object, rows: str, every: int
+) -> None:
+    if not 0.0 < fraction <= 1.0:
+        raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {fraction}.")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed must lie in 0 to 2**63 - 1, not {seed}.")
+    if late is not None and not 0 < late[0] < clients:
+        raise InputError(f"late: {late[0]} of {clients} clients cannot join late; at least one must be there at first.")
+    if late is not None and late[1] < 1:
+        raise InputError(f"late: rounds are counted from 1, and no client can join in round {late[1]}.")
+    if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
+        raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
+    if rows not in ("auto", "all", "personal"):
+        raise InputError(f"rows is auto, all or personal, not {rows!r}.")
+    if every < 1:
+        raise InputError(f"eval_every must be at least 1, not {every}.")

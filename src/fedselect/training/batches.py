@@ -1,0 +1,63 @@
+"""Split: one part of every client's data, as batches are taken from it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedselect import kernels
+from fedselect.training.transforms import crop_flip
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
+
+    Pictures stay uint8 in the pool and become numbers batch by batch: pixel * scale + shift, by channel.
+    """
+
+    x: Tensor
+    y: Tensor
+    start: Tensor
+    n: Tensor
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    augment: str = "none"
+    sizes: tuple[int, ...] | None = None  # n where the host can read it without waiting for a GPU
+
+    def __post_init__(self) -> None:
+        if self.sizes is None:
+            object.__setattr__(self, "sizes", tuple(self.n.tolist()))
+
+    def rows(self, rows: slice | Tensor) -> "Split":
+        """These clients' data; an index that lies on the host is not waited for."""
+        assert self.sizes is not None
+        if isinstance(rows, slice):
+            return replace(self, start=self.start[rows], n=self.n[rows], sizes=self.sizes[rows])
+        at = rows.to(self.n.device, non_blocking=True)
+        return replace(self, start=self.start[at], n=self.n[at], sizes=tuple(self.sizes[i] for i in rows.tolist()))
+
+    @property
+    def longest(self) -> int:
+        return max(self.sizes or (0,))
+
+    def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
+        flat = self.start.unsqueeze(1) + index
+        if self.x.ndim == 4 and kernels.serve(self.x) and self.x.dtype in (torch.uint8, torch.float32):
+            from fedselect.kernels.batch import pictures
+
+            draw = keys if self.augment == "crop-flip" else None
+            return pictures(self.x, flat, index, draw, self.scale, self.shift), self.y[flat]
+        x = self.x[flat]
+        if keys is not None and self.augment == "crop-flip":
+            x = crop_flip(x, keys, index)
+        if self.scale is not None and self.shift is not None:
+            x = x.to(self.scale.dtype) * self.scale + self.shift
+        return x, self.y[flat]
+
+    def to(self, device: torch.device) -> "Split":
+        scale = None if self.scale is None else self.scale.to(device)
+        shift = None if self.shift is None else self.shift.to(device)
+        x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
+        return Split(x, y, start, n, scale, shift, self.augment, self.sizes)

@@ -1,0 +1,130 @@
+"""Fitted: a model at work in one run, on its device and in its precision, with what the run's data has shown of it."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Tree
+from fedselect.models import Model, Output
+from fedselect.training.stacked import Forward, Taps
+
+
+class Fitted:
+    """A run's own copy of a model's module, through which every client's values pass.
+
+    What a run learns of the model stays here, so runs that share a Model know nothing of each other.
+    """
+
+    stackable = True  # until it turns out to use something that cannot run for all clients at once
+
+    def __init__(self, model: Model, device: torch.device | str = "cpu", precision: str = "float32") -> None:
+        self.model = model
+        self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
+        self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
+        self.steady = False  # until a step of training has shown that it draws no random numbers by itself
+        self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
+        self._dead: Tree = {}
+        made = model.build()
+        self.module = copy.deepcopy(made) if made is model.module else made  # a function may make the same one each time
+        self.module.load_state_dict(model.module.state_dict())
+        self.module.to(device)
+        self._train = self.module.training
+        self._values: Tree = {}  # of the client whose forward pass is under way
+        self._seen: list[Tensor] = []
+        tree = set(model.names)
+        homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
+        self._homes = {n: homes[n] for n in model.stats}
+        self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
+        self.module.register_forward_hook(self._write_back)
+        if model.head is not None:
+            self.module.get_submodule(model.head).register_forward_pre_hook(self._see)
+
+    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> Output:
+        """One client's forward pass; in training its running statistics are updated in `tree`, in place."""
+        if self._train != train:
+            self.module.train(train)
+            self._train = train
+        with self._features(tree) as seen:
+            logits = functional_call(self.module, tree, (x,))
+            return Output(logits, seen[-1] if seen else None)
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Run one batch and complain in words when the model does not fit the data."""
+        model, inner = self.model, list[Tensor]()
+        handle = None
+        if model.head is not None:
+            handle = self.module.get_submodule(model.head).register_forward_hook(lambda m, i, o: inner.append(o))
+        try:
+            values = {n: v for n, v in self.module.state_dict().items() if n in set(model.names)}
+            with torch.no_grad(), Forward(None, stacked=False) as mode:
+                mode.watched = {id(values[n]): n for n in model.params}
+                out = self.apply(values, x)
+            self.taps, self._dead = mode.crops(), {}
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
+            raise InputError(f"{model.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
+        finally:
+            if handle is not None:
+                handle.remove()
+        if not isinstance(out.logits, Tensor):
+            raise InputError(
+                f"{model.name} returns a {type(out.logits).__name__}; wrap it in a module that returns class scores alone."
+            )
+        if out.logits.shape != (len(x), classes):
+            raise InputError(
+                f"{model.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; labels from 0 to {classes - 1} need "
+                f"({len(x)}, {classes}), or say how many classes there are: Federation(clients, classes=...)."
+            )
+        if model.head_was_guessed and inner and inner[-1] is not out.logits:
+            raise InputError(
+                f"the last Linear of {model.name}, {model.head!r}, does not produce its output; name the head: "
+                f"Model.wrap(module, head=...) with one of {', '.join(model.linears())}."
+            )
+
+    def others(self) -> Tree:
+        """What its buffers hold that are no part of a client's model, but for the counters of norm layers."""
+        found = {n: home._buffers[key] for n, (home, key) in self._others.items()}
+        return {n: b.detach().clone() for n, b in found.items() if b is not None}
+
+    def check_others(self, before: Tree) -> None:
+        """Complain where training has written to them: clients would share what one has left there."""
+        for n, b in self.others().items():
+            if n in before and b.shape == before[n].shape and not torch.equal(b, before[n]):
+                raise InputError(
+                    f"{self.model.name} writes to its buffer {n!r} while it trains, and clients would share that; make it a "
+                    "persistent buffer of floats, and every client has its own."
+                )
+
+    def dead(self) -> Tree:
+        """Of kernels with taps that only ever meet padding, which entries these are, each in a line: they never move."""
+        if not self._dead:
+            for n, taps in self.taps.items():
+                marks = torch.ones_like(self.module.get_parameter(n), dtype=torch.bool)
+                taps.of(marks)[:] = False
+                self._dead[n] = marks.flatten()
+        return self._dead
+
+    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._seen.append(inputs[0])
+
+    def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
+        for n, (home, key) in self._homes.items() if self._train and self._values else ():
+            now = home._buffers[key]
+            if now is not None and now is not self._values[n]:
+                with torch.no_grad():
+                    self._values[n].copy_(now)
+
+    @contextmanager
+    def _features(self, tree: Tree) -> Iterator[list[Tensor]]:
+        self._values = tree
+        try:
+            yield self._seen
+        finally:
+            self._seen.clear()
+            self._values = {}

@@ -1,0 +1,333 @@
+"""Recorded programs: a step that keeps coming back is replayed without the Python that made it.
+
+On a GPU a whole step (gather, augment, forward, backward, update) becomes one CUDA graph; on a CPU it is traced to the
+list of its tensor operations. Either way the operations and their order are those of the step as written, so the
+numbers are too. What cannot be recorded runs as it is, and says so once.
+"""
+
+import ctypes
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedselect.core import random
+from fedselect.core.tree import Mask, State, Tree
+from fedselect.tasks.losses import Objective
+from fedselect.training.batches import Split
+from fedselect.training.buffers import Room
+from fedselect.training.fitted import Fitted
+from fedselect.training.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
+
+RECORD_AFTER = {"cuda": 1, "cpu": 200}
+"""Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+TRIES = {"cuda": 2, "cpu": 1}
+"""A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
+KEPT = 64
+"""Recordings kept at a time; clients of unequal size need one for each number of them that is still running."""
+Body = Callable[[State], Any]
+"""A program: works on tensors, by group and name, in place."""
+
+
+class Programs:
+    """Trains and evaluates stacked clients of one model, recording what comes back."""
+
+    def __init__(self, fitted: Fitted, training: Training) -> None:
+        self.fitted, self.model = fitted, fitted.model
+        self.training = training
+        self._rooms: dict[Any, Room] = {}
+        self._seen: dict[Any, int] = {}
+        self._tried: dict[Any, int] = {}
+        self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
+        self._pool: Any = None
+        self._said = False
+
+    def clear(self) -> None:
+        """Let go of all recordings and the memory they hold."""
+        self._rooms.clear()
+        self._recorded.clear()
+        self._pool = None
+
+    def place(self, group: str, tree: Mapping[str, Any]) -> Any:
+        """The same tensors where recordings find them: on a GPU copies that stay put, kernels with their channels last."""
+        tensors = {n: v for n, v in tree.items() if isinstance(v, Tensor)}
+        if not tensors or not self._captures(next(iter(tensors.values()))):
+            return tree
+        return {**tree, **self._room(group, tensors).write(tensors)}
+
+    def fetch(self, group: str, placed: Tree) -> Tree:
+        """A copy of what was placed, with every tensor in its usual order."""
+        values = self._room(group, placed).read(len(next(iter(placed.values()))))
+        return {n: values[n] for n in placed}
+
+    def rest(self, group: str, like: Tree) -> Tree:
+        """Zeros for these parameters where recordings find them."""
+        first = next(iter(like.values()))
+        if not self._captures(first):
+            return {n: torch.zeros_like(v) for n, v in like.items()}
+        room = self._room(group, like)
+        room.memory.zero_()
+        return room.of(len(first))
+
+    def train(
+        self, tree: Tree, velocity: Tree, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
+        objective: Objective, size: int, first: int, last: int,
+    ) -> Tensor:  # fmt: skip
+        """Steps `first` to `last` of a pass over the clients' data in this order, `size` samples at a time, in place.
+
+        Returns each client's loss summed over them: (C,) float64.
+        """
+        kind = tree[self.model.params[0]].dtype
+        like: Any = {"dtype": kind, "device": shuffle.device}
+        rates = {  # one for each client even where there is one for all, so that stacking settings changes nothing
+            n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(shuffle),), float(v), **like)
+            for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
+        }
+        inputs: State = {
+            "tree": tree, "velocity": velocity, "only": {n: m for n, m in only.items() if isinstance(m, Tensor)},
+            "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
+            "batch": {"order": order, "shuffle": shuffle, "start": data.start, "n": data.n},
+            "sums": {"at": torch.full((1,), first, device=shuffle.device),
+                     "loss": torch.zeros(len(shuffle), dtype=torch.float64, device=shuffle.device)},
+        }  # fmt: skip
+
+        def batch(i: State, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+            # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
+            b, at = i["batch"], i["sums"]["at"]
+            places = (at * size + torch.arange(size, device=at.device)) % b["n"].unsqueeze(1)
+            x, y = replace(data, start=b["start"], n=b["n"]).batch(b["order"].gather(1, places), b["shuffle"])
+            return x, y, random.fold(b["shuffle"], at) if plan.draws else b["shuffle"]
+
+        def given(i: State) -> tuple[Mask, Rate, State]:
+            return {**only, **i["only"]}, i["lr"] if isinstance(lr, Mapping) else i["lr"][""], {k: i[f"ctx {k}"] for k in ctx}
+
+        def body(i: State, plan: Plan = AS_WRITTEN) -> None:
+            masks, rate, context = given(i)
+            losses = step(
+                self.fitted, i["tree"], i["velocity"], *batch(i, plan), masks, rate, objective, context, self.training, plan
+            )
+            i["sums"]["loss"] += losses
+            i["sums"]["at"] += 1
+
+        def ready(i: State) -> Body:
+            masks, _, context = given(i)
+            plan = find_plan(self.fitted, i["tree"], *batch(i, AS_WRITTEN), masks, objective, context, self.training)
+            return lambda i: body(i, plan)
+
+        masks = tuple((n, m) for n, m in only.items() if isinstance(m, bool))
+        what = (
+            "train",
+            size,
+            masks,
+            isinstance(lr, Mapping),
+            tuple(ctx),
+            data.x.data_ptr(),
+            data.augment,
+            _identity(objective),
+        )
+        for done in range(first, last):
+            recorded = self._recording(what, ready, inputs)
+            if recorded is not None:
+                recorded(inputs, last - done)
+                break
+            body(inputs)
+        return inputs["sums"]["loss"]
+
+    def predict(self, tree: Tree, split: Split, at: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Every client's model on `width` samples of its own from `at` on: (logits, features, labels, which are real).
+
+        Good until the next call.
+        """
+        inputs: State = {
+            "tree": tree,
+            "batch": {"start": split.start, "n": split.n},
+            "sums": {"at": torch.full((1,), at, device=split.n.device)},
+        }
+
+        def body(i: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            start, n = i["batch"]["start"], i["batch"]["n"]
+            index = i["sums"]["at"] + torch.arange(width, device=n.device)
+            inside = index < n.unsqueeze(1)
+            x, y = replace(split, start=start, n=n).batch(torch.where(inside, index, 0))
+            return (*forward(self.fitted, i["tree"], x), y, inside)
+
+        recorded = None
+        if split.n.is_cuda:  # a CPU is busy with the numbers themselves
+            recorded = self._recording(("predict", width, split.x.data_ptr()), lambda i: body, inputs)
+        return body(inputs) if recorded is None else recorded(inputs, 1)
+
+    def _recording(
+        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State
+    ) -> Callable[[State, int], Any] | None:
+        """The recording that serves these inputs, made now if it is time for one."""
+        device = inputs["batch"]["n"].device
+        if one_by_one(self.fitted, device):
+            return None
+        key = (*what, self.fitted.precision, _shapes(inputs))
+        if key in self._recorded:
+            return self._recorded[key]
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if len(self._seen) > 4 * KEPT:
+            self._seen.pop(next(iter(self._seen)))
+        if self._seen[key] <= RECORD_AFTER[device.type]:
+            return None
+        try:
+            if device.type == "cuda":
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                made: Callable[[State, int], Any] | None = _Captured(ready(inputs), inputs, self._pool)
+            else:
+                made = _Traced(ready(inputs), inputs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as e:  # anything a user's model may do that a recording does not allow
+            self._pool = None  # what broke off may have left it unusable
+            self._tried[key] = self._tried.get(key, 0) + 1
+            if self._tried[key] < TRIES[device.type]:
+                return None
+            self._say_slow(str(e).splitlines()[0] if str(e) else type(e).__name__)
+            made = None
+        if len(self._recorded) >= KEPT:
+            self._recorded.pop(next(iter(self._recorded)))
+        self._recorded[key] = made
+        return made
+
+    def _say_slow(self, reason: str) -> None:
+        if not self._said:
+            warnings.warn(f"{self.model.name} cannot be recorded and runs on the slow path ({reason}).", stacklevel=2)
+        self._said = True
+
+    def _captures(self, v: Tensor) -> bool:
+        return v.is_cuda and not one_by_one(self.fitted, v.device)
+
+    def _room(self, group: str, like: Tree) -> "Room":
+        """Room for tensors such as these, the same each time; more clients than before need new room."""
+        key = (group, frozenset((n, v.shape[1:], v.dtype) for n, v in like.items()))
+        room = self._rooms.get(key)
+        if room is None or room.clients < len(next(iter(like.values()))):
+            if room is not None:
+                self._recorded.clear()  # what was recorded works in the old room
+            room = self._rooms[key] = Room(like, self.model.convolutions)
+        return room
+
+
+def keep_memory() -> None:
+    """Let the process keep what it frees. The tensors of a stacked step are so large that malloc would otherwise hand
+    their memory back to the system every time and ask for it again, page by page."""
+    with suppress(OSError, AttributeError):  # the GNU C library has this
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+class _Captured:
+    """A program as a CUDA graph. Trees, masks and contexts are used where they lie; what is small is copied in and out."""
+
+    def __init__(self, body: Body, inputs: State, pool: Any) -> None:
+        small = ("lr", "batch", "sums")
+        self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
+        self.body = body  # and with it the data it reads
+        self.graph = torch.cuda.CUDAGraph()
+        with nothing_let_go(), torch.cuda.graph(self.graph, pool=pool):
+            self.out = body({**inputs, **self.own})
+
+    def __call__(self, inputs: State, times: int) -> Any:
+        for k, tree in self.own.items():
+            for n, v in tree.items():
+                v.copy_(inputs[k][n])
+        for _ in range(times):
+            self.graph.replay()
+        for n, v in self.own["sums"].items():
+            inputs["sums"][n].copy_(v)
+        return self.out
+
+
+@contextmanager
+def nothing_let_go() -> Iterator[None]:
+    """No garbage collection for the time being: a graph of a finished run, let go in the middle of a capture, breaks it."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+class _Traced:
+    """A program as the list of its tensor operations."""
+
+    def __init__(self, body: Body, inputs: State) -> None:
+        names = [(k, n) for k, tree in inputs.items() for n in tree]
+
+        def flat(*tensors: Tensor) -> None:
+            out: State = {k: {} for k in inputs}
+            for (k, n), v in zip(names, tensors, strict=True):
+                out[k][n] = v
+            body(out)
+
+        self.program = make_fx(flat)(*(v.clone() for tree in inputs.values() for v in tree.values()))
+        for node in list(self.program.graph.nodes):  # what only views a tensor as itself
+            same = node.target is torch.ops.aten.detach.default or (
+                node.target is torch.ops.aten.permute.default and node.args[1] == sorted(node.args[1])
+            )
+            if same:
+                node.replace_all_uses_with(node.args[0])
+                self.program.graph.erase_node(node)
+        self.program.recompile()
+
+        self._check(body, inputs)
+
+    def _check(self, body: Body, inputs: State) -> None:
+        """On other numbers the trace must do what the body does; it would not if the model computed outside torch."""
+        others = {k: {n: v * 0.99 if k == "tree" else v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
+        others["sums"]["at"] += 1
+        ours = {k: {n: v.clone() for n, v in tree.items()} for k, tree in others.items()}
+        body(others)
+        self(ours, 1)
+        for k, tree in others.items():
+            for n, v in tree.items():
+                if not torch.equal(v.nan_to_num(), ours[k][n].nan_to_num()):
+                    raise RuntimeError("part of it is computed outside torch")
+
+    def __call__(self, inputs: State, times: int) -> None:
+        tensors = [v for tree in inputs.values() for v in tree.values()]
+        with torch.no_grad():
+            for _ in range(times):
+                self.program(*tensors)
+
+
+def _shapes(inputs: State) -> tuple[Any, ...]:
+    """How the inputs lie in memory; on a GPU also where those that are used in place lie."""
+    return tuple(
+        (k, n, v.dtype, v.shape, v.stride(), v.data_ptr() if v.is_cuda and k not in ("lr", "batch", "sums") else 0)
+        for k, tree in inputs.items()
+        for n, v in tree.items()
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """An object as a key that is equal to nothing else, whatever the object thinks of equality."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def _identity(fn: Any) -> Any:
+    """The same for functions that do the same, so that one made anew each round is known again."""
+    if isinstance(fn, MethodType):
+        return _identity(fn.__func__), _Itself(fn.__self__)
+    plain = isinstance(fn, FunctionType) and fn.__closure__ is None and fn.__defaults__ is None and fn.__kwdefaults__ is None
+    return (fn.__code__, _Itself(fn.__globals__)) if plain else _Itself(fn)

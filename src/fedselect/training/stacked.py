@@ -1,0 +1,412 @@
+"""Running one client's forward pass for all clients at once: vmap, with our own rules where the stock ones are slow
+(convolution, Linear, BatchNorm) or not keyed by client (dropout).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedselect import kernels
+from fedselect.core import random
+from fedselect.core.errors import InputError
+from fedselect.training import layers
+from fedselect.training.layers import Pair
+
+_CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
+_RELUS_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
+_RELUS = {F.relu, torch.relu, Tensor.relu, *_RELUS_IN_PLACE}
+_LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
+_SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The part of a convolution kernel that ever meets the input: rows top to bottom, columns left to right."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def of(self, kernel: Tensor) -> Tensor:
+        return kernel[..., self.top : self.bottom, self.left : self.right]
+
+
+class Forward(TorchFunctionMode):
+    """In force while a model runs: keyed dropout always, our stacked rules when clients are stacked.
+
+    `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
+    needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
+    those whose only use is one convolution with taps that meet nothing but padding. Likewise `rectified` says, by their
+    number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
+    """
+
+    def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32", watch: bool = True) -> None:
+        super().__init__()
+        watch = watch and not stacked  # vmap itself refuses to draw
+        self._draws: Any = _Draws() if watch else None  # type: ignore[no-untyped-call]
+        self.key = key
+        self.stacked = stacked
+        self.precision = precision
+        self.live: dict[int, Tensor] = {}
+        self.watched: dict[int, str] = {}
+        self.uses: dict[str, list[Taps | None]] = {}
+        self.rectified: frozenset[int] = frozenset()
+        self.calls = 0
+        self._normed: list[Tensor | None] = []  # what came out of BatchNorms
+        self._followed: dict[int, list[bool]] = {}  # by number, for each use of that: is it a ReLU?
+        self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
+
+    def __enter__(self) -> "Forward":
+        self._drawn = [] if self._draws is None else _generators()
+        self._attention = sdpa_kernel(SDPBackend.MATH)  # the fused ones do not run for all clients at once
+        if self.stacked:
+            self._attention.__enter__()
+        if self._draws is not None:
+            self._draws.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        if self._draws is not None:
+            self._draws.__exit__(kind, value, trace)
+        if self.stacked:
+            self._attention.__exit__(kind, value, trace)
+        drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._drawn))
+        if kind is None and self.key is not None and drew:
+            raise InputError(
+                "the model draws random numbers other than by dropout while training; its numbers would depend on how "
+                "clients are stacked. Use nn.Dropout; attention draws by itself and wants none (layer.self_attn.dropout = 0.0)."
+            )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._normed and not _looks(func):
+            number = self._number(args[0]) if args and func in _RELUS else None
+            in_place = func in _RELUS_IN_PLACE or kwargs.get("inplace")
+            if number is None or number not in self.rectified:
+                self.follow((*args, *kwargs.values()), relu=number is not None)
+            if number is not None and in_place:
+                self._normed[number] = None  # from now on it is what the ReLU makes of it
+            if number in self.rectified:
+                return args[0] if in_place else args[0].view_as(args[0])
+        if self.watched and func is not torch.conv2d:
+            self._note(func, args, kwargs)
+        if func is torch.conv2d:
+            return self._conv2d(*args, **kwargs)
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
+        if self.stacked and func is F.linear:
+            return self._linear(*args, **kwargs)
+        if self.stacked and func is F.max_pool2d:
+            return _max_pool2d(*args, **kwargs)
+        if self.stacked and func is F.adaptive_avg_pool2d:
+            return _adaptive_avg_pool2d(*args, **kwargs)
+        if self.stacked and func is F.group_norm:
+            return _group_norm(*args, **kwargs)
+        if func is F.embedding:
+            return _embedding(*args, **kwargs)
+        if func is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if self.stacked and func is torch.conv1d:
+            return self._conv1d(*args, **kwargs)
+        if self.stacked and func in _SLOW:
+            self.slow.add(func.__name__)
+        if func in _CHANNEL_DROPOUTS:
+            return self._dropout(*args, **{**kwargs, "channels": True})
+        return func(*args, **kwargs)
+
+    def crops(self) -> Mapping[str, Taps]:
+        """Of the kernels that were watched, those of which only some taps are of any use."""
+        return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
+
+    def rectifiable(self) -> frozenset[int]:
+        """Of the BatchNorms that were watched, those whose only use is one ReLU."""
+        return frozenset(number for number, uses in self._followed.items() if uses == [True])
+
+    def follow(self, values: tuple[Any, ...], relu: bool = False) -> None:
+        """These tensors are used."""
+        for value in values:
+            for v in value if isinstance(value, list | tuple) else (value,):
+                number = self._number(v)
+                if number in self.rectified:
+                    raise RuntimeError("a BatchNorm is used in another way than before")
+                if number is not None:
+                    self._followed.setdefault(number, []).append(relu)
+
+    def _number(self, v: Any) -> int | None:
+        return next((i for i, y in enumerate(self._normed) if y is v and v is not None), None)
+
+    def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
+        if _looks(func):
+            return
+        for value in (*args, *kwargs.values()):
+            for v in value if isinstance(value, list | tuple) else (value,):
+                if id(v) in self.watched:
+                    self.uses.setdefault(self.watched[id(v)], []).append(taps)
+
+    def _dropout(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
+    ) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        if self.key is None:
+            raise InputError("dropout is on outside training; call the model in eval mode.")
+        self.calls += 1
+        shape = (*x.shape[:2], *([1] * (x.ndim - 2))) if channels else tuple(x.shape)
+        count = 1
+        for side in shape:
+            count *= side
+        keep = random.uniform(random.fold(self.key, self.calls), count).view(shape) >= p
+        return x * keep / (1.0 - p) if p < 1.0 else x * 0.0
+
+    def _conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """A convolution without the taps that only ever meet padding, batched over clients when they are stacked."""
+        x = x.bfloat16() if self.precision == "bf16" else x
+        if isinstance(padding, str) or x.ndim != 4:
+            self._note(torch.conv2d, (weight,), {})
+            return torch.conv2d(
+                x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
+            )
+        stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+        spans = [_live(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
+        cropped = any(last - first < weight.shape[2 + a] for a, (first, last, _, _) in enumerate(spans))
+        taps = Taps(*spans[0][:2], *spans[1][:2]) if cropped else None
+        self._note(torch.conv2d, (weight,), {}, taps)
+        if taps is not None:
+            live = self.live.get(id(weight))
+            weight = _Crop.apply(weight, taps) if live is None else live  # type: ignore[no-untyped-call]
+            (_, _, above, below), (_, _, before, behind) = spans
+            if above or below or before or behind:
+                x = F.pad(x, (before, behind, above, below))
+            padding = (0, 0)
+        window = x.shape[2:] == weight.shape[2:] and (not x.is_cuda or tuple(x.shape[2:]) == (1, 1))
+        if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
+            linear = self._linear if self.stacked else F.linear
+            return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
+        if self.stacked and groups == 1:
+            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+        if self.stacked:
+            self.slow.add("conv2d with groups")
+        return torch.conv2d(
+            x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
+        )
+
+    def _conv1d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """A convolution of pictures one row high."""
+        if isinstance(padding, str):
+            self.slow.add("conv1d with a named padding")
+            return torch.conv1d(x, weight, bias, stride, padding, dilation, groups)
+        stride, padding, dilation = (_pair(v)[0] for v in (stride, padding, dilation))
+        row = self._conv2d(x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, stride), (0, padding), (1, dilation), groups)
+        return row.squeeze(-2)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x.bfloat16() if self.precision == "bf16" else x
+        if x.ndim < 2 or weight.ndim != 2:
+            return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
+        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """BatchNorm of one client, under vmap; torch's rule reorders all activations and sums by how many clients there are."""
+        if weight is None and bias is not None:
+            weight = torch.ones_like(bias)
+        if bias is None and weight is not None:
+            bias = torch.zeros_like(weight)
+        if training:
+            _check_count(x.numel() // x.shape[1])
+            relu = len(self._normed) in self.rectified
+            y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu)  # type: ignore[no-untyped-call]
+            if self.watched or self.rectified:
+                self._normed.append(y)
+            return y
+        assert mean is not None
+        assert var is not None
+        scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        shape = (-1, *([1] * (x.ndim - 2)))
+        return shift.view(shape).addcmul(x, scale.view(shape))
+
+
+def _looks(func: Callable[..., Any]) -> bool:
+    """Whether this only looks at a tensor's form: its values are not asked for."""
+    return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether anything here may have drawn from torch's generators, which other threads use meanwhile."""
+
+    any = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.any |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _generators() -> list[Tensor]:
+    """Where torch's own generators stand."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        return [torch.get_rng_state(), torch.cuda.get_rng_state()]
+    return [torch.get_rng_state()]
+
+
+def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if kwargs.get("training", args[4] if len(args) > 4 else False):
+        _check_count(x.numel() // x.shape[1])
+    return F.batch_norm(x, *args, **kwargs)
+
+
+def _check_count(count: int) -> None:
+    if count == 1:
+        raise InputError(
+            "BatchNorm needs more than one value per channel; leave out clients with one sample or give them more, raise "
+            "batch_size, or use a model without BatchNorm."
+        )
+
+
+def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """GroupNorm of one client, under vmap, where the stock one does not run."""
+    parts = x.reshape(x.shape[0], groups, -1)
+    var, mean = torch.var_mean(parts, -1, correction=0, keepdim=True)
+    out = ((parts - mean) * torch.rsqrt(var + eps)).view(x.shape)
+    shape = (-1, *([1] * (x.ndim - 2)))
+    out = out if weight is None else out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+def _embedding(
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Under vmap the tables of all clients are one: an index out of a client's own must not reach its neighbour's rows, and
+    the stock rule knows the padding of the first client alone. Gradients are dense.
+    """
+    outside = (x < 0) | (x >= len(weight))
+    y = F.embedding(torch.where(outside, 2**62, x.long()), weight, None, max_norm, norm_type, scale_grad_by_freq)
+    return y if padding_idx is None else torch.where((x == padding_idx % len(weight)).unsqueeze(-1), y.detach(), y)
+
+
+def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
+    """To one value a channel it is a mean, and the stock one then wants a layout that vmap has no rule for."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return x.mean((-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(x, output_size)
+
+
+def _max_pool2d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    kernel = _pair(kernel_size)
+    plain = x.ndim == 4 and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices and max(kernel) < 16
+    if not (plain and kernels.serve(x)):
+        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
+    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
+
+
+def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
+    """The taps first to last of a kernel that ever meet the input, and the padding that those still need on each side."""
+    out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    met = [t for t in range(kernel) if any(0 <= o * stride - padding + t * dilation < size for o in range(out))]
+    if not met:  # nothing but padding: leave it as it is
+        return 0, kernel, padding, padding
+    first, last = met[0], met[-1] + 1
+    before = padding - first * dilation
+    behind = (out - 1) * stride + (last - 1 - first) * dilation + 1 - size - before
+    return first, last, before, behind  # negative: the input's edge is never met
+
+
+def _pair(v: Any) -> Pair:
+    if isinstance(v, int):
+        return v, v
+    return (v[0], v[0]) if len(v) == 1 else (v[0], v[1])
+
+
+class _Crop(torch.autograd.Function):
+    """The live taps of a kernel; the gradient of the rest is zero, written in one go."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, taps: Taps) -> Tensor:
+        return taps.of(weight).clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        weight, t = inputs
+        ctx.rest = (t.left, weight.shape[-1] - t.right, t.top, weight.shape[-2] - t.bottom)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return F.pad(grad, ctx.rest), None
+
+
+def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`."""
+
+    class Lifted(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            raise RuntimeError(f"{rule.__name__} of tensors that no client has a share in")
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            def front(v: Any, dim: int | None) -> Any:
+                if not isinstance(v, Tensor):
+                    return v
+                return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+
+            return rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
+
+    return Lifted
+
+
+_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool))

@@ -1,0 +1,240 @@
+"""The hot step: one batch of every client, forward, backward and masked SGD, for all stacked clients at once."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedselect import kernels
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, along, rows, take
+from fedselect.models import Model, Output
+from fedselect.tasks.losses import Objective
+from fedselect.training.fitted import Fitted
+from fedselect.training.stacked import Forward, Taps
+
+Rate = Scalar | Mapping[str, Scalar]
+"""A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
+Moved = tuple[Tensor, Tensor, Tensor, bool | Tensor, Tensor | None]
+"""Values, momentum, gradient, mask and, where there is one, anchor of one parameter."""
+Crops = Mapping[str, Taps]
+"""Of which kernels only some taps take part in training, by name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
+    BatchNorms have a ReLU for their only use."""
+
+    crops: Crops = field(default_factory=dict)
+    draws: bool = True
+    rectified: frozenset[int] = frozenset()
+
+
+AS_WRITTEN = Plan()
+HEAVY = 1_000_000
+"""Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every client trains, whatever the method: SGD on shuffled batches."""
+
+    batch_size: int = 32
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    clip: float | None = None  # largest gradient norm over the entries in training, per client
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
+        if not 0.0 <= self.momentum < 1.0:
+            raise InputError(f"momentum must be in [0, 1), not {self.momentum}.")
+        if not self.weight_decay >= 0.0:
+            raise InputError(f"weight_decay must not be negative, not {self.weight_decay}.")
+        if self.clip is not None and not self.clip > 0.0:
+            raise InputError(f"clip must be positive, not {self.clip}.")
+
+
+def one_by_one(fitted: Fitted, device: torch.device) -> bool:
+    """Whether clients of this model run one after the other; never depends on how many there are."""
+    return not fitted.stackable or (device.type == "cpu" and fitted.model.size > HEAVY)
+
+
+def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every client's model on its own batch, in eval mode: logits (C, B, classes), and the features its head was given."""
+
+    def one(values: Tree, batch: Tensor) -> tuple[Tensor, Tensor]:
+        out = _apply(fitted, values, batch, train=False)
+        return out.logits, out.logits if out.features is None else out.features
+
+    alone = one_by_one(fitted, x.device)
+    with torch.no_grad(), precision(fitted.precision), Forward(None, not alone, fitted.precision, watch=False):
+        if alone:
+            logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
+            return torch.stack(logits), torch.stack(features)
+        return torch.func.vmap(one)(tree, x)
+
+
+def step(
+    fitted: Fitted,
+    tree: Tree,
+    velocity: Tree,
+    x: Tensor,
+    y: Tensor,
+    keys: Tensor,
+    only: Mask,
+    lr: Rate,
+    objective: Objective,
+    ctx: State,
+    training: Training,
+    plan: Plan = AS_WRITTEN,
+) -> Tensor:
+    """One SGD step on `tree` and `velocity`, in place; returns each client's loss (C,).
+
+    Only entries marked in `only` move; the others keep their value and their momentum. Running statistics follow the
+    data: every training pass updates them, whatever is frozen.
+    """
+    crops = plan.crops
+    trained = _trained(fitted.model, only)
+    alone = one_by_one(fitted, x.device)
+
+    def part(n: str, v: Tensor) -> Tensor:
+        return crops[n].of(v) if n in crops else v
+
+    leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
+    forward = Forward(None, not alone, fitted.precision, watch=not fitted.steady)
+    with torch.enable_grad(), precision(fitted.precision), forward as mode:
+        mode.rectified = plan.rectified
+        losses = _losses(mode, fitted, leaves, tree, x, y, keys, objective, ctx, crops)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    fitted.slow |= mode.slow
+    fitted.steady = True
+    anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
+    with torch.no_grad():
+        moved: list[Moved] = []
+        for n, g in zip(trained, grads, strict=True):
+            p, m = part(n, tree[n]), only[n]
+            at = part(n, anchor[n]) if n in anchor else None
+            moved.append((p, part(n, velocity[n]), g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
+        _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training, mu)
+    return losses.detach().view(len(x))
+
+
+def find_plan(
+    fitted: Fitted, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, only: Mask, objective: Objective, ctx: State, how: Training
+) -> Plan:
+    """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
+    leaves = {n: tree[n] for n in _trained(fitted.model, only)}
+    scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
+    with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
+        _losses(mode, fitted, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
+    whole = how.weight_decay or how.clip or "pull" in ctx  # what moves every entry, or is summed over all
+    crops = {} if whole else mode.crops()
+    return Plan(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(x) else frozenset())
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """How matrix products of float32 are computed on a GPU, for the time being."""
+    product: Any = torch.backends.cuda.matmul
+    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = product.fp32_precision, convolution.fp32_precision
+    product.fp32_precision = convolution.fp32_precision = "ieee" if name == "float32" else "tf32"
+    try:
+        yield
+    finally:
+        product.fp32_precision, convolution.fp32_precision = before
+
+
+def _trained(model: Model, only: Mask) -> list[str]:
+    return [n for n in model.params if only.get(n, False) is not False]
+
+
+def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
+    if fitted.precision != "bf16":
+        return fitted.apply(values, x, train)
+    out = fitted.apply(values, x.bfloat16() if x.is_floating_point() else x, train)
+    return Output(out.logits.float(), None if out.features is None else out.features.float())
+
+
+def _losses(
+    mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, objective: Objective,
+    ctx: State, crops: Crops, watch: bool = False,
+) -> Tensor:  # fmt: skip
+    """Each client's objective: (C,), or one number for a client alone."""
+
+    def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
+        mode.key = key
+        values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
+        mode.live = {id(values[n]): leaves[n] for n in crops}
+        mode.watched = {id(values[n]): n for n in leaves} if watch else {}
+        out = _apply(fitted, values, x, train=True)
+        mode.follow((out.logits, out.features))
+        return objective(out, y, values, ctx)
+
+    rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
+    if one_by_one(fitted, x.device):
+        return loss(leaves, *_first((rest, x, y, keys, ctx)))
+    return torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
+
+
+def _first(value: Any) -> Any:
+    """The first client of everything."""
+    if isinstance(value, dict):
+        return {n: _first(v) for n, v in value.items()}
+    return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
+
+
+def _sgd(moved: list[Moved], rates: list[Scalar], how: Training, mu: Tensor | None = None) -> None:
+    """SGD as torch.optim.SGD does it, on the marked entries, in place; `mu`: how hard clients are pulled to their anchors."""
+    if mu is not None and how.clip is not None:  # what is clipped has to be there as a whole
+        moved = [(p, v, _pulled(g, p, a, mu), m, None) for p, v, g, m, a in moved]
+    scale: Tensor | None = None
+    if how.clip is not None:
+        parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m, _ in moved]
+        norm = torch.zeros_like(rows(parts[0])[:, 0])
+        for g in parts:  # in order, so that the sum does not depend on how many clients there are
+            norm = norm + rows(g).square().sum(1)
+        norm = norm.sqrt()
+        scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
+    if moved and kernels.serve(moved[0][0]):
+        moved, rates = _by_kernel(moved, rates, scale, how, mu)
+    for (p, v, g, m, a), lr in zip(moved, rates, strict=True):
+        g = _pulled(g, p, a, mu)
+        if scale is not None:
+            g = g * along(scale, g)
+        if how.weight_decay:
+            g = g.add(p, alpha=how.weight_decay)
+        if isinstance(m, Tensor):  # what is not marked keeps its momentum, and its step is zero
+            if how.momentum:
+                g = torch.where(m, g.add(v, alpha=how.momentum), v, out=v)
+            g = torch.where(m, g, 0.0)
+        elif how.momentum:
+            g = torch.add(g, v, alpha=how.momentum, out=v)
+        p.sub_(g * along(lr, g))
+
+
+def _pulled(g: Tensor, p: Tensor, anchor: Tensor | None, mu: Tensor | None) -> Tensor:
+    return g if anchor is None or mu is None else g + along(mu, g) * (p - anchor)
+
+
+def _by_kernel(
+    moved: list[Moved], rates: list[Scalar], scale: Tensor | None, how: Training, mu: Tensor | None
+) -> tuple[list[Moved], list[Scalar]]:
+    """Do on the GPU, in one pass each, those that have one rate for each client; the others come back."""
+    from fedselect.kernels.sgd import fits, sgd
+
+    left: list[tuple[Moved, Scalar]] = []
+    groups: dict[int, tuple[Tensor, list[Moved]]] = {}
+    for entry, lr in zip(moved, rates, strict=True):
+        if fits(entry) and isinstance(lr, Tensor) and lr.ndim == 1:
+            groups.setdefault(id(lr), (lr.to(entry[0].dtype).contiguous(), []))[1].append(entry)
+        else:
+            left.append((entry, lr))
+    for lr, together in groups.values():
+        sgd(together, lr, scale, how.momentum, how.weight_decay, mu)
+    return [e for e, _ in left], [lr for _, lr in left]

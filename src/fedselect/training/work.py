@@ -1,0 +1,264 @@
+"""Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedselect.core import random
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Rows, State, Tree, count, matrix, put, take, take_mask
+from fedselect.tasks.losses import Objective, cross_entropy
+from fedselect.training.batches import Split
+from fedselect.training.buffers import ordered
+from fedselect.training.layers import bmm
+from fedselect.training.recorded import Programs
+from fedselect.training.step import Rate, one_by_one
+
+EVAL_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the training data: which entries move, how fast, and which shuffle of the data it follows."""
+
+    only: Mask
+    lr: Rate
+    epoch: int
+
+
+def walk(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Every client's model over its own data in eval mode: (logits, features, labels, which rows are real)."""
+    tree = programs.place("values", tree) if split.longest else tree
+    for at in range(0, split.longest, EVAL_BATCH):
+        yield programs.predict(tree, split, at, min(EVAL_BATCH, split.longest - at))
+
+
+def score(programs: Programs, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
+    """Accuracy and mean cross-entropy of every client's model on its own data, each (C,) float64; NaN without data."""
+    right = torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device)
+    loss = torch.zeros_like(right)
+    for logits, _, y, inside in walk(programs, tree, split):
+        picked = torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        right += (inside & (logits.argmax(-1) == y)).sum(1)
+        loss += torch.where(inside, picked.double(), 0.0).sum(1)
+    return right / split.n, loss / split.n
+
+
+class Work:
+    """What a method may do with the data of the clients `ids`, in one round.
+
+    Every tree carries a leading axis over exactly these clients. Randomness is keyed by (seed, client, round, key), so
+    a client's result does not depend on who else is here.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        train: Split,
+        val: Split,
+        *,
+        ids: Tensor,
+        round: int,
+        seed: int | Tensor,
+        initial: Callable[[], Tree],
+    ) -> None:
+        self.model = programs.model
+        self.ids = ids
+        self.round = round
+        self.n = train.n
+        self._initial = initial
+        self.loss = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
+        """Each client's mean objective over the last pass it trained."""
+        self._data = train
+        self._val = val
+        self._seed = seed
+        self._programs = programs
+        assert train.sizes is not None
+        self._batch = [min(n, programs.training.batch_size) for n in train.sizes]
+        self._steps = [-(-n // b) for n, b in zip(train.sizes, self._batch, strict=True)]
+
+    @property
+    def initial(self) -> Tree:
+        """The values the clients started from, a row for each."""
+        return self._initial()
+
+    def keys(self, purpose: str) -> Tensor:
+        return random.client_keys(self._seed, self.ids, self.round, purpose)
+
+    def need_val(self) -> None:
+        if int(self._val.n.min()) == 0:
+            raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
+
+    def accuracy(self, tree: Tree) -> Tensor:
+        """On the clients' validation data: (C,). Test data is for the engine alone."""
+        self.need_val()
+        return score(self._programs, tree, self._val)[0]
+
+    def dead(self) -> Tree:
+        """Entries that can never move: taps of kernels that only ever meet padding, each kernel's in a line."""
+        return self._programs.fitted.dead()
+
+    def classes(self, count: int) -> Tensor:
+        """Of so many classes, those that occur in each client's training data: (C, count)."""
+        last = (self.n - 1).unsqueeze(1)
+        at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
+        labels = self._data.y[self._data.start.unsqueeze(1) + torch.minimum(at, last)]
+        return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
+
+    def class_moments(self, tree: Tree) -> Tree:
+        """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
+
+        A class that a client does not have has count, mean and square 0.
+        """
+        total: Tree = {}
+        for logits, features, y, inside in walk(self._programs, tree, self._data):
+            if self.model.head is None or features.ndim != 3:
+                shape = tuple(features.shape[2:])
+                raise InputError(
+                    f"this method needs features that are a vector, but the head of {self.model.name} is given {shape}."
+                )
+            kind = (F.one_hot(y, logits.shape[-1]) * inside.unsqueeze(-1)).double()  # (C, b, K)
+            f = features.double()
+            parts = {
+                "count": kind.sum(1),
+                "mean": bmm(kind.transpose(1, 2), f),
+                "square": bmm(kind.transpose(1, 2), (f**2).sum(-1, keepdim=True)).squeeze(-1),
+            }
+            total = {n: total[n] + v if total else v for n, v in parts.items()}
+        many = total["count"].clamp_min(1.0)
+        means = {"count": total["count"], "mean": total["mean"] / many.unsqueeze(-1), "square": total["square"] / many}
+        return {n: v.to(features.dtype) for n, v in means.items()}
+
+    def train(
+        self,
+        tree: Tree,
+        passes: Sequence[Pass],
+        *,
+        objective: Objective = cross_entropy,
+        ctx: State | None = None,
+        key: str = "train",
+    ) -> Tree:
+        """Local training with a fresh optimizer, momentum carried from pass to pass; `tree` itself is left alone.
+
+        A client whose mask marks nothing sits a pass out entirely.
+        """
+        ctx = ctx or {}
+        if not one_by_one(self._programs.fitted, self.ids.device):
+            order = self._longest_first()
+            if order is not None:
+                return self._train_as(order, tree, passes, objective, ctx, key)
+            out = self._programs.place("values", tree)
+            if out is tree:
+                out = ordered(tree)
+            speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
+            self._train(out, speed, passes, objective, ctx, key)
+            return self._programs.fetch("values", out) if self.ids.is_cuda else out
+        # the whole round of one client before the next, so that its values stay in the cache
+        out = ordered(tree)
+        speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}
+        for row in (slice(i, i + 1) for i in range(len(self.ids))):
+            for v in speed.values():
+                v.zero_()
+            alone = self.rows(row)
+            alone.loss = self.loss[row].clone()
+            mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
+            alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
+            self.loss[row] = alone.loss
+        return out
+
+    def _longest_first(self) -> Tensor | None:
+        """Clients by how long they train, unless they are: those still running then lie side by side, and are used in place."""
+        order = sorted(range(len(self._steps)), key=lambda i: (-self._batch[i], -self._steps[i]))
+        return None if order == list(range(len(order))) else torch.tensor(order)
+
+    def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> Tree:
+        """`train` with the clients in another order; what comes back is in theirs."""
+        there = self.rows(order)
+        at = order.to(self.ids.device, non_blocking=True)
+        there.loss = self.loss[at]  # that of clients who sit all passes out stays
+        masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
+        mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
+        out = there.train(take(tree, at), mine, objective=objective, ctx={k: take(t, at) for k, t in ctx.items()}, key=key)
+        back = order.argsort().to(at.device, non_blocking=True)
+        self.loss = there.loss[back]
+        return take(out, back)
+
+    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
+        """Train `tree` in place."""
+        base = self.keys(key)
+        batches = self.n.clamp_max(self._programs.training.batch_size)
+        steps = -(-self.n // batches)
+        given = {id(p.only): p.only for p in passes}
+        masks = {at: self._programs.place(f"mask {i}", only) for i, (at, only) in enumerate(given.items())}
+        ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
+        moving = {at: self._active(only) for at, only in given.items()}
+        lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
+        for p in passes:
+            shuffle = random.fold(base, p.epoch)
+            order = random.permutations(shuffle, self.n, self._data.longest)
+            total = torch.zeros_like(self.loss)
+            for here, first, last, size in self._stretches(lists[id(p.only)]):
+                rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
+                mine, speed = take(tree, rows), take(velocity, rows)
+                total[rows] += self._programs.train(
+                    mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
+                    {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
+                    objective, size, first, last,
+                )  # fmt: skip
+                if isinstance(rows, Tensor):
+                    put(tree, rows, mine)
+                    put(velocity, rows, speed)
+            active = moving[id(p.only)]
+            if active is not False:
+                self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
+
+    def rows(self, rows: slice | Tensor) -> "Work":
+        """The same door to fewer clients, or to all in another order; an index lies on the host."""
+        at = rows.to(self.ids.device, non_blocking=True) if isinstance(rows, Tensor) else rows
+        return Work(
+            self._programs,
+            self._data.rows(rows),
+            self._val.rows(rows),
+            ids=self.ids[at],
+            round=self.round,
+            seed=self._seed[at] if isinstance(self._seed, Tensor) else self._seed,
+            initial=lambda: take(self.initial, at),
+        )
+
+    def _active(self, only: Mask) -> bool | Tensor:
+        """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
+        marks = {n: only.get(n, False) for n in self.model.params}
+        partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
+        whole = any(m is True for m in marks.values())
+        if whole or not partly:
+            return whole
+        return count(matrix(partly)) > 0
+
+    def _stretches(self, active: list[bool]) -> Iterator[tuple[slice | Tensor, int, int, int]]:
+        """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side; on the host.
+
+        A client with fewer batches drops out when it is done and one with fewer samples than a batch runs apart, so
+        nothing ever runs on padding.
+        """
+        rows = [i for i, on in enumerate(active) if on]
+        for size in sorted({self._batch[i] for i in rows}, reverse=True):
+            group = [i for i in rows if self._batch[i] == size]
+            done = 0
+            for last in sorted({self._steps[i] for i in group}):
+                running = [i for i in group if self._steps[i] >= last]
+                together: slice | Tensor = slice(running[0], running[-1] + 1)
+                if len(running) == len(active):
+                    together = slice(None)
+                elif running[-1] - running[0] + 1 != len(running):
+                    together = torch.tensor(running)
+                yield together, done, last, size
+                done = last
+
+
+def _take_rate(lr: Rate, rows: Rows) -> Rate:
+    if isinstance(lr, Mapping):
+        return {n: v[rows] if isinstance(v, Tensor) and v.ndim else v for n, v in lr.items()}
+    return lr[rows] if isinstance(lr, Tensor) and lr.ndim else lr
