@@ -161,6 +161,7 @@ def test_every_method_refuses_what_cannot_train(name, bad):
         ({"finetune": 3}, "finetune trains the merged model, which view=local does not report; use view=merged"),
         ({"finetune_lr": 0.01}, "FedSelect without finetune has no use for finetune_lr; set it too"),
         ({"freeze": "head"}, "FedSelect without finetune would never train a head that freeze=head keeps"),
+        ({"freeze": "head", "finetune": 1, "view": "merged", "by": "least"}, "would select the head, which does not move"),
         ({"by": "random", "relative": "tensor"}, "by=random looks at no movement"),
         ({"by": "random", "since": "update"}, "by=random looks at no movement"),
     ],

@@ -217,6 +217,19 @@ def test_movement_may_count_by_the_mean_movement_of_its_tensor():
     assert walk(fs.DeltaSelect(rate=0.3, limit=1.0, relative="tensor"), [STEP]) == [[0, 1, 0, 0, 1, 0]]
 
 
+def test_of_its_tensor_the_movement_of_shared_entries_counts():
+    # after round 1 the second weight is personal; in round 2 it moves by 100, the others by .1 0 .2 .3 (rms of .1 .2 .3: .216)
+    # and biases by .5 .4 (.453): relative .46 .93 1.39 and 1.1 .88; with the personal one among them, biases would lead
+    far = (STEP[0], tree(0.1, 100.0, 0.2, 0.3, 0.5, 0.4))
+    grown = walk(fs.DeltaSelect(rate=0.15, limit=1.0, relative="tensor"), [STEP, far])
+    assert grown == [[0, 1, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0]]
+
+
+def test_a_tensor_of_zeros_is_not_infinitely_small():
+    before, after = tree(10.0, 10.0, 10.0, 10.0, 0.0, 0.0), tree(12.0, 10.0, 10.0, 10.0, 0.1, 0.0)  # relative .2; .1 as it is
+    assert walk(fs.DeltaSelect(rate=0.15, limit=1.0, relative="weights"), [(before, after)]) == [[1, 0, 0, 0, 0, 0]]
+
+
 def test_movement_may_count_by_the_size_of_its_tensors_weights():
     before = tree(10.0, 10.0, 10.0, 10.0, 0.1, 0.1)
     after = tree(11.0, 12.0, 10.0, 10.0, 0.11, 0.14)  # relative .1 .2 0 0 .1 .4

@@ -60,6 +60,8 @@ def FedSelect(
         raise InputError(
             "FedSelect without finetune would never train a head that freeze=head keeps as it was; set finetune too."
         )
+    if freeze == "head" and by == "least":
+        raise InputError("FedSelect with freeze=head and by=least would select the head, which does not move; leave one out.")
     select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()

@@ -158,7 +158,7 @@ class DeltaSelect:
         if self._due(work.round):
             now, then = ({n: tree[n] for n in memory["mask"]} for tree in (after, before))
             plain = self.by == "most" and self.relative == "no"
-            score = now if plain else self._scores(work, now, then)
+            score = now if plain else self._scores(work, memory["mask"], now, then)
             memory["mask"] = grow_mask(
                 memory["mask"], score, self.rate, self.limit, scope=self.scope, share=self.share, strict=self.strict,
                 skip=_vectors(score) if self.weights_only else frozenset(),
@@ -169,7 +169,7 @@ class DeltaSelect:
     def _at_first(self, model: Model, name: str) -> bool:
         return ("head" in self.start_with and head(model, name)) or ("norms" in self.start_with and norms(model, name))
 
-    def _scores(self, work: Work, after: Tree, before: Tree) -> Tree:
+    def _scores(self, work: Work, mask: Tree, after: Tree, before: Tree) -> Tree:
         if self.by == "random":
             keys = work.keys("select")
             return {n: random.uniform(random.fold(keys, n), v[0].numel()).view_as(v) for n, v in after.items()}
@@ -177,7 +177,9 @@ class DeltaSelect:
         far = dict(zip(after, apart if self.by == "most" else torch._foreach_neg(apart), strict=True))
         if self.relative == "no":
             return far
-        return {n: v / _size(v if self.relative == "tensor" else before[n]) for n, v in far.items()}
+        if self.relative == "weights":
+            return {n: v / _size(before[n]) for n, v in far.items()}
+        return {n: v / _size(v, ~mask[n]) for n, v in far.items()}
 
     def _due(self, round: int) -> bool:
         return round >= self.first and (round - self.first) % self.every == 0
@@ -274,9 +276,12 @@ def _empty(work: Work, params: Tree) -> Tree:
     return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 
-def _size(v: Tensor) -> Tensor:
-    """The root mean square of each client's entries, shaped to divide them."""
-    return rows(v).square().mean(1).sqrt().clamp_min(1e-30).view(-1, *[1] * (v.ndim - 1))
+def _size(v: Tensor, of: Tensor | None = None) -> Tensor:
+    """The root mean square of each client's entries, or of some of them, shaped to divide by; 1 where all of them are 0."""
+    squares = rows(v).square()
+    marks = torch.ones_like(squares) if of is None else rows(of).to(v.dtype)
+    size = ((squares * marks).sum(1) / marks.sum(1).clamp_min(1)).sqrt()
+    return torch.where(size > 0, size, 1.0).view(-1, *[1] * (v.ndim - 1))
 
 
 def _vectors(tree: Tree) -> frozenset[str]:

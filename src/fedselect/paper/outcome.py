@@ -1,5 +1,6 @@
 """Our numbers beside the paper's: means over seeds, differences, ranks, and whether FedSelect's lead is more than chance."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,8 +136,22 @@ def compare(ours: Entry, other: Entry) -> Compared | None:
     ]
     if not pairs:
         return None
-    off = [round(a - b, 6) for a, b in pairs]  # equal but for rounding is equal: the test ranks them
-    return Compared(len(off), statistics.fmean(off), float(wilcoxon(off).pvalue) if any(off) else 1.0)
+    off = [round(a - b, 6) for a, b in pairs]
+    ranked = _tied(off)
+    return Compared(len(off), statistics.fmean(off), float(wilcoxon(ranked).pvalue) if any(ranked) else 1.0)
+
+
+ROUNDING = 2.5e-4
+"""How far apart two equal differences may lie, in points: accuracies are kept to six digits, so each is off by up to 1e-4."""
+
+
+def _tied(off: Sequence[float]) -> list[float]:
+    """The differences, those that are equal but for rounding made equal in size: the test ranks them."""
+    sizes = sorted({abs(d) for d in off})
+    first: dict[float, float] = {}
+    for size, before in zip(sizes, [0.0, *sizes], strict=False):
+        first[size] = first.get(before, 0.0) if size - before <= ROUNDING else size
+    return [math.copysign(first[abs(d)], d) for d in off]
 
 
 def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:

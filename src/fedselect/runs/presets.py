@@ -25,7 +25,8 @@ AUTHORS: dict[str, Values] = {
         "method": {
             "lr": 0.05, "personal_lr": 0.05, "scope": "tensor", "weights_only": True, "strict": False,
             "since": "update", "every": 3, "first": 3,
-        }
+        },
+        "training": {"momentum": 0.0},
     },
     "fedavg+ft": {"method": {"finetune": 5, "finetune_lr": 0.001}},
     "fedrep": {"method": {"head_epochs": 10, "epochs": 1, "lr": 0.01}, "training": {"momentum": 0.5}},
