@@ -27,6 +27,11 @@ TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
+def _option(default: Any, help: str, said: str | None = None) -> Any:
+    """A field that is a flag of the command line too; `said`: its default in words, where the value does not say it."""
+    return field(default=default, metadata={"help": help, "default": default if said is None else said})
+
+
 @dataclass(frozen=True)
 class Config:
     """One run. `method`, `data` and `model` are {"name": ..., option: value, ...}, with every option filled in."""
@@ -35,21 +40,21 @@ class Config:
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    rounds: int = 30
-    seed: int = 0
-    fraction: float = 1.0
-    late: str | None = None  # "2@10": the last two clients join in round 10
-    eval_every: int = 1
-    chunk: int | str = "auto"
-    rows: str = "auto"  # what rests of a client between rounds: all of its state, or the personal part alone
-    device: str = "auto"
-    precision: str = "auto"  # of matrix products: float32, or on a GPU tf32 (auto) or bf16
-    deterministic: bool = False  # refuse operations whose result on a GPU may differ from one time to the next
-    cross: bool = False  # also evaluate every client's model on every other client's data, at the end
-    score: Literal["test", "val"] = (
-        "test"  # what accuracy is measured on; val: what is held out of training data, test stays unseen
+    rounds: int = _option(30, "Communication rounds.")
+    seed: int = _option(0, "Seed of the partition, the initial model and training.")
+    fraction: float = _option(1.0, "Share of clients that train in a round.")
+    late: str | None = _option(None, "COUNT@ROUND: the last COUNT clients join in that round.")
+    eval_every: int = _option(1, "Evaluate every so many rounds.")
+    chunk: int | str = _option("auto", "Clients that train side by side, or auto.")
+    rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed).")
+    device: str = _option("auto", "auto, cpu or cuda.")
+    precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
+    deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
+    cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
+    score: Literal["test", "val"] = _option(
+        "test", "Measure accuracy on test data, or on val: held out of training data with --val."
     )
-    preset: str | None = None  # published values that were filled in; kept for the record
+    preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
 
     def complete(self) -> "Config":
         """Check every name and value and fill in the defaults."""

@@ -1,0 +1,106 @@
+"""Commands that say what there is: methods, models, data, version."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import DownloadColumn, Progress
+from rich.table import Table
+
+from fedselect.cli import show
+from fedselect.cli.flags import configure, flags
+from fedselect.cli.terminal import console, say
+from fedselect.core.options import Option, find, options, summary
+from fedselect.data import DATA
+from fedselect.data.fetch import fetch
+from fedselect.methods import METHODS
+from fedselect.models import MODELS
+from fedselect.runs import presets
+from fedselect.runs.environment import package_version
+from fedselect.training.step import Training
+
+data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (methods, models, version):
+        app.command()(command)
+    app.add_typer(data_app, name="data")
+
+
+def methods(name: Annotated[str | None, typer.Argument(help="One method: its options, a line each.")] = None) -> None:
+    """List the methods and their options."""
+    if name is None:
+        _list("method", METHODS)
+        console.print("common to all, local training: " + _inline(options(Training)))
+        console.print(f"on {', '.join(presets.SUITED)} other rates hold where nothing is said: fedselect methods NAME")
+        return
+    factory = find("method", name, METHODS)
+    console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
+    _details({**options(factory), **options(Training)})
+    for chosen in presets.NAMES:
+        console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
+    for data in presets.SUITED:
+        values = (f"{k}={v}" for table in presets.suited(name, data).values() for k, v in table.items())
+        console.print(f"  on {data}, where nothing else is said: {', '.join(values)}", highlight=False)
+
+
+@data_app.command("show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def data_show(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or folder:PATH, domains:PATH.")],
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
+) -> None:
+    """Show who would have what, before anything is trained; options of the data are flags: --clients 20."""
+    made = configure({}, None, name, None, flags(ctx.args), seed=seed)
+    data = made.make_data()
+    console.print(show.table(data), markup=False)
+    if out is not None:
+        say(f"wrote {show.picture(data, out)}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or cifar10c.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
+) -> None:
+    """Download a data set, resuming and checking it."""
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(f"fetching {name}", total=None)
+        path = fetch(name, data_dir, lambda done, total: bars.update(task, completed=done, total=total))
+    say(f"{name} is in {path}")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets and their options."""
+    _list("data", DATA)
+
+
+def models() -> None:
+    """List the models and their options."""
+    _list("model", MODELS)
+
+
+def version() -> None:
+    """Print the version."""
+    console.print(package_version(), highlight=False)
+
+
+def _list(kind: str, table: Any) -> None:
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column(kind, style="bold", no_wrap=True)
+    grid.add_column("what it does, and its options with their defaults")
+    for name, factory in table.items():
+        grid.add_row(name, f"{summary(factory)}\n[dim]{_inline(options(factory))}[/dim]")
+    console.print(grid, highlight=False)
+
+
+def _inline(found: dict[str, Option]) -> str:
+    return ", ".join(o.describe() for o in found.values())
+
+
+def _details(found: dict[str, Option]) -> None:
+    for option in found.values():
+        console.print(f"  --{option.name.replace('_', '-'):<14} {option.describe().partition('=')[2]}", highlight=False)

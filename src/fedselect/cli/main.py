@@ -1,0 +1,64 @@
+"""All commands in one program, and what it does with errors."""
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from fedselect.cli import lists, results, train
+from fedselect.cli.deploy import deploy_app
+from fedselect.cli.reproduce import reproduce
+from fedselect.cli.terminal import console
+from fedselect.core.errors import FedselectError
+from fedselect.runs import runner
+from fedselect.simulate import ranks
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich",
+    help="Personalized federated learning: every client gets its own model.",
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        lists.version()
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+train.add_to(app)
+results.add_to(app)
+app.command()(reproduce)
+lists.add_to(app)
+app.add_typer(deploy_app, name="deploy")
+
+
+def main() -> None:
+    """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
+    warnings.showwarning = _warn  # type: ignore[assignment]
+    try:
+        with ranks.joined():
+            console.quiet = ranks.rank() > 0  # of several processes one speaks
+            app()
+    except runner.Stopped as e:
+        _fail(str(e), 130)
+    except FedselectError as e:
+        _fail(f"error: {e}", 2)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """A warning is a sentence too; those of libraries are for their developers."""
+    if category is UserWarning and ranks.rank() == 0:
+        print(f"note: {message}", file=sys.stderr)
+
+
+def _fail(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)

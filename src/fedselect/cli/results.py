@@ -1,0 +1,49 @@
+"""Commands about runs that were made: report, export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedselect.cli.terminal import say
+from fedselect.report import write_report
+from fedselect.report.figures import write_figures
+from fedselect.runs import tables
+from fedselect.runs.export import export
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("report")(report_)
+    app.command("export")(export_)
+
+
+def report_(
+    places: Annotated[list[Path], typer.Argument(help="Run directories, or those of comparisons.", metavar="DIR...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. (default: DIR/report.html; of several, ./report.html)")
+    ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also write figures (PDF, PNG) and tables (LaTeX, CSV) into figures/ beside it.")
+    ] = False,
+) -> None:
+    """Write report.html: one page with every figure and table, that opens without a network."""
+    page = write_report(places, out)
+    say(f"wrote {page}")
+    if figures:
+        folder = page.parent / "figures"
+        say(f"wrote {len(write_figures(places, folder))} figures and tables to {folder}")
+
+
+def export_(
+    run: Annotated[Path, typer.Argument(help="The directory of one run.")],
+    client: Annotated[int, typer.Option(help="Whose model, by number.")],
+    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The file. (default: in the run directory)")] = None,
+) -> None:
+    """Write one client's personalised model to a file, and print how to load it."""
+    made = export(run, client, form, out)
+    unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
+    recorded = f" (the run: {100 * made.said:.2f}%)" if made.said is not None else ""
+    own = f"client {client}'s {tables.DATA[made.score]} data"
+    say(f"wrote {made.path}{unfinished}: accuracy {100 * made.accuracy:.2f}% on {own}{recorded}")
+    say(f"\n{made.snippet}")

@@ -1,0 +1,241 @@
+"""Commands that train: run, compare, sweep, resume."""
+
+import itertools
+import re
+import sys
+from collections.abc import Container, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedselect.cli.flags import configure, flags, numbers, words
+from fedselect.cli.run_options import with_run_options
+from fedselect.cli.terminal import console, say
+from fedselect.core.errors import InputError, unknown
+from fedselect.methods import METHODS
+from fedselect.report import write_report
+from fedselect.report.live import live as serve
+from fedselect.runs import rundir, runner, tables
+from fedselect.runs.config import Config, read
+from fedselect.runs.progress import progress
+from fedselect.runs.trackers import tracking
+from fedselect.simulate import ranks
+from fedselect.simulate.records import Record
+
+_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+_MORE = (
+    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
+    "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
+)
+_STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
+
+Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")]
+Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run; flags override it.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
+Overwrite = Annotated[
+    bool, typer.Option(help="Replace an existing run directory; models and figures made from it there go too.")
+]
+Live = Annotated[bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")]
+Port = Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)]
+Track = Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")]
+Report = Annotated[bool, typer.Option(help="Write report.html beside the runs.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    own = " [bold]--fedselect.limit 0.5[/bold] sets one method's alone."
+    grid = "Options with several values make the grid: [bold]--limit 0.1,0.3[/bold]."
+    app.command(context_settings=_EXTRA, epilog=_MORE)(run)
+    app.command(context_settings=_EXTRA, epilog=_MORE + own + _STATUS)(compare)
+    app.command(context_settings=_EXTRA, epilog=grid + _STATUS)(sweep)
+    app.command()(resume)
+
+
+@with_run_options()
+def run(
+    ctx: typer.Context,
+    method: Method = None,
+    data: DataName = None,
+    model: ModelName = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
+    **given: Any,
+) -> None:
+    """Train one federation with one method."""
+    raw = read(config) if config else {}
+    made = configure(raw, method, data, model, flags(ctx.args), where=str(config or "this run"), **given)
+    out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
+    with _watching(out, [made], quiet, live, port, track) as watch:
+        result = runner.start(made, out, overwrite=overwrite, watch=watch)
+    _say_outcome(made, result.accuracy, out)
+
+
+@with_run_options(but=("seed",))
+def compare(
+    ctx: typer.Context,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
+    ] = None,
+    data: DataName = None,
+    model: ModelName = None,
+    seeds: Seeds = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
+    report: Report = False,
+    **given: Any,
+) -> None:
+    """Train with several methods and seeds, and print one table."""
+    raw = dict(read(config)) if config else {}
+    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
+    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
+    listed = raw.pop("methods", alone)
+    own_seeds = raw.pop("seeds", [seed])
+    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
+        raise InputError(f"{config}: methods is a table of tables and seeds a list.")
+    names = _names(methods, listed)
+    more = flags(ctx.args)
+    runs = {}
+    for name in names:
+        for s in numbers(seeds) if seeds else own_seeds:
+            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
+            where = f"{config}: {name}" if config else name
+            made = configure(one, None, data, model, more, among=names, where=where, **given)
+            runs[f"{name}-seed{made.seed}"] = made
+    out = out or _free("compare")
+    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
+        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
+    _say_table(done, out, report)
+
+
+@with_run_options(but=("seed",))
+def sweep(
+    ctx: typer.Context,
+    method: Method = None,
+    data: DataName = None,
+    model: ModelName = None,
+    seeds: Seeds = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
+    report: Report = False,
+    **given: Any,
+) -> None:
+    """Train one method over a grid of settings and seeds; those of the same shapes are batched into one training run."""
+    raw = read(config) if config else {}
+    grid = {name: [v.strip() for v in value.split(",")] for name, value in flags(ctx.args).items()}
+    many = [name for name, values in grid.items() if len(values) > 1]
+    runs: dict[str, Config] = {}
+    for values in itertools.product(*grid.values()):
+        one = dict(zip(grid, values, strict=True))
+        for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
+            made = configure(raw, method, data, model, one, where=str(config or "this run"), seed=s, **given)
+            if made not in runs.values():  # 0.1 and 0.10 are one setting
+                name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
+                runs[_folder(name, runs)] = made
+    out = out or _free("sweep")
+    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
+        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
+    _say_table(done, out, report)
+
+
+def resume(
+    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")],
+    quiet: Quiet = False,
+    live: Live = False,
+    port: Port = 0,
+    track: Track = None,
+) -> None:
+    """Go on with a run or a comparison that was interrupted, as if it had not been."""
+    runs = list(rundir.read_configs(out).values()) if (out / "compare.json").exists() else []
+    with _watching(out, runs, quiet, live, port, track) as watch:
+        done = runner.resume(out, watch)
+    _say_table(done, out, report=False)
+
+
+@contextmanager
+def _watching(out: Path, runs: list[Config], quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
+    """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    if port and not live:
+        raise InputError("--port is that of the page of --watch; give both, or leave it out.")
+    with ExitStack() as stack:
+        told: list[runner.Watch] = []
+        quiet = quiet or ranks.rank() > 0
+        if ranks.rank() > 0:
+            track, live = None, False
+        if track is not None:
+            told.append(stack.enter_context(tracking(track, out)))
+        if live:
+            say(f"watch it at {stack.enter_context(serve(out, port))}")
+        shown = stack.enter_context(progress(console, quiet, runs))
+        told += [shown] if shown else []
+
+        def watch(config: Config, record: Record) -> None:
+            for tell in told:
+                tell(config, record)
+
+        yield watch
+
+
+def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
+    if methods is None and listed:
+        return list(listed)
+    if methods in (None, "all"):
+        return [m for m in METHODS if m != "layers"]  # an ablation, of layers that another network may not have
+    names = words(methods or "")
+    for name in names:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    if not names:
+        raise InputError("name at least one method: --methods fedselect,fedavg.")
+    return names
+
+
+def _folder(name: str, taken: Container[str]) -> str:
+    """A name for a run directory: what would lead elsewhere, as a path in it does, is left out."""
+    plain = re.sub(r"[^\w.,=+-]+", "_", name).lstrip(".")
+    return next(n for n in (plain, *(f"{plain}-{i}" for i in range(2, 10_000))) if n not in taken)
+
+
+def _free(name: str) -> Path:
+    """A directory under runs/ that does not exist yet."""
+    base = Path("runs") / name
+    return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
+
+
+def _say_outcome(config: Config, accuracy: float, out: Path) -> None:
+    say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
+
+
+def _say_table(done: list[Path], out: Path, report: bool) -> None:
+    if ranks.rank() > 0:
+        return
+    console.print(tables.render(tables.rows(done), tables.rowless(done)))
+    for run, why in tables.failures(done):
+        say(f"{run} did not come to its end: {why}")
+    if failed := [run for run in done if rundir.failure(run)]:
+        say(f"such a run is tried again by its own name, which helps on a GPU at most: fedselect resume {failed[0]}")
+        print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
+    if report:
+        say(f"wrote {write_report([out])}")
+    say(f"runs in {out}")
