@@ -2,8 +2,11 @@
 
 from fedselect import models
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
-from fedselect.data import ClientData, Federation, Images, deal_images, from_datasets, load
+from fedselect.core.tree import Mask, State, Tree, merge, negate
+from fedselect.core.version import package_version
+from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load
 from fedselect.methods import (
+    METHODS,
     Ditto,
     FedAvg,
     FedAvgFT,
@@ -21,13 +24,18 @@ from fedselect.methods import (
     PersonalLayers,
 )
 from fedselect.methods.method import Down, Method, Received, Up
-from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, layers
-from fedselect.models import Model
-from fedselect.simulate import Result, Simulation, run
+from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Selector, layers
+from fedselect.models import MODELS, Model
+from fedselect.simulate import Result, Simulation, compare, run
 from fedselect.training.step import Training
 from fedselect.training.work import Pass, Work
 
+__version__ = package_version()
+
 __all__ = [
+    "DATA",
+    "METHODS",
+    "MODELS",
     "CheckpointError",
     "ClientData",
     "DataError",
@@ -51,6 +59,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "Mask",
     "Method",
     "Model",
     "Partial",
@@ -60,15 +69,22 @@ __all__ = [
     "Received",
     "Result",
     "RunError",
+    "Selector",
     "Simulation",
+    "State",
     "Training",
     "TrainingError",
+    "Tree",
     "Up",
     "Work",
+    "__version__",
+    "compare",
     "deal_images",
     "from_datasets",
     "layers",
     "load",
+    "merge",
     "models",
+    "negate",
     "run",
 ]

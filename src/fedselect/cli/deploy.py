@@ -11,6 +11,7 @@ import typer
 from fedselect.cli.flags import configure, flags
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
+from fedselect.core.version import package_version
 from fedselect.network import site
 from fedselect.network.drive import attendance, read_plan
 from fedselect.network.export import export_model
@@ -22,7 +23,6 @@ from fedselect.network.site import Site
 from fedselect.report import write_report
 from fedselect.runs import tables
 from fedselect.runs.config import Config, at_path
-from fedselect.runs.environment import package_version
 from fedselect.runs.progress import measured, progress
 from fedselect.runs.rundir import again, finished, read_records
 

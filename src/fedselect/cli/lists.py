@@ -11,12 +11,12 @@ from fedselect.cli import show
 from fedselect.cli.flags import configure, flags
 from fedselect.cli.terminal import console, say
 from fedselect.core.options import Option, find, options, summary
+from fedselect.core.version import package_version
 from fedselect.data import DATA
 from fedselect.data.fetch import fetch
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.runs import presets
-from fedselect.runs.environment import package_version
 from fedselect.training.step import Training
 
 data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import read_json
+from fedselect.core.version import package_version
 from fedselect.report.alone import compare_with_alone
-from fedselect.runs.environment import package_version
 from fedselect.runs.labels import APART, colours, labels, same
 from fedselect.runs.masks import read_lines, unpack
 from fedselect.runs.rundir import (

@@ -3,12 +3,12 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedselect.core.version import package_version
 from fedselect.simulate.inputs import pick_device, pick_precision
 
 
@@ -23,13 +23,6 @@ def environment(device: str = "auto", precision: str = "auto") -> dict[str, Any]
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
         "precision": pick_precision("auto", where) if precision == "auto" else precision,
     }
-
-
-def package_version() -> str:
-    try:
-        return version("fedselect")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "uninstalled"
 
 
 def commit() -> str | None:

@@ -1,20 +1,21 @@
-"""Result: what a run leaves in memory; `run` makes one in a call."""
+"""Result: what a run leaves in memory; `run` makes one in a call, `compare` several."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fedselect.core.errors import InputError
+from fedselect.core.errors import InputError, TrainingError
 from fedselect.core.tree import Tree
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.inputs import How, check_late
+from fedselect.simulate.inputs import How, as_federation, as_model, check_late
 from fedselect.simulate.records import LISTS, Record
+from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.step import Training
 
 
@@ -88,6 +89,54 @@ class Result:
         raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if self.history else 'the history is empty'}.")
 
 
+def compare(
+    methods: Mapping[str, Method],
+    *,
+    model: Model | nn.Module,
+    data: Federation | Iterable[ClientData],
+    rounds: int = 30,
+    seeds: Iterable[int] = (0,),
+    training: Training | None = None,
+    **how: Unpack[How],
+) -> dict[tuple[str, int], Result | TrainingError]:
+    """Every method with every seed, by (name, seed), in memory; runs of the same shapes are batched into one training run.
+
+    Each comes out as `run` would have it: to the bit on a CPU, up to rounding on a GPU. A run whose numbers stop being finite
+    has its error in place of a result, and the others go on.
+    """
+    _check_rounds(rounds, how)
+    model, data, seeds = as_model(model), as_federation(data), list(seeds)
+    runs = {
+        (name, seed): Simulation(method, model, data, seed=seed, training=training, **how)
+        for name, method in methods.items()
+        for seed in seeds
+    }
+    alike: dict[Any, list[tuple[str, int]]] = {}
+    for key, simulation in runs.items():
+        alike.setdefault(stacks(simulation) or key, []).append(key)
+    found: dict[tuple[str, int], Result | TrainingError] = {key: Result(s, []) for key, s in runs.items()}
+    for keys in alike.values():
+        left, stack = keys, Stack([runs[key] for key in keys])
+        for r in range(rounds):
+            outcomes = dict(zip(left, stack.step(evaluate=True if r == rounds - 1 else None), strict=True))
+            for key, outcome in outcomes.items():
+                result = found[key]
+                if isinstance(outcome, TrainingError):
+                    found[key] = outcome
+                elif isinstance(result, Result):
+                    result.history.append(outcome)
+            left = [key for key in left if isinstance(found[key], Result)]
+            if not left:
+                break
+    return found
+
+
+def _check_rounds(rounds: int, how: How) -> None:
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    check_late(how.get("late"), rounds)
+
+
 def run(
     method: Method,
     *,
@@ -103,9 +152,7 @@ def run(
 
     `how`: fraction, late, chunk, rows, device, precision, deterministic and eval_every, which Simulation explains.
     """
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, not {rounds}.")
-    check_late(how.get("late"), rounds)
+    _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)
     history: list[Record] = []
     for r in range(rounds):

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import in_use, read_json, write_json
+from fedselect.core.version import package_version
 from fedselect.network import site
 from fedselect.network.drive import config_of, over, prepare, say
 from fedselect.network.flower import launch
@@ -20,7 +21,6 @@ from fedselect.network.plan import check_name, plan
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.runs.config import Config
-from fedselect.runs.environment import package_version
 from fedselect.runs.rundir import finished
 from fedselect.runs.runner import Stopped, Watch
 from fedselect.simulate.records import Record

@@ -1,0 +1,10 @@
+"""Which version this is."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def package_version() -> str:
+    try:
+        return version("fedselect")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "uninstalled"
