@@ -1,6 +1,6 @@
 """What the engine refuses, and what it gives out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -247,3 +247,26 @@ def test_runs_that_share_a_model_share_nothing_of_it(digits):
 def test_a_class_is_not_yet_a_model(digits):
     with pytest.raises(fs.InputError, match=r"fs.Model.wrap\(MyNet\)"):
         fs.run(fs.Local(), model=nn.Linear, data=digits, rounds=1)
+
+
+@dataclass(frozen=True)
+class Undeployable(fs.Partial):
+    """FedPer, but for what a server over a network could not check."""
+
+    wrong: str = ""
+
+    def client(self, work, state, down):
+        state, up = super().client(work, state, down)
+        if self.wrong == "weight":
+            up = replace(up, weight=work.n.double().sqrt())
+        return state, up
+
+    def wants(self, model, state):
+        return dict.fromkeys(model.names, True) if self.wrong == "wants" else super().wants(model, state)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("weight", "weight is 1 or the number"), ("wants", "takes other entries of")])
+def test_what_a_deployment_would_refuse_is_said_in_simulation(digits, wrong, said):
+    method = Undeployable(fs.Fixed(lambda model, name: model.is_head(name)), (("all", 1),), wrong=wrong)
+    with pytest.raises(fs.InputError, match=said):
+        Simulation(method, fs.models.mlp(digits, hidden=4), digits).step()

@@ -105,6 +105,27 @@ def check_clients(method: object, clients: int) -> None:
             check_clients(value, clients)
 
 
+def check_upload(up: Up, wanted: Mask, samples: Tensor) -> None:
+    """Refuse an upload that a deployment could not take; `wanted`: what the clients take from the server after it.
+
+    A server knows how many samples a client has, so it can check a weight of 1 or of that number and no other. And it knows
+    from an upload which entries to send back, so a client takes those that it sent.
+    """
+    weight = up.weight.double()
+    if not (bool((weight == 1).all()) or bool((weight == samples).all())):
+        raise InputError(
+            "a client's weight is 1 or the number of its samples (work.n.double()), which a server over a network can check; "
+            f"not {[round(w, 4) for w in weight.tolist()[:3]]}. Weigh values in `client`, or send what decides in `extra`."
+        )
+    for name in {**wanted, **up.sent}:
+        ours, theirs = (torch.as_tensor(m.get(name, False), device=weight.device) for m in (wanted, up.sent))
+        if not bool((ours == theirs).all()):
+            raise InputError(
+                f"the method takes other entries of {name} from the server than it sends, which a server over a network cannot "
+                "know: let `wants`, given the state after a round, say what that round sent."
+            )
+
+
 class Method(ABC):
     """State goes in and comes out; nothing is kept on self.
 

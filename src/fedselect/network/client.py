@@ -15,6 +15,7 @@ from fedselect.core.errors import CheckpointError, DataError, diverged
 from fedselect.core.files import locked
 from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.data import Federation
+from fedselect.methods.method import check_upload
 from fedselect.network.assignment import Task, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
@@ -74,9 +75,8 @@ class Node:
         work = self.task.work(self.data, self.client, round)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
-        if not _same(self._wants(state), sent := first_mask(up.sent)):
-            raise DataError("the method takes other entries from the server than it sends, which a deployment cannot know.")
-        said, parts = put_packet(codec.pack(first(up.values), sent))
+        check_upload(up, self.method.wants(self.task.model, state), work.n)
+        said, parts = put_packet(codec.pack(first(up.values), first_mask(up.sent)))
         loss = float(work.loss[0])
         head = {"round": round, "weight": float(up.weight[0]), "train_loss": None if loss != loss else loss, **said}
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
@@ -172,10 +172,6 @@ def _whole(letter: Letter, name: str) -> int:
     if type(value) is not int or value < 0:
         raise DataError(f"a letter has the {name} {value!r}, which is no round.")
     return value
-
-
-def _same(a: Mask, b: Mask) -> bool:
-    return all(torch.equal(torch.as_tensor(m), torch.as_tensor(b.get(n, False)).cpu()) for n, m in a.items())
 
 
 def _cpu(tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
-from fedselect.methods.method import Down, Method, Received, check_clients, check_method, exact, for_clients
+from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import as_federation, as_model, check_how, deterministic, pick_device, pick_precision
@@ -35,6 +35,8 @@ MOST = 65_535
 """Clients side by side: as many as an axis of a GPU's grid holds."""
 CPU_ROOM = 1 << 29
 """Bytes that stacked clients may take on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
+CHECKED = 2
+"""Rounds whose first uploads are checked: in the second, masks that grow have grown."""
 TOO_LARGE = "one client alone does not fit into the GPU's memory; use a smaller model or --batch-size."
 
 
@@ -158,7 +160,9 @@ class Simulation:
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         notes, finite = Notes(self.clients), Finite(self.data)
-        folded, extras, order = MaskedSum(), [], []
+        folded = MaskedSum()
+        extras: list[State] = []
+        order: list[Tensor] = []
         mine = ranks.own(cohort)
         waiting = deque(self._chunks(mine))
         while waiting:
@@ -171,6 +175,8 @@ class Simulation:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
+            if self.round < CHECKED and not order:  # what a deployment would refuse is said here too
+                check_upload(up, self.method.wants(self.model, state), self._split["train"].n[ids.to(self.device)])
             wanted = self.method.wants(self.model, before)
             notes.add("bytes_down", ids, codec.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
