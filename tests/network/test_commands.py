@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import stat
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -631,3 +632,23 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
     monkeypatch.setattr(control, "in_use", look)
     follow(root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
     assert seen == [1, 2]
+
+
+def test_certificates_pass_the_strictest_check(root):
+    """As Python 3.13 checks them by default: a handshake in memory, RFC 5280 to the letter."""
+    server, client = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        ssl.create_default_context(cafile=str(root / "client-0" / "ca.crt")),
+    )
+    server.load_cert_chain(root / "server" / "server.crt", root / "server" / "server.key")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(down, up, server_hostname="127.0.0.1"),
+        server.wrap_bio(up, down, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert ends[0].version() == "TLSv1.3"

@@ -128,6 +128,8 @@ def renew(root: Path, days: int) -> None:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs=False), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
     _write(root / "server" / "server.crt", certificate)
@@ -224,7 +226,19 @@ def _certificate(name: str, issuer: Any, public: Any, days: int) -> Any:
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, now + timedelta(days=days)) - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)  # RFC 5280; Python 3.13 insists
     )
+
+
+def _key_usage(signs: bool) -> Any:
+    """What a key is for: signing certificates, or proving who the server is."""
+    from cryptography import x509
+
+    never = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        False,
+    )
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
 
 
 def _authority(folder: Path) -> None:
@@ -235,6 +249,7 @@ def _authority(folder: Path) -> None:
     certificate = (
         _certificate("fedselect site", None, key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs=True), critical=True)
         .sign(key, hashes.SHA384())
     )
     _write(folder / "ca.crt", certificate)
