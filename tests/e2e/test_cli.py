@@ -452,7 +452,7 @@ def edit(path, **fields):
 
 
 def reseal(place, without="", **fields):
-    """A generation that says something else of itself, as its writer would have written it."""
+    """A snapshot that says something else of itself, as its writer would have written it."""
     said = {**snapshots.manifest(place, ""), **fields}
     snapshots.write_manifest(place, {k: v for k, v in said.items() if k != without})
 

@@ -160,7 +160,7 @@ def test_resume_leaves_a_folder_that_took_a_runs_place(cli, begun, documents):
 FOREIGN = {
     "a folder of runs": {"a/config.json": "{}", "b/config.json": "{}"},
     "a checkpoint of somebody else's": {"config.json": "{}", "checkpoint/model.pt": "weeks on a GPU"},
-    "generations that are none": {"config.json": "{}", "checkpoint/000001/photo.jpg": "a wedding"},
+    "snapshots that are none": {"config.json": "{}", "checkpoint/000001/photo.jpg": "a wedding"},
     "a download": {".film.part": "half of it"},
     "a figure of somebody else's": {"config.json": "{}", "figures/thesis.tex": "years of work"},
     "a folder named as a file of ours": {"config.json": "{}", "summary.json/thesis.tex": "years of work"},

@@ -62,7 +62,7 @@ def test_a_round_the_server_never_took_in_never_happened(trained):
     assert ask(4).equal(after)
 
 
-def test_a_client_that_lost_its_last_generation_goes_on_from_the_one_before(trained, server):
+def test_a_client_that_lost_its_last_snapshot_goes_on_from_the_one_before(trained, server):
     room, _ = trained
     (room.node(1).vault.folder / "000002" / "state.safetensors").write_bytes(b"damaged")
     room.here = [0, 2]

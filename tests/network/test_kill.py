@@ -51,8 +51,8 @@ MOMENTS = {
     "before writing": ("at(vault.Vault, 'save', 1)", ""),
     "while writing the tensors": ("at(snapshots, 'save_file', 1)", ""),
     "with the tensors written": ("at(snapshots, 'save_file', 1, after=True)", ""),
-    "before the generation is in place": ("at(os, 'replace', 2)", ""),
-    "with the generation in place": ("at(os, 'replace', 2, after=True)", ""),
+    "before the snapshot is in place": ("at(os, 'replace', 2)", ""),
+    "with the snapshot in place": ("at(os, 'replace', 2, after=True)", ""),
     "while dropping an old one": ("at(shutil, 'rmtree', 1)", ""),
     "after replying": ("", DIE),
 }

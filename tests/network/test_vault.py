@@ -1,4 +1,4 @@
-"""The vault: whole or absent, two generations, private, and refused where it is somebody else's."""
+"""The vault: whole or absent, two snapshots, private, and refused where it is somebody else's."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def vault(tmp_path):
     return vault
 
 
-def test_two_generations_are_kept_and_come_back_in_order(vault):
+def test_two_snapshots_are_kept_and_come_back_in_order(vault):
     assert vault.rounds() == [2, 3]
     found = vault.load(3)
     assert list(found.tensors) == ["z/w", "a/w"]  # as they were given, not by the alphabet
@@ -35,7 +35,7 @@ def test_two_generations_are_kept_and_come_back_in_order(vault):
 
 @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_generation_counts_as_absent_and_the_one_before_it_stays(vault, name, damage):
+def test_a_damaged_snapshot_counts_as_absent_and_the_one_before_it_stays(vault, name, damage):
     path = vault.folder / "000003" / name
     content = bytearray(path.read_bytes())
     if damage == "gone":

@@ -1,8 +1,8 @@
-"""Generations: the states of a folder by round, as safetensors and JSON, never pickle.
+"""Snapshots: the states of a folder by round, as safetensors and JSON, never pickle.
 
-folder/000012/state.safetensors and manifest.json (round, checksums of both files, and what else is said of it). A generation
+folder/000012/state.safetensors and manifest.json (round, checksums of both files, and what else is said of it). A snapshot
 appears under its name only when it is whole, and is checked before it is read. A folder that holds anything else is not a
-generation, whatever its name, and is never removed.
+snapshot, whatever its name, and is never removed.
 """
 
 import errno
@@ -31,10 +31,10 @@ def at(folder: Path, round: int) -> Path:
 
 def places(folder: Path) -> list[Path]:
     """All that are there, damaged ones too, the newest last."""
-    return sorted(filter(_is_generation, folder.iterdir()), key=lambda p: int(p.name)) if folder.is_dir() else []
+    return sorted(filter(_is_snapshot, folder.iterdir()), key=lambda p: int(p.name)) if folder.is_dir() else []
 
 
-def _is_generation(place: Path) -> bool:
+def _is_snapshot(place: Path) -> bool:
     named = re.fullmatch(r"\d{6,}", place.name, re.ASCII) is not None
     return named and _is_folder(place) and all(p.name in FILES or is_part(p) for p in place.iterdir())
 
@@ -44,7 +44,7 @@ def _is_folder(place: Path) -> bool:
 
 
 def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
-    """Write a generation, then drop all others but those of the rounds in `keep`; a private one is for its owner's eyes."""
+    """Write a snapshot, then drop all others but those of the rounds in `keep`; a private one is for its owner's eyes."""
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
             path.chmod(0o600)
 
     place = at(folder, round)
-    if place.is_symlink() or (place.exists() and not _is_generation(place)):
+    if place.is_symlink() or (place.exists() and not _is_snapshot(place)):
         raise RunError(f"{place} holds something else than a saved state; move it elsewhere, or save to another folder.")
     replace(place, write)
     for old in places(folder):
@@ -80,12 +80,12 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
 
 
 def write_manifest(place: Path, said: Mapping[str, Any]) -> None:
-    """What a generation says of itself, with a checksum of that."""
+    """What a snapshot says of itself, with a checksum of that."""
     write_json(place / "manifest.json", {**said, "manifest_sha256": _seal(said)})
 
 
 def manifest(place: Path, advice: str) -> dict[str, Any]:
-    """What a generation says of itself, as it was written."""
+    """What a snapshot says of itself, as it was written."""
     path = place / "manifest.json"
     try:
         said = read_json(path, advice)
@@ -103,7 +103,7 @@ def manifest(place: Path, advice: str) -> dict[str, Any]:
 
 
 def checked(place: Path, advice: str) -> dict[str, Any]:
-    """What a generation says of itself, once its files are checked; where they are not as written, `advice` says what to do."""
+    """What a snapshot says of itself, once its files are checked; where they are not as written, `advice` says what to do."""
     said = manifest(place, advice)
     if said.get("format") != FORMAT:
         raise RunError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
@@ -123,7 +123,7 @@ def checked(place: Path, advice: str) -> dict[str, Any]:
 
 
 def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
-    """What a generation says of itself, and its tensors in their own order."""
+    """What a snapshot says of itself, and its tensors in their own order."""
     said = checked(place, advice)
     found = load_file(place / "state.safetensors")
     return said, {name: found[name] for name in said["tensors"]}

@@ -1,7 +1,7 @@
 """The client's side of a deployment: answers the server's letters from its own data and its vault.
 
 Its state moves on only with the server: a letter says which round of this client the server last took in (its base), and
-the client goes on from exactly that generation. So a round is applied once: asked again, the client hands over the same
+the client goes on from exactly that snapshot. So a round is applied once: asked again, the client hands over the same
 reply; and what the server never took in, because a reply was late or lost, never happened.
 """
 

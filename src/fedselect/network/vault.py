@@ -1,4 +1,4 @@
-"""Vault: states that survive any crash, at a client and at the server; a generation each, readable by its owner alone."""
+"""Vault: states that survive any crash, at a client and at the server; a snapshot each, readable by its owner alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from fedselect.core.errors import CheckpointError, RunError
 from fedselect.core.files import disk, read_json, write_json
 from fedselect.core.tree import Tree
 
-ADVICE = "delete it to go on from the generation before it."
+ADVICE = "delete it to go on from the snapshot before it."
 
 
 @dataclass(frozen=True)
-class Generation:
+class Snapshot:
     """One saved state: its tensors, in their own order, and what was noted with them."""
 
     round: int
@@ -45,29 +45,29 @@ def claim(folder: Path, identity: dict[str, str]) -> None:
 
 
 class Vault:
-    """Generations of one run in one folder, by round."""
+    """Snapshots of one run in one folder, by round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def rounds(self) -> list[int]:
-        """The rounds whose generation is whole and undamaged."""
+        """The rounds whose snapshot is whole and undamaged."""
         return [int(p.name) for p in snapshots.places(self.folder) if _intact(p)]
 
     def save(self, round: int, tensors: Tree, notes: dict[str, Any], keep: set[int]) -> None:
-        """Write a generation, then drop all others but those of the rounds in `keep`."""
+        """Write a snapshot, then drop all others but those of the rounds in `keep`."""
         private(self.folder)
         snapshots.save(self.folder, round, tensors, {"notes": notes}, keep, private=True)
 
-    def find(self, round: int) -> Generation | None:
-        """The generation of a round, if it is there and undamaged."""
+    def find(self, round: int) -> Snapshot | None:
+        """The snapshot of a round, if it is there and undamaged."""
         try:
             said, tensors = snapshots.load(snapshots.at(self.folder, round), ADVICE)
         except RunError:
             return None
-        return Generation(round, tensors, said["notes"]) if _noted(said) else None
+        return Snapshot(round, tensors, said["notes"]) if _noted(said) else None
 
-    def load(self, round: int) -> Generation:
+    def load(self, round: int) -> Snapshot:
         found = self.find(round)
         if found is None:
             raise CheckpointError(f"{snapshots.at(self.folder, round)} is damaged or missing; {ADVICE}")

@@ -1,4 +1,4 @@
-"""Checkpoints: a simulation between two rounds. The generation before the newest stays, in case a disk damages that one."""
+"""Checkpoints: a simulation between two rounds. The snapshot before the newest stays, in case a disk damages that one."""
 
 import hashlib
 import json
