@@ -157,13 +157,16 @@ def test_resume_leaves_a_folder_that_took_a_runs_place(cli, begun, documents):
     assert content(begun) == before
 
 
+OURS = '{"method": {"name": "local"}, "data": {"name": "digits"}}'
 FOREIGN = {
+    "another program's settings": {"config.json": '{"app": 1}'},
+    "settings that are no table": {"compare.json": "[1]"},
     "a folder of runs": {"a/config.json": "{}", "b/config.json": "{}"},
-    "a checkpoint of somebody else's": {"config.json": "{}", "checkpoint/model.pt": "weeks on a GPU"},
-    "snapshots that are none": {"config.json": "{}", "checkpoint/000001/photo.jpg": "a wedding"},
+    "a checkpoint of somebody else's": {"config.json": OURS, "checkpoint/model.pt": "weeks on a GPU"},
+    "snapshots that are none": {"config.json": OURS, "checkpoint/000001/photo.jpg": "a wedding"},
     "a download": {".film.part": "half of it"},
-    "a figure of somebody else's": {"config.json": "{}", "figures/thesis.tex": "years of work"},
-    "a folder named as a file of ours": {"config.json": "{}", "summary.json/thesis.tex": "years of work"},
+    "a figure of somebody else's": {"config.json": OURS, "figures/thesis.tex": "years of work"},
+    "a folder named as a file of ours": {"config.json": OURS, "summary.json/thesis.tex": "years of work"},
     "nothing but a folder named track": {"track/record.mp3": "a song"},
 }
 

@@ -200,7 +200,17 @@ def is_run(out: Path) -> bool:
     """Whether a directory is a run or a comparison, or is about to be one, and holds nothing that those do not write."""
     if out.is_symlink() or not out.is_dir():
         return False
-    return is_unused(out) or (any((out / name).is_file() for name in BEGIN) and all(map(_ours, out.iterdir())))
+    return is_unused(out) or (_begun(out) and all(map(_ours, out.iterdir())))
+
+
+def _begun(out: Path) -> bool:
+    """Whether a directory says how to run, as ours do: others have files of these names, too."""
+    try:
+        found = [read_json(out / name, "") for name in BEGIN if (out / name).is_file()]
+    except RunError:
+        return False
+    configs = [c for raw in found for c in ([raw] if "method" in raw else raw.values())]
+    return bool(configs) and all(isinstance(c, dict) and {"method", "data"} <= c.keys() for c in configs)
 
 
 def _ours(path: Path) -> bool:
