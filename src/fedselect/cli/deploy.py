@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli.flags import configure, flags
+from fedselect.cli.flags import EXTRA, configure, flags
+from fedselect.cli.run_options import with_run_options
+from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
 from fedselect.core.version import package_version
@@ -26,20 +28,15 @@ from fedselect.runs.config import Config, at_path
 from fedselect.runs.progress import measured, progress
 from fedselect.runs.rundir import again, finished, read_records
 
-_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
-console = tables.terminal()
 
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]
 DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds. (default: 30)")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the partition, the initial model and training. (default: 0)")]
-Fraction = Annotated[float | None, typer.Option(help="Share of the clients present that train in a round. (default: 1)")]
-EvalEvery = Annotated[int | None, typer.Option(help="Measure every so many rounds. (default: 1)")]
 MinClients = Annotated[
     int, typer.Option(help="Go on with as many clients; with fewer a round is asked again, then the run stops.")
 ]
@@ -53,7 +50,7 @@ Insecure = Annotated[
 Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run apps that bring code of their own.")]
 
 
-@deploy_app.command(context_settings=_EXTRA, epilog=_MORE)
+@deploy_app.command(context_settings=EXTRA, epilog=_MORE)
 def demo(
     ctx: typer.Context,
     method: Method = None,
@@ -80,9 +77,10 @@ def demo(
         shutil.rmtree(out)
     site.make(out, clients, f"127.0.0.1:{site.free_port()}", _shared(config.data), shape, insecure=insecure, days=30)
     with ExitStack() as stack:
-        _say("starting the server", quiet)
+        tell = (lambda text: None) if quiet else say
+        tell("starting the server")
         stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
-        _say(f"starting {clients} clients", quiet)
+        tell(f"starting {clients} clients")
         own = {k: v for k, v in config.data.items() if v is not None} if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
@@ -92,10 +90,10 @@ def demo(
         with progress(console, quiet) as watch:
             follow(out / "server", place, watch)
     _outcome(place)
-    _say(f"wrote {write_report([place])}")
+    say(f"wrote {write_report([place])}")
 
 
-@deploy_app.command(context_settings=_EXTRA)
+@deploy_app.command(context_settings=EXTRA)
 def init(
     ctx: typer.Context,
     root: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -116,7 +114,7 @@ def init(
     _warn(insecure)
     made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365)
     _app(root / "app", made)
-    _say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
+    say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
 
 
 @deploy_app.command()
@@ -128,7 +126,7 @@ def renew(
     if days < 1:
         raise InputError(f"days must be at least 1, not {days}.")
     site.renew(root, days)
-    _say(f"wrote {root / 'server' / 'server.crt'}; hand it and server.key to the server")
+    say(f"wrote {root / 'server' / 'server.crt'}; hand it and server.key to the server")
 
 
 @deploy_app.command()
@@ -138,14 +136,14 @@ def server(part: Annotated[Path, typer.Argument(help="The server's part of the s
     site.check_kind(part, "server")
     _warn(Site.read(part).insecure)
     with launch.server(part, part / "log.txt", shipped_code) as process:
-        _say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
+        say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
         code = launch.until_end(process)
     if code is None:
         return
     raise RunError(f"the server ended with code {code}; {part / 'log.txt'} says why.")
 
 
-@deploy_app.command(context_settings=_EXTRA)
+@deploy_app.command(context_settings=EXTRA)
 def client(
     ctx: typer.Context,
     part: Annotated[Path, typer.Argument(help="This client's part of the site.")],
@@ -174,22 +172,19 @@ def client(
             own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
     own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
-    code = launch.work(part, home, part / "log.txt", _say, shipped_code)
+    code = launch.work(part, home, part / "log.txt", say, shipped_code)
     if code is None:
         return
     raise RunError(f"the client ended: {launch.reason(part / 'log.txt', code)}")
 
 
-@deploy_app.command(context_settings=_EXTRA, epilog=_MORE)
+@deploy_app.command(context_settings=EXTRA, epilog=_MORE)
+@with_run_options("rounds", "seed", "fraction", "eval_every")
 def run(
     ctx: typer.Context,
     root: SiteDir,
     method: Method = None,
     model: ModelName = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    fraction: Fraction = None,
-    eval_every: EvalEvery = None,
     min_clients: MinClients = 1,
     timeout: Timeout = 600.0,
     wait: Wait = 60.0,
@@ -202,25 +197,23 @@ def run(
         ),
     ] = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
     launch.need_flower()
     part = server_part(root)
     known = Site.read(part)
     if resume:
-        if ctx.args or any(v is not None for v in (method, model, rounds, seed, fraction, eval_every)):
+        if ctx.args or any(v is not None for v in (method, model, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
         submit(part, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
-        given = flags(ctx.args)
-        if given.get("clients", str(known.clients)) != str(known.clients):
+        more = flags(ctx.args)
+        if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
-        config = configure(
-            {"data": known.data}, method, None, model, given,
-            rounds=rounds, seed=seed, fraction=fraction, eval_every=eval_every,
-        )  # fmt: skip
+        config = configure({"data": known.data}, method, None, model, more, **given)
         place = start(part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(part, place, watch)
@@ -235,22 +228,22 @@ def status(root: SiteDir) -> None:
     nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
     up = launch.healthy(part)
     states = launch.connected(part) if up else {}
-    _say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
+    say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
     for node, i in nodes.items():
-        _say(f"  client {i}: {states.get(int(node), 'unknown')}")
+        say(f"  client {i}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
         last = next((r for r in reversed(records) if r["accuracy"] is not None), None)
         done = measured(last) if last else "-"
         if last and last is not records[-1]:
             done += f" after round {last['round']}"
-        _say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
         if how in ("failed", "stopped"):
-            _say(f"  {reason(place)}")
+            say(f"  {reason(place)}")
         if how == "interrupted":
-            _say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
+            say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
         if how == "not started":
-            _say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+            say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
         _attendance(place.name, attendance(records))
 
 
@@ -269,9 +262,9 @@ def export(
             raise InputError(f"{part} is not a client's part of a site: it has no client.json; give that, or --vault.")
     out = out or part / "model.safetensors"
     made = export_model(vault or part / "vault", out, run, view)
-    _say(f"wrote {out}: the model of {made.run} ({made.view})")
+    say(f"wrote {out}: the model of {made.run} ({made.view})")
     if made.snippet:
-        _say(f"\n{made.snippet}")
+        say(f"\n{made.snippet}")
 
 
 def _shared(data: dict[str, Any]) -> dict[str, Any]:
@@ -306,25 +299,20 @@ def _app(folder: Path, known: Site) -> None:
 def _outcome(place: Path) -> None:
     console.print(tables.render(tables.rows([place])))
     _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))
-    _say(f"run in {place}")
+    say(f"run in {place}")
 
 
 def _attendance(name: str, summary: dict[str, Any]) -> None:
     for client, rounds in summary["missed"].items():
-        _say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+        say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
     for turned in summary["rejected"]:
-        _say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
+        say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
     for back in summary.get("set_back", []):
-        _say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
+        say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
     for client, why in summary.get("absent", {}).items():
-        _say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
+        say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
 
 
 def _warn(insecure: bool) -> None:
     if insecure:
         print("warning: plain text and no keys; anybody on the way can read and change everything.", file=sys.stderr)
-
-
-def _say(text: str, quiet: bool = False) -> None:
-    if not quiet:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -5,6 +5,9 @@ from typing import Any
 from fedselect.core.errors import InputError
 from fedselect.runs.config import Config, at_path, place
 
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that takes such flags."""
+
 
 def flags(args: list[str]) -> dict[str, str]:
     """The flags typer does not know: --name value, --name=value."""

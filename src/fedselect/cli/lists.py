@@ -8,7 +8,7 @@ from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
 from fedselect.cli import show
-from fedselect.cli.flags import configure, flags
+from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
 from fedselect.core.options import Option, find, options, summary
 from fedselect.core.version import package_version
@@ -45,7 +45,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
         console.print(f"  on {data}, where nothing else is said: {', '.join(values)}", highlight=False)
 
 
-@data_app.command("show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@data_app.command("show", context_settings=EXTRA)
 def data_show(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or folder:PATH, domains:PATH.")],

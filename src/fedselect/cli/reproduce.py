@@ -6,19 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from fedselect.cli.flags import numbers, words
+from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError
 from fedselect.paper import write
 from fedselect.paper.make import Work, gather, rates, run, with_data
 from fedselect.paper.plan import How
 from fedselect.paper.progress import overall
 from fedselect.paper.protocol import Target, choose, targets
-from fedselect.runs import tables
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import done
 from fedselect.runs.runner import ctrl_c
 from fedselect.simulate import ranks
-
-console = tables.terminal()
 
 
 def reproduce(
@@ -87,13 +85,13 @@ def reproduce(
 
 def _show(work: Work, target: Target, found: list[Any], made: list[Path]) -> None:
     if not found:
-        _say(f"{target.name}: no row has all its runs yet; without --there, what is missing is run.")
+        say(f"{target.name}: no row has all its runs yet; without --there, what is missing is run.")
         return
     for block in found:
         console.print(write.render(target, block, work.how))
         for note in write.notes(target, block):
-            _say(note)
-    _say(f"wrote {', '.join(map(str, made))}\n")
+            say(note)
+    say(f"wrote {', '.join(map(str, made))}\n")
 
 
 def _list(work: Work) -> None:
@@ -109,13 +107,9 @@ def _list(work: Work) -> None:
         if runs:
             rest = f"{len(runs) - len(fresh)} of them listed above, " if len(fresh) < len(runs) else ""
             there = len(fresh) - len(left)
-            _say(f"{name:<16} {len(runs):>5} runs, {rest}{there} there, {sum(c.rounds for c in left)} rounds to run")
+            say(f"{name:<16} {len(runs):>5} runs, {rest}{there} there, {sum(c.rounds for c in left)} rounds to run")
         seen |= fresh
     left = [config for place, config in seen.items() if not done(place)]
-    _say(f"{'in all':<16} {len(seen):>5} runs, {len(seen) - len(left)} there, {sum(c.rounds for c in left)} rounds to run")
+    say(f"{'in all':<16} {len(seen):>5} runs, {len(seen) - len(left)} there, {sum(c.rounds for c in left)} rounds to run")
     if work.how.mark:
-        _say(work.how.mark)
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(work.how.mark)

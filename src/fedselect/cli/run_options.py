@@ -1,41 +1,66 @@
-"""The options of a run as flags: each field of `Config` that has a help text, with its type and default."""
+"""Flags that several commands have: the options of a run, from the fields of `Config`, and who hears of its rounds."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
 from fedselect.runs.config import Config
 
+OPTIONS = {f.name: f for f in fields(Config) if "help" in f.metadata}
 HINTS = get_type_hints(Config)
+Command = Callable[..., None]
 
 
-def with_run_options(but: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command that takes **given a flag for each option of a run; those that were not given are None."""
+@dataclass(frozen=True)
+class Shown:
+    """Who hears of the rounds of a run."""
 
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        added = [_flag(f) for f in fields(Config) if "help" in f.metadata and f.name not in but]
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False
+    live: Annotated[
+        bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")
+    ] = False
+    port: Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)] = 0
+    track: Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")] = None
+
+
+def with_run_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command that takes **given a flag for each of these options of a run; those that are not set are None.
+
+    A command that takes `shown: Shown` has its flags, too.
+    """
+
+    def wrap(command: Command) -> Command:
+        taken = inspect.signature(command).parameters.values()
         hints = get_type_hints(command, include_extras=True)
+        kept = [p.replace(annotation=hints[p.name]) for p in taken if p.kind is not p.VAR_KEYWORD and p.name != "shown"]
+        shown = [_parameter(f.name, f.default, _SHOWN[f.name]) for f in fields(Shown)] if "shown" in hints else []
+        given = [_parameter(n, None, _flag(f)) for n, f in OPTIONS.items() if n in names]
 
         def called(**values: Any) -> None:
-            command(**values)
+            own = {"shown": Shown(**{p.name: values.pop(p.name) for p in shown})} if shown else {}
+            command(**own, **values)
 
+        flags = [*(p.replace(kind=p.KEYWORD_ONLY) for p in kept), *shown, *given]
         called.__name__, called.__doc__ = command.__name__, command.__doc__
-        signature = inspect.Signature([*(p.replace(kind=p.KEYWORD_ONLY) for p in own), *added])
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {**{p.name: hints[p.name] for p in own}, **{p.name: p.annotation for p in added}}
+        called.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in flags}
         return called
 
     return wrap
 
 
-def _flag(field: "Field[Any]") -> inspect.Parameter:
-    kind, default = HINTS[field.name], field.metadata.get("default", field.default)
+_SHOWN = get_type_hints(Shown, include_extras=True)
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flag(field: "Field[Any]") -> Any:
+    kind, default = HINTS[field.name], field.metadata["default"]
     said = field.metadata["help"] + ("" if default is None or kind is bool else f" (default: {default})")
-    name = f"--{field.name.replace('_', '-')}"
     plain = {bool: bool, int: int, float: float}.get(kind, str) if get_origin(kind) is not Literal else str
-    annotation = Annotated[plain | None, typer.Option(name, help=said)]  # type: ignore[valid-type]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return Annotated[plain | None, typer.Option(f"--{field.name.replace('_', '-')}", help=said)]

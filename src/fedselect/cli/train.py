@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli.flags import configure, flags, numbers, words
-from fedselect.cli.run_options import with_run_options
+from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
+from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError, unknown
 from fedselect.methods import METHODS
@@ -24,7 +24,6 @@ from fedselect.runs.trackers import tracking
 from fedselect.simulate import ranks
 from fedselect.simulate.records import Record
 
-_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _MORE = (
     "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
     "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
@@ -39,52 +38,46 @@ Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run; flags override it.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 Overwrite = Annotated[
     bool, typer.Option(help="Replace an existing run directory; models and figures made from it there go too.")
 ]
-Live = Annotated[bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")]
-Port = Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)]
-Track = Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")]
 Report = Annotated[bool, typer.Option(help="Write report.html beside the runs.")]
 
 
 def add_to(app: typer.Typer) -> None:
     own = " [bold]--fedselect.limit 0.5[/bold] sets one method's alone."
     grid = "Options with several values make the grid: [bold]--limit 0.1,0.3[/bold]."
-    app.command(context_settings=_EXTRA, epilog=_MORE)(run)
-    app.command(context_settings=_EXTRA, epilog=_MORE + own + _STATUS)(compare)
-    app.command(context_settings=_EXTRA, epilog=grid + _STATUS)(sweep)
+    app.command(context_settings=EXTRA, epilog=_MORE)(run)
+    app.command(context_settings=EXTRA, epilog=_MORE + own + _STATUS)(compare)
+    app.command(context_settings=EXTRA, epilog=grid + _STATUS)(sweep)
     app.command()(resume)
 
 
-@with_run_options()
+@with_run_options(*OPTIONS)
 def run(
     ctx: typer.Context,
+    shown: Shown,
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,
     out: Out = None,
     config: ConfigFile = None,
-    quiet: Quiet = False,
     overwrite: Overwrite = False,
-    live: Live = False,
-    port: Port = 0,
-    track: Track = None,
     **given: Any,
 ) -> None:
     """Train one federation with one method."""
     raw = read(config) if config else {}
     made = configure(raw, method, data, model, flags(ctx.args), where=str(config or "this run"), **given)
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
-    with _watching(out, [made], quiet, live, port, track) as watch:
+    with _watching(out, [made], shown) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
     _say_outcome(made, result.accuracy, out)
 
 
-@with_run_options(but=("seed",))
+@with_run_options(*(name for name in OPTIONS if name != "seed"))
 def compare(
     ctx: typer.Context,
+    shown: Shown,
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
     ] = None,
@@ -93,11 +86,7 @@ def compare(
     seeds: Seeds = None,
     out: Out = None,
     config: ConfigFile = None,
-    quiet: Quiet = False,
     overwrite: Overwrite = False,
-    live: Live = False,
-    port: Port = 0,
-    track: Track = None,
     report: Report = False,
     **given: Any,
 ) -> None:
@@ -115,29 +104,23 @@ def compare(
     for name in names:
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
-            where = f"{config}: {name}" if config else name
-            made = configure(one, None, data, model, more, among=names, where=where, **given)
+            whose = f"{config}: {name}" if config else name
+            made = configure(one, None, data, model, more, among=names, where=whose, **given)
             runs[f"{name}-seed{made.seed}"] = made
-    out = out or _free("compare")
-    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
-        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
-    _say_table(done, out, report)
+    _train_all(runs, out or _free("compare"), overwrite, shown, report)
 
 
-@with_run_options(but=("seed",))
+@with_run_options(*(name for name in OPTIONS if name != "seed"))
 def sweep(
     ctx: typer.Context,
+    shown: Shown,
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,
     seeds: Seeds = None,
     out: Out = None,
     config: ConfigFile = None,
-    quiet: Quiet = False,
     overwrite: Overwrite = False,
-    live: Live = False,
-    port: Port = 0,
-    track: Track = None,
     report: Report = False,
     **given: Any,
 ) -> None:
@@ -153,42 +136,39 @@ def sweep(
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made
-    out = out or _free("sweep")
-    with _watching(out, list(runs.values()), quiet, live, port, track) as watch:
-        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
-    _say_table(done, out, report)
+    _train_all(runs, out or _free("sweep"), overwrite, shown, report)
 
 
-def resume(
-    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")],
-    quiet: Quiet = False,
-    live: Live = False,
-    port: Port = 0,
-    track: Track = None,
-) -> None:
+@with_run_options()
+def resume(out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")], shown: Shown) -> None:
     """Go on with a run or a comparison that was interrupted, as if it had not been."""
     runs = list(rundir.read_configs(out).values()) if (out / "compare.json").exists() else []
-    with _watching(out, runs, quiet, live, port, track) as watch:
+    with _watching(out, runs, shown) as watch:
         done = runner.resume(out, watch)
     _say_table(done, out, report=False)
 
 
+def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
+    with _watching(out, list(runs.values()), shown) as watch:
+        done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
+    _say_table(done, out, report)
+
+
 @contextmanager
-def _watching(out: Path, runs: list[Config], quiet: bool, live: bool, port: int, track: str | None) -> Iterator[runner.Watch]:
+def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Watch]:
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
-    if port and not live:
+    if shown.port and not shown.live:
         raise InputError("--port is that of the page of --watch; give both, or leave it out.")
+    if ranks.rank() > 0:  # of several processes one speaks
+        shown = Shown(quiet=True)
     with ExitStack() as stack:
         told: list[runner.Watch] = []
-        quiet = quiet or ranks.rank() > 0
-        if ranks.rank() > 0:
-            track, live = None, False
-        if track is not None:
-            told.append(stack.enter_context(tracking(track, out)))
-        if live:
-            say(f"watch it at {stack.enter_context(serve(out, port))}")
-        shown = stack.enter_context(progress(console, quiet, runs))
-        told += [shown] if shown else []
+        if shown.track is not None:
+            told.append(stack.enter_context(tracking(shown.track, out)))
+        if shown.live:
+            say(f"watch it at {stack.enter_context(serve(out, shown.port))}")
+        drawn = stack.enter_context(progress(console, shown.quiet, runs))
+        told += [drawn] if drawn else []
 
         def watch(config: Config, record: Record) -> None:
             for tell in told:

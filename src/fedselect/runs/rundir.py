@@ -206,10 +206,10 @@ def is_run(out: Path) -> bool:
 def _begun(out: Path) -> bool:
     """Whether a directory says how to run, as ours do: others have files of these names, too."""
     try:
-        found = [read_json(out / name, "") for name in BEGIN if (out / name).is_file()]
+        raw = {name: read_json(out / name, "") for name in BEGIN if (out / name).is_file()}
     except RunError:
         return False
-    configs = [c for raw in found for c in ([raw] if "method" in raw else raw.values())]
+    configs = [c for name, found in raw.items() for c in ([found] if name == "config.json" else found.values())]
     return bool(configs) and all(isinstance(c, dict) and {"method", "data"} <= c.keys() for c in configs)
 
 
