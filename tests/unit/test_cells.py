@@ -2,8 +2,10 @@
 
 import dataclasses
 import fcntl
+import gzip
 import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +21,11 @@ from fedselect.paper.protocol import choose, read_column, read_tuning, targets
 from fedselect.paper.write import as_csv, as_json, as_latex, lean
 from fedselect.runs import environment, runner
 from fedselect.runs.config import Config
+from fedselect.runs.rundir import identity
 from fedselect.runs.runner import summarise
+from fedselect.simulate import checkpoint
 
+ROOT = Path(__file__).parents[2]
 SMALL_RUN = Config.from_dict({"method": {"name": "local"}, "data": {"name": "digits"}, "model": {"name": "mlp"}}, "here")
 SMALL = How(seeds=(0, 1), scale=0.2, rounds=2, rates="paper")
 
@@ -568,3 +573,24 @@ def test_seeds_kept_for_tuning_are_not_reported_on_test_data():
     with pytest.raises(InputError, match="seed 100 is kept for tuning"):
         how.on(targets("table1")[0])
     assert how.on(targets("readings")[0]).seeds == (0, 100)
+
+
+def test_stored_runs_still_have_their_names():
+    """What is added to a configuration later must not give the runs in results/ other names: they would all run again."""
+    lines = gzip.decompress((ROOT / "results" / "runs.jsonl.gz").read_bytes()).decode().splitlines()
+    stored = [json.loads(line) for line in lines]
+    plain = [s for s in stored if not s["config"]["model"].get("weights") and not s["config"]["data"].get("data_dir")]
+    same = [identity(Config.from_dict(s["config"], s["cell"]))[:16] == s["cell"] for s in plain]
+    assert len(same) > 500
+    assert all(same)
+
+
+def test_identity_leaves_out_what_came_later_and_keeps_what_is_gone(monkeypatch):
+    monkeypatch.setattr(checkpoint, "LATER", {"colour": "red", "training": {"speed": 1}})
+    monkeypatch.setattr(checkpoint, "GONE", {"fedselect": {"old": 0.0}})
+    first = {"method": {"name": "fedselect", "old": 0.0}, "training": {"batch_size": 32}}
+    now = {"method": {"name": "fedselect"}, "training": {"batch_size": 32, "speed": 1}, "colour": "red"}
+    assert checkpoint.as_first_written(now) == checkpoint.as_first_written(first) == first
+    assert checkpoint.as_first_written({**now, "colour": "blue"}) == {**first, "colour": "blue"}
+    faster = checkpoint.as_first_written({**now, "training": {"batch_size": 32, "speed": 2}})
+    assert faster == {**first, "training": {"batch_size": 32, "speed": 2}}

@@ -16,6 +16,7 @@ from fedselect.methods import METHODS
 from fedselect.models import MODELS, Model
 from fedselect.core.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
+from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import check_late
 from fedselect.training.step import Training
 
@@ -60,7 +61,7 @@ class Config:
         """Check every name and value and fill in the defaults."""
         data = _entry("data", {"name": "digits", **at_path(self.data)})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
-        method, given = self.method, self.training
+        method, given = self._present(self.method), self.training
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
         said = suited(*names) if self.preset is None else preset(self.preset, *names)
@@ -81,6 +82,12 @@ class Config:
         done.make_method()
         done.make_training()
         return done
+
+    @staticmethod
+    def _present(method: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a method without those that are gone, where they did nothing."""
+        gone = GONE.get(str(method.get("name")), {})
+        return {k: v for k, v in method.items() if k not in gone or v != gone[k]}
 
     def make_method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))

@@ -176,7 +176,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
 
 def core(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two configurations the same run: all but where and in how large pieces it runs."""
-    return {k: v for k, v in config.items() if k not in ("device", "chunk", "rows")}
+    return checkpoints.as_first_written({k: v for k, v in config.items() if k not in ("device", "chunk", "rows")})
 
 
 def owner(config: Mapping[str, Any]) -> checkpoints.Run:

@@ -42,6 +42,31 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
+LATER: dict[str, Any] = {}
+"""Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
+GONE: dict[str, dict[str, Any]] = {}
+"""Options that a method no longer has, each with the value under which it did nothing."""
+
+
+def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as the first version wrote it, so that a run made then and the same run made now have one identity."""
+    out = _without(config, LATER)
+    method = out.get("method")
+    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name")))):
+        out["method"] = {**gone, **method}
+    return out
+
+
+def _without(config: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(config)
+    for name, value in later.items():
+        if isinstance(value, dict) and isinstance(out.get(name), dict) and out[name] != value:
+            out[name] = _without(out[name], value)
+        elif name in out and out[name] == value:
+            del out[name]
+    return out
+
+
 def owner(simulation: "Simulation") -> Run:
     """Whose checkpoints those of a simulation are that is stepped by a program of its own."""
     s = simulation
@@ -51,7 +76,10 @@ def owner(simulation: "Simulation") -> Run:
         "initial values": _digest(*s.initial.values()),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
-    return Run(config, mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.")
+    return Run(
+        as_first_written(config),
+        mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.",
+    )
 
 
 def _plain(value: Any) -> Any:
