@@ -133,7 +133,7 @@ def overlap(shown: list[Table]) -> Figure:
     side = 1.5 + 0.17 * len(shown[0]["iou"])
     figure, axes = _grid(len(shown), across, side, square=True)
     for ax, one in zip(axes, shown, strict=True):
-        image = draw_matrix(ax, np.array(one["iou"], dtype=float), one["clients"], "", "")
+        image = draw_matrix(ax, np.array(one["iou"], dtype=float), one["clients"])
         ax.set_title(re.sub(r".*\((.*)\)", r"\1", one["row"]), fontsize=8)
     figure.colorbar(image, ax=axes, label="overlap, %", shrink=0.6)
     return figure

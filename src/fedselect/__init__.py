@@ -27,6 +27,7 @@ from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Selector, layers
 from fedselect.models import MODELS, Model
 from fedselect.simulate import Result, Simulation, compare, run
+from fedselect.tasks import TASKS, Classification, Metric, Task
 from fedselect.training.step import Training
 from fedselect.training.work import Pass, Work
 
@@ -36,7 +37,9 @@ __all__ = [
     "DATA",
     "METHODS",
     "MODELS",
+    "TASKS",
     "CheckpointError",
+    "Classification",
     "ClientData",
     "DataError",
     "DeltaSelect",
@@ -61,6 +64,7 @@ __all__ = [
     "LotteryFL",
     "Mask",
     "Method",
+    "Metric",
     "Model",
     "Partial",
     "Pass",
@@ -72,6 +76,7 @@ __all__ = [
     "Selector",
     "Simulation",
     "State",
+    "Task",
     "Training",
     "TrainingError",
     "Tree",

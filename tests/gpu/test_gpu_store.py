@@ -48,7 +48,7 @@ def test_streamed_is_put():
     g = torch.Generator(GPU).manual_seed(0)
     mask = torch.rand(clients, size, device=GPU, generator=g) < torch.linspace(0.05, 0.6, clients, device=GPU).unsqueeze(1)
     state = {"w": {"": torch.where(mask, 1.0, 0.0)}, "mask": {"": mask}, "kept": {"": mask.clone()}}
-    compact = Compact(clients, GPU, carried, state)
+    compact = Compact(clients, GPU, carried, state, metrics=2)
     chunks = torch.arange(clients).split(chunk)
     for ids in chunks:
         compact.put(ids, {k: {n: v[ids.to(GPU)] for n, v in t.items()} for k, t in state.items()})

@@ -55,7 +55,7 @@ class Room:
 def task(
     method: fs.Method, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, *, seed: int, training: Training
 ) -> Task:
-    return Task(method, model(data), training, seed, len(data.clients), data.classes, tuple(data.shape), method_name="m")
+    return Task(method, model(data), training, fs.Classification(), seed, len(data.clients), data, method_name="m")
 
 
 def rounds(server: Server, room: Room, count: int) -> list[Outcome]:

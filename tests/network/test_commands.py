@@ -26,7 +26,8 @@ from fedselect.network.flower.control import follow
 from fedselect.network.plan import Shape, plan
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
-from fedselect.simulate.records import LISTS, NUMBERS
+from fedselect.simulate.records import columns
+from fedselect.tasks import Classification
 
 FEW = ("--train", 20, "--test", 10)
 
@@ -440,12 +441,15 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
         assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
 
 
+COLUMNS = columns(Classification().measured())
+
+
 def measured(round, *accuracies):
     """The record of a round in which clients had these accuracies and nothing else is known."""
     there = [a for a in accuracies if a is not None]
     mean = sum(there) / len(there) if there else None
-    clients = {**{name: [None] * len(accuracies) for name in LISTS}, "accuracy": list(accuracies)}
-    return {"round": round, **dict.fromkeys(NUMBERS), "accuracy": mean, "clients": clients}
+    clients = {**{name: [None] * len(accuracies) for name in COLUMNS}, "accuracy": list(accuracies)}
+    return {"round": round, **dict.fromkeys(("seconds", *COLUMNS)), "accuracy": mean, "clients": clients}
 
 
 @pytest.fixture

@@ -385,7 +385,15 @@ def test_who_only_looks_whether_a_place_is_in_use_is_in_nobodys_way(tmp_path):
 
 def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
     clients = {"accuracy": [0.5]}
-    more = {"accuracy_local": 0, "accuracy_merged": 0, "share": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
+    more = {
+        "accuracy_local": 0,
+        "accuracy_merged": 0,
+        "test_loss": 1,
+        "share": 0,
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds": 0.1,
+    }
     values = {20: 0.1, 150: 0.2, 155: 0.4, 160: None, 200: 0.6}  # 151 to 200 count
     history = [{"round": r, "accuracy": a, "clients": clients, **more} for r, a in values.items()]
     assert summarise(tiny(), history)["accuracy_tail"] == 0.5

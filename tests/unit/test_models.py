@@ -15,6 +15,11 @@ GREY = SimpleNamespace(shape=(1, 8, 8), classes=10)
 COLOUR = SimpleNamespace(shape=(3, 32, 32), classes=10)
 
 
+def classes_of(count):
+    """Data with so many classes, as a task asks for it."""
+    return SimpleNamespace(classes=count)
+
+
 @pytest.fixture(scope="module")
 def resnet():
     return resnet18(COLOUR)
@@ -47,7 +52,7 @@ def test_resnet18_has_torchvisions_size(classes):
     assert expected == 11_181_642 + (classes - 10) * 513
     model = resnet18(SimpleNamespace(shape=(3, 32, 32), classes=classes))
     assert model.size == expected
-    Fitted(model).check(torch.zeros(2, 3, 32, 32), classes)
+    Fitted(model).check(torch.zeros(2, 3, 32, 32), fs.Classification(), classes_of(classes))
 
 
 def test_resnet18s_blocks_have_torchvisions_shapes(resnet):
@@ -163,8 +168,8 @@ def test_a_wrong_head_lists_the_nearest():
 
 def test_a_head_that_does_not_produce_the_output_is_found_out():
     with pytest.raises(fs.InputError, match=r"'aux', does not produce its output; .* with one of body, fc, aux\."):
-        Fitted(fs.Model.wrap(TwoHeads())).check(torch.zeros(2, 4), 3)
-    Fitted(fs.Model.wrap(TwoHeads(), head="fc")).check(torch.zeros(2, 4), 3)
+        Fitted(fs.Model.wrap(TwoHeads())).check(torch.zeros(2, 4), fs.Classification(), classes_of(3))
+    Fitted(fs.Model.wrap(TwoHeads(), head="fc")).check(torch.zeros(2, 4), fs.Classification(), classes_of(3))
 
 
 def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
@@ -176,16 +181,16 @@ def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
         def forward(self, x):
             return self.fc(x), x
 
-    with pytest.raises(fs.InputError, match=r"Two returns a tuple; wrap it in a module that returns class scores alone"):
-        Fitted(fs.Model.wrap(Two)).check(torch.rand(2, 4), 3)
+    with pytest.raises(fs.InputError, match=r"Two returns a tuple; wrap it in a module that returns one tensor alone"):
+        Fitted(fs.Model.wrap(Two)).check(torch.rand(2, 4), fs.Classification(), classes_of(3))
 
 
 def test_a_model_that_does_not_fit_the_data_says_so():
     model = fs.Model.wrap(nn.Linear(4, 3))
     with pytest.raises(fs.InputError, match=r"Linear cannot take inputs of shape \(5,\)"):
-        Fitted(model).check(torch.zeros(2, 5), 3)
+        Fitted(model).check(torch.zeros(2, 5), fs.Classification(), classes_of(3))
     with pytest.raises(fs.InputError, match=r"returns \(2, 3\) for 2 inputs; labels from 0 to 6 need \(2, 7\)"):
-        Fitted(model).check(torch.zeros(2, 4), 7)
+        Fitted(model).check(torch.zeros(2, 4), fs.Classification(), classes_of(7))
 
 
 def test_a_head_without_trainable_parameters_is_refused():
@@ -284,7 +289,7 @@ def test_a_model_knows_which_of_its_entries_never_move():
     model = resnet18(SimpleNamespace(shape=(3, 32, 32), classes=3))
     fitted = Fitted(model)
     assert fitted.dead() == {}
-    fitted.check(torch.randn(4, 3, 32, 32), 3)
+    fitted.check(torch.randn(4, 3, 32, 32), fs.Classification(), classes_of(3))
     dead = fitted.dead()
     values = {n: v.requires_grad_(n in model.params) for n, v in model.init(0).items()}
     fitted.apply(values, torch.randn(4, 3, 32, 32), train=True).logits.square().sum().backward()

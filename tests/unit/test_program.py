@@ -13,7 +13,7 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.core.random import client_keys, permutations
-from fedselect.tasks.losses import cross_entropy
+from fedselect.tasks.losses import Goal
 from fedselect.training import recorded, step
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room, copy, ordered
@@ -24,6 +24,8 @@ from fedselect.training.work import Pass, Work
 
 CLIENTS, N, SIZE, CLASSES = 3, 20, 4, 4
 NEVER = 10**9
+TASK = fs.Classification()
+cross_entropy = Goal(TASK)
 PLAIN = Training(batch_size=SIZE, momentum=0.5)
 ALL = Training(batch_size=SIZE, momentum=0.9, weight_decay=0.01, clip=0.5)
 
@@ -93,7 +95,7 @@ def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
     start, n = torch.arange(clients) * N, torch.full((clients,), N)
     y = torch.randint(0, CLASSES, (clients * N,), generator=g)
     data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment)
-    return Programs(Fitted(model), training), tree, data
+    return Programs(Fitted(model), training, TASK), tree, data
 
 
 def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_entropy, size=SIZE, times=2):
@@ -133,7 +135,7 @@ def as_written(monkeypatch):
     def call(programs, *args, **how):
         with monkeypatch.context() as m:
             m.setitem(recorded.RECORD_AFTER, "cpu", NEVER)
-            return train(Programs(programs.fitted, programs.training), *args, **how)
+            return train(Programs(programs.fitted, programs.training, TASK), *args, **how)
 
     return call
 
@@ -491,7 +493,9 @@ def test_clients_that_are_still_running_lie_side_by_side_in_any_federation(sizes
     """So they are trained in place, and what is recorded for so many of them is known again."""
     n = torch.tensor(sizes)
     data = Split(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), torch.zeros_like(n), n)
-    work = Work(Programs(Fitted(fs.Model(mlp)), PLAIN), data, data, ids=torch.arange(len(n)), round=0, seed=0, initial=dict)
+    work = Work(
+        Programs(Fitted(fs.Model(mlp)), PLAIN, TASK), data, data, ids=torch.arange(len(n)), round=0, seed=0, initial=dict
+    )
     order = work._longest_first()
     there = work if order is None else work.rows(order)
     assert there._longest_first() is None

@@ -171,11 +171,21 @@ MODEL = fs.Model.wrap(torch.nn.Linear(2, 2))
 START = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}
 
 
+def programs():
+    return Programs(Fitted(MODEL), Training(), fs.Classification())
+
+
 def work(round):
     part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([2]))
     values = {n: v[0] for n, v in START.items()}
     return Work(
-        Programs(Fitted(MODEL), Training()), part, part, ids=torch.tensor([0]), round=round, seed=0, initial=lambda: values
+        programs(),
+        part,
+        part,
+        ids=torch.tensor([0]),
+        round=round,
+        seed=0,
+        initial=lambda: values,
     )
 
 
@@ -276,7 +286,7 @@ def test_after_a_growth_movement_counts_from_the_next_rounds_start():
 def test_random_select_draws_differently_for_each_client_and_round():
     def grow(round, ids):
         part = Split(torch.zeros(2, 2), torch.tensor([0, 1]), torch.zeros_like(ids), torch.full_like(ids, 2))
-        w = Work(Programs(Fitted(MODEL), Training()), part, part, ids=ids, round=round, seed=0, initial=dict)
+        w = Work(programs(), part, part, ids=ids, round=round, seed=0, initial=dict)
         wide = {"w": torch.zeros(len(ids), 100)}
         empty = {"mask": {n: v.bool() for n, v in wide.items()}}
         return fs.RandomSelect(rate=0.1).grow(w, empty, wide, wide)["mask"]["w"]

@@ -9,12 +9,13 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.core.random import client_keys
-from fedselect.tasks.losses import cross_entropy
+from fedselect.tasks.losses import Goal
 from fedselect.training.fitted import Fitted
 from fedselect.training.stacked import Taps
 from fedselect.training.step import Plan, Training, find_plan, forward, precision, step
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
+cross_entropy = Goal(fs.Classification())
 HOWS = {
     "plain": Training(momentum=0.0),
     "momentum": Training(momentum=0.9),

@@ -72,7 +72,7 @@ def test_there_and_back(shapes, clients, share, seed):
 def test_compact_is_the_store_whatever_is_put_and_taken(cohorts, seed):
     """Cohorts in any order, rows that grow and shrink; asked ahead or not, and ahead of a put that makes it stale."""
     like = make([(4, 3), ()], 5, 1.0, seed)
-    store, compact = Store(5, CPU), Compact(5, CPU, carried_under_kept, like)
+    store, compact = Store(5, CPU), Compact(5, CPU, carried_under_kept, like, metrics=2)
     for i, ids in enumerate(map(torch.tensor, cohorts)):
         state = make([(4, 3), ()], len(ids), (0.1, 2.0)[i % 2], seed + i)
         if i % 3:
@@ -85,7 +85,7 @@ def test_compact_is_the_store_whatever_is_put_and_taken(cohorts, seed):
     everybody = torch.arange(5)
     assert_same(compact.take(everybody, CPU), store.take(everybody, CPU))  # who never came is zero
     assert torch.equal(compact.joined, store.joined)
-    again = Compact(5, CPU, carried_under_kept, like)
+    again = Compact(5, CPU, carried_under_kept, like, metrics=2)
     again.prefetch(everybody)
     again.load(compact.dump())
     assert_same(again.take(everybody, CPU), store.take(everybody, CPU))
@@ -95,7 +95,7 @@ def test_rows_longer_than_a_page(monkeypatch):
     """Rows of one and of many pages, more of them than are made at a time; what one row gives up another uses."""
     monkeypatch.setattr(pages, "PAGE", 64)
     monkeypatch.setattr(pages, "TOGETHER", 4)
-    compact = Compact(6, CPU, carried_under_kept, make([(400,)], 1, 1.0, 0))
+    compact = Compact(6, CPU, carried_under_kept, make([(400,)], 1, 1.0, 0), metrics=2)
     held = []
     for turn, share in enumerate((2.0, 0.1, 2.0)):
         state = make([(400,)], 6, share, turn)
@@ -135,7 +135,7 @@ def test_memory_of_a_fedselect_client(alpha):
         return {"params": {n: torch.randn(s, generator=g) for n, s in shapes.items()}, "mask": mask, "kept": mask}
 
     method = fs.FedSelect(limit=alpha)
-    compact = Compact(clients, CPU, lambda s: method.carries(model, s), state([0]))
+    compact = Compact(clients, CPU, lambda s: method.carries(model, s), state([0]), metrics=2)
     for ids in torch.arange(clients).split(4):
         compact.put(ids, state(ids))
     assert bool(compact.joined.all())
@@ -145,13 +145,13 @@ def test_memory_of_a_fedselect_client(alpha):
 
 def test_a_mask_that_would_come_back_another_is_refused():
     state = make([(8,)], 2, 0.0, 0)
-    compact = Compact(2, CPU, carried_under_kept, state)
+    compact = Compact(2, CPU, carried_under_kept, state, metrics=2)
     state["kept"]["p0"][1, 3] = True  # mask marks nothing
     with pytest.raises(InputError, match=r"'kept' marks entries that 'mask' does not"):
         compact.put(torch.arange(2), state)
 
 
 def test_another_state_is_refused():
-    compact = Compact(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0))
+    compact = Compact(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0), metrics=2)
     with pytest.raises(InputError, match="other tensors than before"):
         compact.put(torch.arange(2), make([(9,)], 2, 0.5, 0))

@@ -26,7 +26,7 @@ from fedselect.report import write_report
 from fedselect.runs import tables
 from fedselect.runs.config import Config, at_path
 from fedselect.runs.progress import measured, progress
-from fedselect.runs.rundir import again, finished, read_records
+from fedselect.runs.rundir import again, finished, headline, read_records
 
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
@@ -179,7 +179,7 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every")
+@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline")
 def run(
     ctx: typer.Context,
     root: SiteDir,
@@ -222,7 +222,7 @@ def run(
 
 @deploy_app.command()
 def status(root: SiteDir) -> None:
-    """Who is connected, and how every run went: rounds, accuracy, who missed what."""
+    """Who is connected, and how every run went: rounds, the headline metric, who missed what."""
     part = server_part(root)
     known = Site.read(part)
     nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
@@ -233,11 +233,12 @@ def status(root: SiteDir) -> None:
         say(f"  client {i}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
-        last = next((r for r in reversed(records) if r["accuracy"] is not None), None)
-        done = measured(last) if last else "-"
+        shown = headline(place)
+        last = next((r for r in reversed(records) if r[shown.name] is not None), None)
+        done = measured(last, shown) if last else "-"
         if last and last is not records[-1]:
             done += f" after round {last['round']}"
-        say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, accuracy {done}")
+        say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, {shown.name} {done}")
         if how in ("failed", "stopped"):
             say(f"  {reason(place)}")
         if how == "interrupted":

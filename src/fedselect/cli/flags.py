@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedselect.core.errors import InputError
-from fedselect.runs.config import Config, at_path, place
+from fedselect.runs.config import TABLES, Config, at_path, place
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that takes such flags."""
@@ -51,11 +51,13 @@ def configure(
 ) -> Config:
     """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes."""
     parts: dict[str, dict[str, Any]] = {}
-    for part in ("method", "data", "model", "training"):
+    for part in (*TABLES, "training"):
         if not isinstance(raw.get(part, {}), dict):
             raise InputError(f"{where}: {part} must be a table.")
         parts[part] = dict(raw.get(part, {}))
-    for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
+    chosen = {"method": (method, "fedselect"), "data": (data, "digits"), "model": (model, None)}
+    chosen["task"] = (fields.pop("task", None), "classification")
+    for part, (name, default) in chosen.items():
         if name and name != parts[part].get("name", default):
             parts[part] = {}  # options of another one mean nothing here
         if name or default:
@@ -67,7 +69,8 @@ def configure(
         raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
     for flag, value in given_flags.items():
-        for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):
+        among = among or [parts["method"]["name"]]
+        for home, option in place(flag, among, {part: table.get("name") for part, table in parts.items()}):
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}

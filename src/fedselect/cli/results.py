@@ -43,7 +43,7 @@ def export_(
     """Write one client's personalised model to a file, and print how to load it."""
     made = export(run, client, form, out)
     unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
-    recorded = f" (the run: {100 * made.said:.2f}%)" if made.said is not None else ""
+    recorded = f" (the run: {made.headline.said(made.said)})" if made.said is not None else ""
     own = f"client {client}'s {tables.DATA[made.score]} data"
-    say(f"wrote {made.path}{unfinished}: accuracy {100 * made.accuracy:.2f}% on {own}{recorded}")
+    say(f"wrote {made.path}{unfinished}: {made.headline.name} {made.headline.said(made.value)} on {own}{recorded}")
     say(f"\n{made.snippet}")

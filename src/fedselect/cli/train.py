@@ -71,7 +71,7 @@ def run(
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
-    _say_outcome(made, result.accuracy, out)
+    _say_outcome(made, result.headline, out)
 
 
 @with_run_options(*(name for name in OPTIONS if name != "seed"))
@@ -203,8 +203,9 @@ def _free(name: str) -> Path:
     return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
 
 
-def _say_outcome(config: Config, accuracy: float, out: Path) -> None:
-    say(f"accuracy {100 * accuracy:.2f}%  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
+def _say_outcome(config: Config, value: float, out: Path) -> None:
+    shown = config.metrics()[0]
+    say(f"{shown.name} {shown.said(value)}  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:

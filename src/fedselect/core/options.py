@@ -41,8 +41,8 @@ class Option:
         raise InputError(f"{self.name} must be {' or '.join(wanted[k] for k in wanted if k in kinds)}, not {value!r}.")
 
 
-def options(factory: Callable[..., Any], skip: frozenset[str] = frozenset({"data", "seed"})) -> dict[str, Option]:
-    """What a user may set; the data a model is made for and the seed come from elsewhere."""
+def options(factory: Callable[..., Any], skip: frozenset[str] = frozenset({"data", "seed", "outputs"})) -> dict[str, Option]:
+    """What a user may set; the data a model is made for, how much it returns and the seed come from elsewhere."""
     hints = typing.get_type_hints(factory)
     found = {}
     for p in inspect.signature(factory).parameters.values():

@@ -16,7 +16,7 @@ Part = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
-    """One client's samples: (inputs, labels) to train on, to test on, and optionally to validate on."""
+    """One client's samples: (inputs, targets) to train on, to test on, and optionally to validate on."""
 
     train: Part
     test: Part
@@ -30,7 +30,11 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """The data of all clients. `classes` is found from the labels when it is not given."""
+    """The data of all clients.
+
+    Targets that are one whole number a sample are labels, and `classes` is found from them when it is not given. Targets
+    of another kind (floats, or several numbers a sample) are for a task of their own; then there are 0 classes.
+    """
 
     clients: Sequence[ClientData]
     classes: int = 0
@@ -41,9 +45,11 @@ class Federation:
     augment: str = "none"  # of training pictures: none or crop-flip
     pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these; no longer used where they are not
     shape: tuple[int, ...] = field(init=False)
+    target_shape: tuple[int, ...] = field(init=False)
 
     def __repr__(self) -> str:
-        return f"Federation({self.name!r}: {len(self.clients)} clients, {self.classes} classes, inputs {self.shape})"
+        kind = f"{self.classes} classes" if self.classes else f"targets {self.target_shape}"
+        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.shape})"
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -55,7 +61,9 @@ class Federation:
                     raise DataError(f"client {client.name or i}: {part} must be a pair of tensors, (inputs, labels).")
                 if not all(isinstance(v, Tensor) for v in pair):
                     raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
-        if not self.classes:
+        first = self.clients[0].train[1]
+        object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
+        if not self.classes and _are_labels(first):
             top = max((int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel()), default=0)
             object.__setattr__(self, "classes", top + 1)
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
@@ -86,13 +94,7 @@ class Federation:
                 f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
                 "for an embedding."
             )
-        if y.is_floating_point() or y.ndim != 1:
-            raise DataError(
-                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers."
-            )
-        if int(y.min()) < 0 or int(y.max()) >= self.classes:
-            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+        self._check_targets(who, part, y)
         if kind != first:
             raise DataError(
                 f"{who} has {part} inputs of type {x.dtype}; the first client trains on {self.clients[0].train[0].dtype}."
@@ -101,9 +103,29 @@ class Federation:
             row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
             raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; mend or drop it.")
 
+    def _check_targets(self, who: str, part: str, y: Tensor) -> None:
+        if self.classes and not _are_labels(y):
+            raise DataError(
+                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers."
+            )
+        like = self.clients[0].train[1]
+        if tuple(y.shape[1:]) != self.target_shape or y.is_floating_point() != like.is_floating_point():
+            raise DataError(
+                f"{who} has {part} targets of type {y.dtype} and shape {tuple(y.shape[1:])}; the first client trains on "
+                f"{like.dtype} and {self.target_shape}."
+            )
+        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+            row = int((~torch.isfinite(y.view(len(y), -1)).all(1)).nonzero()[0])
+            raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; mend or drop it.")
+        if not self.classes:
+            return
+        if int(y.min()) < 0 or int(y.max()) >= self.classes:
+            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+
     def labels(self, client: int) -> list[int]:
         """The classes a client has in its training data."""
-        return sorted(set(self.clients[client].train[1].tolist()))
+        return sorted(set(self.clients[client].train[1].tolist())) if self.classes else []
 
     def on_validation(self) -> "Federation":
         """The same clients, scored on their validation samples: the test samples are not in it."""
@@ -122,7 +144,7 @@ class Federation:
             x, y = self.pools[part]
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        pool = Split(x, y.to(torch.int64), n.cumsum(0) - n, n)
+        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), n.cumsum(0) - n, n)
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
             return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")
@@ -146,6 +168,10 @@ def _lie_in(pool: Part, pairs: Sequence[Part]) -> bool:
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are one piece of memory, seen alike."""
     return (a.data_ptr(), a.device, a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.device, b.dtype, b.shape, b.stride())
+
+
+def _are_labels(y: Tensor) -> bool:
+    return y.ndim == 1 and not y.is_floating_point()
 
 
 def _kind(x: Tensor) -> str | None:

@@ -50,6 +50,7 @@ class FedPAC(Method):
         return {"params": clone(params), "heads": heads}
 
     def join(self, work: Work, params: Tree) -> State:
+        work.need_classes()
         return {"params": clone(params)}
 
     def down(self, server: State, ids: Tensor) -> Down:
@@ -72,7 +73,7 @@ class FedPAC(Method):
             known = down["prototypes"]["count"].unsqueeze(-1) > 0
             points = torch.where(known, down["prototypes"]["mean"], seen["mean"])
             ctx = {"align": {"prototypes": points, "lam": per_row(self.lam, points)}}
-            tree = work.train(tree, passes, objective=align, ctx=ctx)
+            tree = work.train(tree, passes, penalty=align, ctx=ctx)
         else:
             tree = work.train(tree, passes)
         after = work.class_moments(tree)

@@ -58,7 +58,7 @@ class LotteryFL(Method):
         ticket = self.personal(work, state, down)
         count = entries(kept, kept)
         share = count.double() / sum(m[0].numel() for m in kept.values())
-        ready = (work.accuracy(ticket) > self.above) & (share > self.floor)
+        ready = (work.metric("accuracy", ticket) > self.above) & (share > self.floor)
         pruned = {n: prune(m, ticket[n].abs(), self.rate, ready) for n, m in kept.items()}
         fewer = entries(pruned, kept) < count  # who pruned starts again from the initial values
         initial = work.initial

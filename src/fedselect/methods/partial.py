@@ -87,6 +87,8 @@ class Partial(Method):
         return state
 
     def join(self, work: Work, params: Tree) -> State:
+        if self.answers == "own":
+            work.need_classes()
         memory = self.select.start(work, params)
         return {"params": clone(params), **memory, **({"kept": clone(memory["mask"])} if "mask" in memory else {})}
 

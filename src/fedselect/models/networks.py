@@ -1,4 +1,7 @@
-"""The networks that come with the package: mlp, small_cnn, resnet18."""
+"""The networks that come with the package: mlp, small_cnn, resnet18.
+
+`outputs`: how many numbers they return for an input; by default one for each class.
+"""
 
 import math
 from pathlib import Path
@@ -21,20 +24,22 @@ class Shaped(Protocol):
     def classes(self) -> int: ...
 
 
-def mlp(data: Shaped, hidden: int = 64) -> Model:
+def mlp(data: Shaped, hidden: int = 64, *, outputs: int | None = None) -> Model:
     """One hidden layer with ReLU over the flattened input."""
     inputs = 1
     for side in data.shape:
         inputs *= side
     _positive(hidden=hidden)
-    classes = data.classes
+    classes = outputs or data.classes
     return Model(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)),
         name="mlp",
     )
 
 
-def small_cnn(data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none") -> Model:
+def small_cnn(
+    data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none", *, outputs: int | None = None
+) -> Model:
     """Two 3x3 convolutions with pooling, one hidden layer; norm = none, batch or group."""
     channels, _, _ = _image(data)
     if min(data.shape[1:]) < 4:
@@ -43,11 +48,17 @@ def small_cnn(data: Shaped, width: int = 16, norm: Literal["none", "batch", "gro
         raise InputError(f"norm is none, batch or group, not {norm!r}.")
     _positive(width=width)
     area = (data.shape[1] // 4) * (data.shape[2] // 4)
-    classes = data.classes
+    classes = outputs or data.classes
     return Model(lambda: _SmallCNN(channels, width, norm, area, classes), name="small_cnn")
 
 
-def resnet18(data: Shaped, stem: Literal["imagenet", "small"] = "imagenet", weights: str | None = None) -> Model:
+def resnet18(
+    data: Shaped,
+    stem: Literal["imagenet", "small"] = "imagenet",
+    weights: str | None = None,
+    *,
+    outputs: int | None = None,
+) -> Model:
     """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
 
     weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
@@ -55,7 +66,7 @@ def resnet18(data: Shaped, stem: Literal["imagenet", "small"] = "imagenet", weig
     channels, _, _ = _image(data)
     if stem not in ("imagenet", "small"):
         raise InputError(f"stem is imagenet or small, not {stem!r}.")
-    classes = data.classes
+    classes = outputs or data.classes
     start = {} if weights is None else read_weights(Path(weights), _ResNet18(channels, stem, classes), head="fc")
 
     def build() -> nn.Module:

@@ -11,6 +11,9 @@ from fedselect.core.tree import Mask, Tree, expand
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
 from fedselect.models import Model
+from fedselect.tasks.metrics import Metric
+from fedselect.tasks.task import Targets
+from fedselect.tasks.task import Task as LearningTask
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs
@@ -25,10 +28,11 @@ class Task:
     method: Method
     model: Model
     training: Training
+    task: LearningTask
     seed: int
     clients: int
-    classes: int
-    shape: tuple[int, ...]
+    data: Targets  # what everybody's data looks like
+    headline: str | None = None
     method_name: str = "method"
     federation: str = "federation"
     run: str = "run"
@@ -37,13 +41,15 @@ class Task:
     card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
+    metrics: tuple[Metric, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", self.task.measured(self.headline))
         fitted = Fitted(self.model, self.device)
-        object.__setattr__(self, "programs", Programs(fitted, self.training))
+        object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
         x, _ = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
-        fitted.check(x[0], self.classes)
+        fitted.check(x[0], self.task, self.data)
 
     @property
     def address(self) -> dict[str, str]:
@@ -89,9 +95,9 @@ class Task:
 
     def _samples(self) -> Federation:
         """Two made-up samples of one client."""
-        x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.shape).numel())).view(2, *self.shape)
-        pair = (x, torch.tensor([0, self.classes - 1]))
-        return Federation([ClientData(pair, pair, pair)], self.classes)
+        x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.data.shape).numel())).view(2, *self.data.shape)
+        pair = (x, self.task.example(self.data))
+        return Federation([ClientData(pair, pair, pair)], self.data.classes)
 
 
 def first(tree: Tree) -> Tree:

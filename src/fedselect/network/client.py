@@ -19,6 +19,7 @@ from fedselect.methods.method import check_upload
 from fedselect.network.assignment import Task, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
+from fedselect.tasks.task import Targets
 from fedselect.training.work import score
 
 MODEL = "model"  # the finished model, beside the states of a run
@@ -28,11 +29,8 @@ class Node:
     """One client: `data` is its own and holds nobody else's, `folder` is its vault."""
 
     def __init__(self, task: Task, client: int, data: Federation, folder: Path) -> None:
-        if tuple(data.shape) != tuple(task.shape) or data.classes != task.classes:
-            raise DataError(
-                f"client {client} has inputs of shape {tuple(data.shape)} and {data.classes} classes; "
-                f"this federation has {tuple(task.shape)} and {task.classes}."
-            )
+        if _ends(data) != _ends(task.data):
+            raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(task.data)}.")
         self.task, self.client, self.data, self.folder = task, client, data, folder
         self.method = task.of(client)
         self.vault = Vault(folder / task.run)
@@ -102,26 +100,23 @@ class Node:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
         whose = {"federation": self.task.federation, "client": str(self.client)}
-        notes = {"view": self.method.view, **self.task.card, **whose, "shape": list(self.task.shape), "kind": kind}
+        notes = {"view": self.method.view, **self.task.card, **whose, "shape": list(self.task.data.shape), "kind": kind}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
-    def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float], Tree]:
+    def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
         task, method = self.task, self.method
         test = task.split(self.data, "test")
         merged = method.personal(task.work(self.data, self.client, round), state, down)
         self._check(round, merged)
-        scores = {"local": score(task.programs, method.local(state), test), "merged": score(task.programs, merged, test)}
+        views = {"local": method.local(state), "merged": merged}
+        scores = {view: score(task.programs, tree, test, task.metrics) for view, tree in views.items()}
         mask = first_mask(method.mask(task.model, state))
         personal = sum(int(m.sum()) if isinstance(m, torch.Tensor) else task.initial[n].numel() * m for n, m in mask.items())
-        figures = {f"accuracy_{view}": float(accuracy[0]) for view, (accuracy, _) in scores.items()}
-        accuracy, loss = scores[method.view]
-        return {
-            **figures,
-            "accuracy": float(accuracy[0]),
-            "test_loss": float(loss[0]),
-            "share": personal / task.model.size,
-        }, merged
+        headline = task.metrics[0].name
+        figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
+        known = {name: None if bool(v[0].isnan()) else float(v[0]) for name, v in figures.items()}
+        return {**known, "share": personal / task.model.size}, merged
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""
@@ -165,6 +160,12 @@ class Node:
 
     def _reply(self, kind: str, base: int, head: dict[str, Any], parts: Tree) -> Letter:
         return Letter({"kind": kind, **self.task.address, "client": self.client, "base": base, **head}, parts)
+
+
+def _ends(data: Targets) -> str:
+    """What goes into a model and what is asked of it, in words."""
+    asked = f"{data.classes} classes" if data.classes else f"targets of shape {tuple(data.target_shape)}"
+    return f"inputs of shape {tuple(data.shape)} and {asked}"
 
 
 def _whole(letter: Letter, name: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from fedselect.network.plan import Plan
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import finished, intact_rounds, kept_records
+from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
 from fedselect.runs.runner import Watch, summarise
-from fedselect.simulate.records import LISTS, MEANS, Record, mean_of
+from fedselect.simulate.records import SENT, Record, columns, mean_of, means
+from fedselect.tasks.metrics import Measure
 
 
 def prepare(out: Path, plan: Plan) -> None:
@@ -24,6 +26,7 @@ def prepare(out: Path, plan: Plan) -> None:
         out.mkdir(parents=True, exist_ok=True)
     write_json(out / "plan.json", plan.to_flat())
     write_json(out / "config.json", plan.config.to_json())
+    write_measures(out, plan.config.metrics())
     say(out, "prepared")
 
 
@@ -68,7 +71,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         """A round is complete when its clients have measured it, which they do as the next one begins."""
         if not history:  # what is there of this round and later ones, an earlier server wrote
             history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
-        _measured(record, outcome)
+        _measured(record, outcome, server.task.metrics)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(record) + "\n")
@@ -80,7 +83,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         outcome = server.step(nodes)
         if pending is not None:
             finish(pending, outcome)
-        pending = _record(outcome, plan.clients)
+        pending = _record(outcome, plan.clients, server.task.metrics)
         server.save(vault, {"pending": pending})
     if pending is None:
         raise RunError(f"{out} has no round to finish.")
@@ -113,19 +116,18 @@ def over(out: Path) -> bool:
     return finished(out) and not read_json(out / "summary.json", "it should hold the outcome of a run.").get("absent")
 
 
-def _record(outcome: Outcome, clients: int) -> Record:
+def _record(outcome: Outcome, clients: int, metrics: Sequence[Measure]) -> Record:
     """A round as the simulation records it, and beside that who missed it."""
-    lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
+    lists: dict[str, list[Any]] = {k: [None] * clients for k in columns(metrics)}
     for i, sent in outcome.uploads.items():
         for name, value in sent.items():
             lists[name][i] = _rounded(value)
     return {
         "round": outcome.round,
         "seconds": round(outcome.seconds, 4),
-        **dict.fromkeys(MEANS),
+        **dict.fromkeys(means(metrics)),
         "train_loss": mean_of(lists["train_loss"]),
-        "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
-        "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
+        **{k: sum(v or 0 for v in lists[k]) for k in SENT},
         "clients": lists,
         "missed": {str(i): why for i, why in sorted(outcome.missed.items())},
         "rejected": outcome.rejected,
@@ -133,16 +135,16 @@ def _record(outcome: Outcome, clients: int) -> Record:
     }
 
 
-def _measured(record: Record, outcome: Outcome) -> None:
+def _measured(record: Record, outcome: Outcome, metrics: Sequence[Measure]) -> None:
     for i, figures in outcome.measured.items():
         for name, value in figures.items():
             record["clients"][name][i] = _rounded(value)
-    record.update({name: mean_of(record["clients"][name]) for name in MEANS})
+    record.update({name: mean_of(record["clients"][name]) for name in means(metrics)})
 
 
 def _closed(record: Record, outcome: Outcome) -> None:
     """Note who missed the end of the run; who was there an earlier time has been measured and has its model."""
-    measured = record["clients"]["accuracy"]
+    measured = record["clients"]["share"]
     record["absent"] = {str(i): why for i, why in sorted(outcome.missed.items()) if measured[i] is None}
     for kind in ("rejected", "set_back"):
         record[kind] = {**getattr(outcome, kind), **record.get(kind, {})}

@@ -1,7 +1,7 @@
 """What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.network.assignment import Task, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
+from fedselect.tasks.metrics import Measure
 
-FIGURES = ("accuracy", "accuracy_local", "accuracy_merged", "share", "test_loss")
 LARGEST = 1e9
 """No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
 
@@ -28,7 +28,7 @@ class Update:
     extra: State
     bits: Tensor
     train_loss: float | None
-    measured: dict[str, float]
+    measured: dict[str, float | None]
 
 
 class Examiner:
@@ -40,6 +40,9 @@ class Examiner:
         self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
         self.like = {n: v.cpu() for n, v in task.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
+        headline = task.metrics[0]
+        views = (replace(headline, name=f"{headline.name}_{view}") for view in ("local", "merged"))
+        self.figures_of = {m.name: m for m in (*task.metrics, *views, Measure("share", low=0.0, high=1.0))}
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -81,15 +84,16 @@ class Examiner:
             values, sent, self._weight(letter, samples), nested("extra", extra), packet.bits, loss, self.figures(letter)
         )
 
-    def figures(self, letter: Letter) -> dict[str, float]:
-        """What a client measured, if it did."""
+    def figures(self, letter: Letter) -> dict[str, float | None]:
+        """What a client measured, if it did; None for a metric that is not defined on its data."""
         found = letter.head.get("measured")
-        if not isinstance(found, dict) or (found and set(found) != set(FIGURES)):
+        if not isinstance(found, dict) or (found and set(found) != set(self.figures_of)):
             raise DataError(f"it measured {found!r}")
         for name, value in found.items():
-            if not _number(value) or value < 0 or (name != "test_loss" and value > 1):
+            m = self.figures_of[name]
+            if not (_number(value) and m.low <= value <= m.high) and (value is not None or name == "share"):
                 raise DataError(f"it measured {name} {value!r}")
-        return {name: float(value) for name, value in found.items()}
+        return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:
         packet = take_packet(letter)

@@ -20,17 +20,18 @@ from fedselect.runs.config import Config
 from fedselect.simulate.inputs import pick_device
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
-_RUN = ("rounds", "seed", "fraction", "eval_every")
-_TABLES = ("method", "model", "data", "training")
+_RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
+_TABLES = ("method", "model", "data", "training", "task")
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What everybody's data looks like: the shape of one input, and the classes by name and in order."""
+    """What everybody's data looks like: the shape of one input and of one target, and the classes by name and in order."""
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    target_shape: tuple[int, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -38,7 +39,8 @@ class Shape:
 
     @classmethod
     def of(cls, data: Federation) -> "Shape":
-        return cls(tuple(data.shape), data.class_names or tuple(map(str, range(data.classes))))
+        names = data.class_names or tuple(map(str, range(data.classes)))
+        return cls(tuple(data.shape), names, data.target_shape)
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,11 @@ class Plan:
             self.config.make_method(),
             self.config.make_model(self.data),  # type: ignore[arg-type]  # a model asks for shape and classes alone
             self.config.make_training(),
+            self.config.make_task(),
             self.config.seed,
             self.clients,
-            self.data.classes,
-            self.data.shape,
+            self.data,
+            self.config.headline,
             self.config.method["name"],
             self.federation,
             self.run,
@@ -91,8 +94,9 @@ class Plan:
             "clients": self.clients,
             "shape": json.dumps(self.data.shape),
             "classes": json.dumps(self.data.names),
+            "target": json.dumps(self.data.target_shape),
             "initial": self.initial,
-            **{name: said[name] for name in _RUN},
+            **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **{name: getattr(self.limits, name) for name in _LIMITS},
         }
         flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
@@ -111,7 +115,8 @@ class Plan:
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             said = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
             limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **said)
-            shape = Shape(tuple(map(int, json.loads(str(flat["shape"])))), tuple(map(str, json.loads(str(flat["classes"])))))
+            names = tuple(map(str, json.loads(str(flat["classes"]))))
+            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")))
             clients = int(flat["clients"])
         except (KeyError, ValueError, TypeError) as e:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
@@ -119,6 +124,10 @@ class Plan:
             config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
             str(flat.get("initial", "")),
         )  # fmt: skip
+
+
+def _sizes(said: object) -> tuple[int, ...]:
+    return tuple(map(int, json.loads(str(said))))
 
 
 def check_name(name: str) -> str:
@@ -206,6 +215,8 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
             f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
             "bring them to that shape (pictures in folders become squares in colour, of --size)."
         )
+    if whole.target_shape != agreed.target_shape or bool(whole.classes) != bool(agreed.classes):
+        raise DataError(f"client {client} has other targets than this federation agreed on: {whole}.")
     names = Shape.of(whole).names
     foreign = [n for n in names if n not in agreed.names]
     if foreign:
@@ -213,9 +224,11 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
             f"client {client} has the class {foreign[0]!r}; this federation agreed on {', '.join(agreed.names[:12])}: "
             "rename or remove it, or make a new site with all classes."
         )
-    number = torch.tensor([agreed.names.index(n) for n in names])
-    pairs = [None if pair is None else (pair[0], number[pair[1]]) for pair in (part.train, part.test, part.val)]
-    mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
+    mine = replace(part, name=str(client))
+    if names:
+        number = torch.tensor([agreed.names.index(n) for n in names])
+        pairs = [None if pair is None else (pair[0], number[pair[1]]) for pair in (part.train, part.test, part.val)]
+        mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
     return Federation([mine], agreed.classes, whole.name, agreed.names, whole.mean, whole.std, whole.augment)
 
 

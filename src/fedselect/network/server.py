@@ -65,7 +65,7 @@ class Outcome:
 
     round: int
     uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
-    measured: dict[int, dict[str, float]] = field(default_factory=dict)
+    measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
@@ -308,7 +308,7 @@ class Server:
         """Whether clients measure the round before as this one begins."""
         return round > 1 and (round - 1) % self.limits.eval_every == 0
 
-    def _figures(self, i: int, reply: Letter) -> dict[str, float]:
+    def _figures(self, i: int, reply: Letter) -> dict[str, float | None]:
         """What a client measured that was asked for nothing else."""
         self._examiner.head(reply, "measured", client=i, round=self.round, base=self.accepted[i])
         return self._examiner.figures(reply)

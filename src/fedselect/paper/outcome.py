@@ -11,7 +11,7 @@ from fedselect.core.files import read_json
 from fedselect.paper.numbers import PUBLISHED
 from fedselect.paper.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.paper.protocol import Target, read_column
-from fedselect.runs.rundir import finished
+from fedselect.runs.rundir import finished, headline
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
 
@@ -171,10 +171,11 @@ def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
 
 def _seed(seed: int, place: Path) -> Seed:
     said = read_json(place / "summary.json", "it should hold the outcome of a run.")
+    first = headline(place).name
     return Seed(
         seed,
-        100 * said["accuracy"],
-        100 * said["accuracy_tail"],
+        100 * said[first],
+        100 * said[f"{first}_tail"],
         tuple(None if a is None else 100 * a for a in said["clients"]),
         said["share"],
         said.get("share_live"),
@@ -185,7 +186,7 @@ def _seed(seed: int, place: Path) -> Seed:
         tuple(100 * accuracy for _, accuracy in said["curve"]),
         said["date"],
         said["environment"],
-        *(None if (a := said.get(f"accuracy_{view}")) is None else 100 * a for view in ("local", "merged")),
+        *(None if (a := said.get(f"{first}_{view}")) is None else 100 * a for view in ("local", "merged")),
     )
 
 

@@ -97,7 +97,7 @@ def _overlap(target: Target, found: Sequence[Block], cells: Path) -> Any:
     shown = overlaps(target, found, cells)
     figure, panels = canvas(2.3 * len(shown) + 0.8, 2.6, len(shown))
     for axes, one in zip(np.atleast_1d(panels), shown, strict=True):
-        image = draw_matrix(axes, np.array(one["iou"], dtype=float), one["clients"], "", "")
+        image = draw_matrix(axes, np.array(one["iou"], dtype=float), one["clients"])
         axes.set_title(re.sub(r".*\((.*)\)", r"\1", one["row"]), fontsize=8)
     figure.colorbar(image, ax=panels, label="overlap %", shrink=0.7)
     return figure

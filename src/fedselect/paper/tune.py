@@ -10,7 +10,7 @@ from fedselect.core.files import locked, read_json, write_json
 from fedselect.paper.plan import How, in_tuning, name_of, trials
 from fedselect.paper.protocol import Target, read_tuning
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import finished
+from fedselect.runs.rundir import finished, headline
 
 Key = tuple[str, str]
 """Data set and method."""
@@ -77,4 +77,4 @@ def _accuracy(place: Path) -> float | None:
     summary = read_json(place / "summary.json", "it should hold the outcome of a run.")
     if summary["score"] != "val":
         raise RunError(f"{place} was scored on test images; rates are not chosen on those.")
-    return float(summary["accuracy_tail"])
+    return float(summary[f"{headline(place).name}_tail"])

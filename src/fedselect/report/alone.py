@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedselect.runs.labels import APART, flat
+from fedselect.tasks import Measure
 
 Data = dict[str, Any]
 NONE = "Run the method local on the same seeds to see who gains by taking part."
 
 
-def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[Data]) -> None:
+def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[Data], headline: Measure) -> None:
     """Say of each run, under "alone", the number of the run of local that it is compared with, or None.
 
     Such a run has the same configuration but for its method and how it was executed, the same seed and as many clients, and
@@ -25,7 +26,7 @@ def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[D
         for i in range(len(runs)) if not solo[i]
         for j in range(len(runs)) if solo[j] and kinds[i] == kinds[j] and _comparable(runs[i], runs[j])
     }  # fmt: skip
-    best = {kind: _best([(g, runs[j]) for (i, g), j in pairs.items() if kinds[i] == kind]) for kind in kinds}
+    best = {kind: _best([(g, runs[j]) for (i, g), j in pairs.items() if kinds[i] == kind], headline) for kind in kinds}
     for i, run in enumerate(runs):
         run["alone"] = pairs.get((i, best[kinds[i]]))
     for g, group in enumerate(groups):
@@ -35,11 +36,12 @@ def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[D
 
 
 def gains(data: Data, group: int) -> list[float]:
-    """What clients of a group have more than alone, of every run that is compared with one."""
+    """What clients of a group are better by than alone, of every run that is compared with one."""
+    sign = 1 if data["headline"]["more_is_better"] else -1
     return [
-        own - other
+        sign * (own - other)
         for run in data["runs"] if run["group"] == group and run["alone"] is not None
-        for own, other in zip(run["last"]["accuracy"], data["runs"][run["alone"]]["last"]["accuracy"], strict=True)
+        for own, other in zip(run["last"]["value"], data["runs"][run["alone"]]["last"]["value"], strict=True)
         if own is not None and other is not None
     ]  # fmt: skip
 
@@ -51,17 +53,18 @@ def _setting(config: Data) -> Data:
 def _comparable(run: Data, other: Data) -> bool:
     return (
         run["seed"] == other["seed"]
-        and len(run["last"]["accuracy"]) == len(other["last"]["accuracy"])
+        and len(run["last"]["value"]) == len(other["last"]["value"])
         and ((run["finished"] and other["finished"]) or run["round"][-1] == other["round"][-1])
     )
 
 
-def _best(partners: list[tuple[int, Data]]) -> int | None:
-    """Of groups of local, the one with the highest mean accuracy over the seeds that others are compared on."""
+def _best(partners: list[tuple[int, Data]], headline: Measure) -> int | None:
+    """Of groups of local, the one with the best mean over the seeds that others are compared on."""
     by: dict[int, dict[int, float]] = {}
     for group, run in partners:
-        by.setdefault(group, {})[run["seed"]] = run["accuracy"][-1]
-    return max(by, key=lambda g: statistics.fmean(by[g].values()), default=None)
+        by.setdefault(group, {})[run["seed"]] = run["value"][-1]
+    means = {group: statistics.fmean(values.values()) for group, values in by.items()}
+    return next((g for g, mean in means.items() if mean == headline.best(means.values())), None)
 
 
 def _why(

@@ -9,8 +9,20 @@ const spread = values => {
   return Math.sqrt(values.reduce((a, b) => a + (b - m) ** 2, 0) / (values.length - 1));
 };
 const percent = (v, digits = 1) => v === null || v === undefined ? "–" : (100 * v).toFixed(digits);
-const even = v => Math.abs(v) < 0.0005; // less than shows
-const points = v => (even(v) ? "±" : v < 0 ? "−" : "+") + Math.abs(100 * v).toFixed(1);
+
+// the headline metric: its name and unit, a value as it is drawn and as it is written, and by how much one is better than another
+const metric = () => data.headline.name;
+const Metric = () => metric()[0].toUpperCase() + metric().slice(1);
+const unit = () => data.headline.percent ? "%" : "";
+const head = name => data.headline.percent ? `${name} %` : name;
+const decimals = (digits = 1) => data.headline.percent ? digits : digits + 2;
+const drawn = v => v === null || v === undefined ? null : data.headline.percent ? 100 * v : v;
+const written = (v, digits = 1) => drawn(v) === null ? "–" : drawn(v).toFixed(decimals(digits));
+const betterBy = (own, other) => data.headline.more_is_better ? own - other : other - own;
+const even = v => Math.abs(drawn(v)) < 0.5 * 10 ** -decimals(); // less than shows
+const points = v => (even(v) ? "±" : v < 0 ? "−" : "+") + Math.abs(drawn(v)).toFixed(decimals());
+const inPoints = () => data.headline.percent ? " points" : "";
+
 const mega = v => v === null ? "–" : v === 0 ? "0" : (v / 1e6).toFixed(v < 1e5 ? 3 : v < 1e8 ? 1 : 0);
 const phone = () => window.innerWidth < 640;
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -85,14 +97,15 @@ function endLabels(ends, plot) {
 function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
   const all = curves.flatMap(c => c.points);
   const ys = all.flatMap(p => [p.low, p.high]).concat(levels.map(l => l.y)), xs = all.map(p => log ? Math.log10(p.x) : p.x);
-  const pad = Math.max(1.5, 0.06 * (Math.max(...ys) - Math.min(...ys)));
-  const y = [Math.max(-2, Math.min(...ys) - pad), Math.min(102, Math.max(...ys) + pad)];
+  const span = Math.max(...ys) - Math.min(...ys), pad = Math.max(data.headline.percent ? 1.5 : 0, 0.06 * span || 0.06);
+  const bounds = data.headline.percent ? [-2, 102] : [-Infinity, Infinity];
+  const y = [Math.max(bounds[0], Math.min(...ys) - pad), Math.min(bounds[1], Math.max(...ys) + pad)];
   const room = Math.max(Math.max(...xs) - Math.min(...xs), log ? 0.5 : 1);
   const x = [Math.min(...xs) - 0.02 * room, Math.max(...xs) + 0.01 * room];
   const short = text => text.length > 22 ? text.slice(0, 21) + "…" : text;
   const ends = curves.map(({ label, colour, points }) => {
     const last = points.at(-1);
-    return { text: phone() ? short(label) : `${short(label)} ${last.y.toFixed(1)}`, colour, x: last.x, y: last.y };
+    return { text: phone() ? short(label) : `${short(label)} ${last.y.toFixed(decimals())}`, colour, x: last.x, y: last.y };
   });
   const height = phone() ? 340 : 440;
   const margin = { l: 46, r: 14 + 7 * Math.max(...ends.map(e => e.text.length)), t: 14, b: 46 };
@@ -117,7 +130,7 @@ function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
     shapes: levels.map(l => (
       { type: "line", xref: "paper", x0: 0, x1: 1, y0: l.y, y1: l.y, line: { color: l.colour, width: 1.7, dash: "dot" } })),
     xaxis: { range: x, type: log ? "log" : "linear", showgrid: false, ...xaxis },
-    yaxis: { range: y, ticksuffix: "%", nticks: 7 },
+    yaxis: { range: y, ticksuffix: unit(), nticks: 7 },
   });
 }
 
@@ -130,8 +143,11 @@ function decades(xs) {
 }
 
 // A matrix of clients by clients; z is null where there is nothing, or where the page is filtered to another client.
+// Shares run from 0 to 1 and are drawn in percent; other numbers from their least to their greatest.
 // Rows carry the clients' classes as well, columns the names alone: twice would leave no room for the cells.
-function drawMatrix(place, z, run, { xtitle, ytitle, hover }) {
+function drawMatrix(place, z, run, { xtitle, ytitle, hover, shares = true, more = true }) {
+  const all = there(z.flat()), [low, high] = shares ? [0, 1] : [Math.min(...all), Math.max(...all)], by = shares ? 100 : 1;
+  const strong = v => (more ? v - low : high - v) > 0.6 * (high - low);
   const n = z.length, only = state.client === null || state.client >= n ? null : state.client;
   const cells = z.map((row, i) => row.map((v, j) => only === null || i === only || j === only ? v : null));
   const words = n <= 12, side = Math.min(place.clientWidth, 640);
@@ -141,16 +157,17 @@ function drawMatrix(place, z, run, { xtitle, ytitle, hover }) {
   const angle = phone() || short.some(s => s.length > 2) ? -90 : 0;
   const sides = { tickvals: order, showgrid: false, ticklen: 0, tickfont: font };
   draw(place, [{
-    type: "heatmap", z: cells.map(row => row.map(v => v === null ? null : 100 * v)), x: order, y: order, zmin: 0, zmax: 100,
-    colorscale: scale(), showscale: !words, xgap: 2, ygap: 2, hoverongaps: false, colorbar: { ...percents, len: 0.6 },
+    type: "heatmap", z: cells.map(row => row.map(v => v === null ? null : by * v)), x: order, y: order, zmin: by * low, zmax: by * high,
+    colorscale: scale(), reversescale: !more, showscale: !words, xgap: 2, ygap: 2, hoverongaps: false,
+    colorbar: { ...percents, ticksuffix: shares ? "%" : "", len: 0.6 },
     text: cells.map((row, i) => row.map((v, j) => v === null ? "" : hover(i, j))), hovertemplate: "%{text}<extra></extra>",
   }], {
     height: side - 20, margin: { l: 10, r: 10, t: 6, b: 10 },
     xaxis: { ...sides, ticktext: short, tickangle: angle, title: { text: xtitle }, range: [-0.5, n - 0.5] },
     yaxis: { ...sides, ticktext: names, title: { text: ytitle }, range: [n - 0.5, -0.5] },
     annotations: words ? cells.flatMap((row, i) => row.flatMap((v, j) => v === null ? [] : [{
-      x: j, y: i, text: (100 * v).toFixed(0), showarrow: false,
-      font: { size: phone() ? 9 : 11, color: css(v > 0.6 ? "--paper" : "--ink") },
+      x: j, y: i, text: (by * v).toFixed(shares ? 0 : 2), showarrow: false,
+      font: { size: phone() ? 9 : 11, color: css(strong(v) ? "--paper" : "--ink") },
     }])) : [],
   }, p => setClient(p.y));
 }

@@ -1,4 +1,4 @@
-// Figures of accuracy. A figure has a title, says in words what it shows, and knows its choices, how it is drawn, a caption and
+// Figures of the headline metric. A figure has a title, says in words what it shows, and knows its choices, how it is drawn, a caption and
 // its numbers as a table; `ready` is whether there is anything to show.
 
 const groupRuns = g => data.runs.filter(r => r.group === g);
@@ -12,7 +12,7 @@ const strong = g => data.groups[g].method === "fedselect";
 const seeded = () => Math.max(...data.groups.map((_, g) => groupRuns(g).length)) > 1;
 const networked = () => data.runs.every(r => r.deployed);
 
-const clientCount = () => Math.max(...data.runs.map(r => r.last.accuracy.length));
+const clientCount = () => Math.max(...data.runs.map(r => r.last.value.length));
 const people = run => data.federations[run.federation].clients;
 const clientName = i => data.federations.find(f => f.clients.length > i).clients[i].name;
 const clip = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
@@ -21,8 +21,8 @@ const tell = (run, i) => {
   return classes.length ? `${name} · ${clip(classes.join(" "), phone() ? 12 : 16)}` : name;
 };
 
-const finals = (run, key = "accuracy") => state.client === null ? mean(there(run.last[key])) : run.last[key][state.client];
-const accuracyAt = (run, i) => state.client === null ? run.accuracy[i] : run.clients.accuracy[i][state.client];
+const finals = (run, key = "value") => state.client === null ? mean(there(run.last[key])) : run.last[key][state.client];
+const valueAt = (run, i) => state.client === null ? run.value[i] : run.clients.value[i][state.client];
 const upAt = (run, i) => (state.client === null ? run.up[i] : run.clients.up[i][state.client]) / 1e6;
 const roundAt = (run, i) => run.round[i];
 
@@ -31,21 +31,21 @@ const roundAxis = () => {
   return { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" }, ...(few ? { dtick: 1 } : {}) };
 };
 
-// accuracy of a group's runs over x, mean and spread over seeds
+// the headline metric of a group's runs over x, mean and spread over seeds
 function curve(g, x) {
   const at = new Map();
   for (const run of groupRuns(g)) {
     run.round.forEach((round, i) => {
-      const y = accuracyAt(run, i);
+      const y = valueAt(run, i);
       if (y === null || y === undefined) return;
       if (!at.has(round)) at.set(round, { xs: [], ys: [] });
       at.get(round).xs.push(x(run, i));
-      at.get(round).ys.push(100 * y);
+      at.get(round).ys.push(drawn(y));
     });
   }
   return [...at].sort((a, b) => a[0] - b[0]).map(([round, { xs, ys }]) => {
     const y = mean(ys), off = spread(ys);
-    return { round, x: mean(xs), y, low: y - off, high: y + off, text: ys.length > 1 ? ` ± ${off.toFixed(1)}` : "" };
+    return { round, x: mean(xs), y, low: y - off, high: y + off, text: ys.length > 1 ? ` ± ${off.toFixed(decimals())}` : "" };
   });
 }
 
@@ -53,14 +53,14 @@ function curve(g, x) {
 function gains(g, seed = null) {
   return groupRuns(g).filter(r => seed === null || r.seed === seed).flatMap(run => {
     const other = run.alone === null ? null : data.runs[run.alone];
-    return run.last.accuracy
-      .map((own, client) => ({ client, run, own, alone: other ? other.last.accuracy[client] : null }))
+    return run.last.value
+      .map((own, client) => ({ client, run, own, alone: other ? other.last.value[client] : null }))
       .filter(p => p.own !== null);
   });
 }
 function better(pairs) {
   const known = pairs.filter(p => p.alone !== null);
-  return known.length ? [known.filter(p => p.own > p.alone).length, known.length] : null;
+  return known.length ? [known.filter(p => betterBy(p.own, p.alone) > 0).length, known.length] : null;
 }
 
 // the value of a figure's choice among [[value, text]]: what was chosen, or the first where that is not there any more
@@ -73,29 +73,30 @@ const groupsOf = runs => [...new Set(runs.map(r => r.group))].map(g => [g, label
 const seedsOf = (runs, g) => runs.filter(r => r.group === g).map(r => [r.seed, `seed ${r.seed}`]);
 
 const convergence = {
-  id: "convergence", title: "Accuracy over rounds",
-  say: () => (state.client === null ? `Each client's accuracy on its own ${data.scored} data, mean over clients.`
-    : `Accuracy of client ${clientName(state.client)} on its own ${data.scored} data.`)
+  id: "convergence", get title() { return `${Metric()} over rounds`; },
+  say: () => (state.client === null ? `Each client's ${metric()} on its own ${data.scored} data, mean over clients.`
+    : `${Metric()} of client ${clientName(state.client)} on its own ${data.scored} data.`)
     + (seeded() ? " Bands are one standard deviation over seeds." : ""),
   ready: () => shown().length,
   draw(place) {
     drawLines(place, shown().map(g => ({
       label: label(g), colour: colour(g), strong: strong(g), dash: isLocal(g) ? "dot" : "solid", points: curve(g, roundAt),
-    })).filter(c => c.points.length), { xaxis: roundAxis(), hover: "%{y:.1f}%%{text}" });
+    })).filter(c => c.points.length), { xaxis: roundAxis(), hover: `%{y:.${decimals()}f}${unit()}%{text}` });
   },
-  alt: () => ranked().map(r => `${label(r.g)} ends at ${percent(r.mean)}%`).join(", ") + ".",
+  alt: () => ranked().map(r => `${label(r.g)} ends at ${written(r.mean)}${unit()}`).join(", ") + ".",
   caption() {
+    if (!data.headline.percent) return "";
     const settled = shown().map(g => [label(g), curve(g, roundAt)]).filter(([, line]) => line.length > 1).map(([name, line]) => {
       const last = line.at(-1).y, at = line.findLastIndex(p => Math.abs(p.y - last) > 1);
       return [name, line[at + 1].round, at + 2 === line.length];
     }).sort((a, b) => a[1] - b[1]);
     const said = settled.map(([name, round, never]) => `${name} ${never ? "not before the end" : round}`).join(", ");
-    return said && `Rounds until accuracy stays within a point of where it ends: ${said}.`;
+    return said && `Rounds until ${metric()} stays within a point of where it ends: ${said}.`;
   },
   numbers() {
-    const curves = shown().map(g => [g, new Map(curve(g, roundAt).map(p => [p.round, p.y.toFixed(1) + p.text]))]);
+    const curves = shown().map(g => [g, new Map(curve(g, roundAt).map(p => [p.round, p.y.toFixed(decimals()) + p.text]))]);
     const rounds = [...new Set(curves.flatMap(([, c]) => [...c.keys()]))].sort((a, b) => a - b);
-    return [["round", ...curves.map(([g]) => `${label(g)} %`)], rounds.map(r => [r, ...curves.map(([, c]) => c.get(r) || "–")])];
+    return [["round", ...curves.map(([g]) => head(label(g)))], rounds.map(r => [r, ...curves.map(([, c]) => c.get(r) || "–")])];
   },
 };
 
@@ -103,7 +104,7 @@ const gained = {
   id: "gains", title: "Who gains, who loses",
   say() {
     const [[, , , group]] = this.picks(), { why } = data.groups[group], solo = base(group);
-    return `Final accuracy of every client on its own ${data.scored} data.${why && ` ${why}`}` + (solo === null ? ""
+    return `Final ${metric()} of every client on its own ${data.scored} data.${why && ` ${why}`}` + (solo === null ? ""
       : ` A line leads from training alone (${label(solo)}, hollow) to the chosen method; small dots are the other methods. `
         + "Click a client to filter the page to it.");
   },
@@ -123,22 +124,22 @@ const gained = {
       const own = mean((known.length ? known : pairs).map(p => p.own)), alone = mean(known.map(p => p.alone));
       const names = [...new Set(pairs.map(p => tell(p.run, client)))];
       return {
-        client, own, alone, gain: alone === null ? null : own - alone, name: names.length === 1 ? names[0] : clientName(client),
+        client, own, alone, gain: alone === null ? null : betterBy(own, alone), name: names.length === 1 ? names[0] : clientName(client),
         others: others.map(o => ({ g: o.g, v: mean(o.pairs.filter(p => p.client === client).map(p => p.own)) })),
       };
-    }).sort((a, b) => (b.gain ?? b.own) - (a.gain ?? a.own));
+    }).sort((a, b) => a.gain === null || b.gain === null ? betterBy(b.own, a.own) : b.gain - a.gain);
   },
   draw(place) {
     const rows = this.rows(), [[, , , group]] = this.picks(), own = colour(group), loss = css("--loss");
     const solo = base(group) !== null;
     const dim = r => state.client === null || state.client === r.client ? 1 : 0.18;
     const dots = (name, paint, value, marker) => ({
-      x: rows.map(r => value(r) === null ? null : 100 * value(r)), y: rows.map((_, i) => i), customdata: rows.map(r => r.client),
+      x: rows.map(r => drawn(value(r))), y: rows.map((_, i) => i), customdata: rows.map(r => r.client),
       name, mode: "markers", marker: { color: paint, opacity: rows.map(dim), ...marker },
-      hovertemplate: `%{x:.1f}%<extra>${name}</extra>`,
+      hovertemplate: `%{x:.${decimals()}f}${unit()}<extra>${name}</extra>`,
     });
     const lines = (keep, paint) => ({
-      x: rows.flatMap(r => keep(r) ? [100 * r.alone, 100 * r.own, null] : []),
+      x: rows.flatMap(r => keep(r) ? [drawn(r.alone), drawn(r.own), null] : []),
       y: rows.flatMap((r, i) => keep(r) ? [i, i, null] : []), mode: "lines", line: { color: paint, width: 3 }, hoverinfo: "skip",
     });
     const lit = r => solo && r.gain !== null && dim(r) === 1;
@@ -151,7 +152,7 @@ const gained = {
       dots(label(group), own, r => r.own, { size: 12 }),
     ], {
       height: 26 * rows.length + 70, margin: { l: 20, r: solo ? 52 : 12, t: 6, b: 44 },
-      xaxis: { ticksuffix: "%", title: { text: `accuracy on own ${data.scored} data` }, nticks: phone() ? 5 : 9 },
+      xaxis: { ticksuffix: unit(), title: { text: `${metric()} on own ${data.scored} data` }, nticks: phone() ? 5 : 9 },
       yaxis: {
         tickvals: rows.map((_, i) => i), ticktext: rows.map(r => r.name), range: [rows.length - 0.5, -0.5], showgrid: false,
         ticklen: 0, title: { text: "client" },
@@ -165,30 +166,30 @@ const gained = {
   caption() {
     const [[, , , group], [, , , seed]] = this.picks(), found = better(gains(group, seed));
     const rows = this.rows().filter(r => r.gain !== null), mine = rows.find(r => r.client === state.client);
-    if (!found) return "Clients are sorted by accuracy.";
+    if (!found) return `Clients are sorted by ${metric()}.`;
     if (mine) {
-      return `Client ${clientName(mine.client)} has ${percent(mine.own)}% with ${label(group)} and ${percent(mine.alone)}% alone `
-        + `(${points(mine.gain)} points).`;
+      return `Client ${clientName(mine.client)} has ${written(mine.own)}${unit()} with ${label(group)} and ${written(mine.alone)}${unit()} alone `
+        + `(${points(mine.gain)}${inPoints()}).`;
     }
     const [best, worst] = [rows[0], rows.at(-1)], all = seed === null && seedsOf(data.runs, group).length > 1;
     return `With ${label(group)}, ${found[0]} of ${found[1]} clients${all ? " over all seeds" : ""} do better than alone. `
-      + `Client ${clientName(best.client)} ${best.gain < 0 ? "loses least" : "gains most"} (${points(best.gain)} points), `
+      + `Client ${clientName(best.client)} ${best.gain < 0 ? "loses least" : "gains most"} (${points(best.gain)}${inPoints()}), `
       + `client ${clientName(worst.client)} ${worst.gain < 0 ? "loses most" : "gains least"} (${points(worst.gain)}).`;
   },
   numbers() {
     const rows = this.rows(), [[, , , group]] = this.picks(), solo = base(group) === null ? "local" : label(base(group));
     return [
-      ["client", `${label(group)} %`, `${solo} %`, "gain", ...rows[0].others.map(o => `${label(o.g)} %`)],
+      ["client", head(label(group)), head(solo), "gain", ...rows[0].others.map(o => head(label(o.g)))],
       rows.map(r => [
-        r.name, percent(r.own), percent(r.alone), r.gain === null ? "–" : points(r.gain), ...r.others.map(o => percent(o.v)),
+        r.name, written(r.own), written(r.alone), r.gain === null ? "–" : points(r.gain), ...r.others.map(o => written(o.v)),
       ]),
     ];
   },
 };
 
 const bytes = {
-  id: "bytes", title: "Accuracy against bytes sent",
-  say: () => "What accuracy costs: megabytes that "
+  id: "bytes", get title() { return `${Metric()} against bytes sent`; },
+  say: () => `What ${metric()} costs: megabytes that `
     + (state.client === null ? "all clients have" : `client ${clientName(state.client)} has`)
     + " sent to the server so far, on a logarithmic scale.",
   sends: () => shown().filter(g => groupRuns(g).some(r => r.up.at(-1) > 0)),
@@ -201,23 +202,23 @@ const bytes = {
       points: curve(g, upAt).filter(p => p.x > 0).map(p => ({ ...p, low: p.y, high: p.y })),
     })).filter(c => c.points.length);
     drawLines(place, curves, {
-      log: true, hover: "%{x:.3~f} MB: %{y:.1f}%",
+      log: true, hover: `%{x:.3~f} MB: %{y:.${decimals()}f}${unit()}`,
       xaxis: { title: { text: "MB sent" }, ...decades(curves.flatMap(c => c.points.map(p => p.x))) },
       levels: quiet.map(g => ({
-        y: 100 * mean(there(groupRuns(g).map(r => finals(r)))), text: `${label(g)} sends nothing`, colour: colour(g),
+        y: drawn(mean(there(groupRuns(g).map(r => finals(r))))), text: `${label(g)} sends nothing`, colour: colour(g),
       })),
     });
   },
-  alt: () => ranked().map(r => `${label(r.g)}: ${percent(r.mean)}% for ${mega(r.up)} MB`).join(", ") + ".",
+  alt: () => ranked().map(r => `${label(r.g)}: ${written(r.mean)}${unit()} for ${mega(r.up)} MB`).join(", ") + ".",
   caption() {
     const partners = this.sends().map(g => groupRuns(g).map(r => r.alone)), solo = [...new Set(partners[0])];
     const one = partners.every(p => new Set(p).size === solo.length && p.every(at => at !== null && solo.includes(at)));
     if (!one || !solo.every(at => data.runs[at].finished)) return this.alt(); // nothing that all are compared with
-    const alone = 100 * mean(there(solo.map(at => finals(data.runs[at]))));
-    const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => p.y > alone)?.x]);
-    if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(1)}%).`;
+    const alone = drawn(mean(there(solo.map(at => finals(data.runs[at])))));
+    const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => betterBy(p.y, alone) > 0)?.x]);
+    if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(decimals())}${unit()}).`;
     const said = passed.map(([name, x]) => `${name} ${x === undefined ? "never" : mega(1e6 * x)}`).join(", ");
-    return `MB sent until training alone (${alone.toFixed(1)}%) is passed: ${said}.`;
+    return `MB sent until training alone (${alone.toFixed(decimals())}${unit()}) is passed: ${said}.`;
   },
-  numbers: () => [["method", "MB sent", "accuracy %"], ranked().map(r => [label(r.g), mega(r.up), percent(r.mean)])],
+  numbers: () => [["method", "MB sent", head(metric())], ranked().map(r => [label(r.g), mega(r.up), written(r.mean)])],
 };

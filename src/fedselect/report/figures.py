@@ -18,9 +18,11 @@ from fedselect.report.alone import gains
 from fedselect.report.runs import Data, distinct, gather
 from fedselect.runs import tables
 from fedselect.runs.masks import unpack
+from fedselect.tasks import Measure
 
 Points = list[tuple[float, float, float, float]]
 """Of a curve: round, mean of x, mean of y, standard deviation of y over seeds."""
+OVERLAP = Measure("overlap", low=0.0, high=1.0)
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "xtick.major.width": 0.6,
@@ -78,19 +80,28 @@ def _figures(data: Data) -> Iterator[tuple[str, Any]]:
         layers = list(data["federations"][run["federation"]]["layers"])
         if run["iou"]:  # masks that each client learns for itself
             yield f"shares-{name}", _shares(run, layers)
-            yield f"overlap-{name}", _matrix(overlap(run), client_names(data, run), "overlap %", "client", "client")
+            yield (
+                f"overlap-{name}",
+                _matrix(overlap(run), client_names(data, run), OVERLAP, "client", "client"),
+            )
         if run["cross"]:
             yield (
                 f"cross-{name}",
-                _matrix(_numbers(run["cross"]), client_names(data, run), "accuracy %", f"{data['scored']} data of", "model of"),
+                _matrix(
+                    _numbers(run["cross"]),
+                    client_names(data, run),
+                    Measure.from_json(data["headline"]),
+                    f"{data['scored']} data of",
+                    "model of",
+                ),
             )
 
 
 def _curve(data: Data, group: int, by: str) -> Points:
     at: dict[int, list[tuple[float, float]]] = {}
     for run in (r for r in data["runs"] if r["group"] == group):
-        for round, up, accuracy in zip(run["round"], run["up"], run["accuracy"], strict=True):
-            at.setdefault(round, []).append((round if by == "round" else up / 1e6, 100 * accuracy))
+        for round, up, value in zip(run["round"], run["up"], run["value"], strict=True):
+            at.setdefault(round, []).append((round if by == "round" else up / 1e6, value * _scale(data)))
     out: Points = []
     for r, pairs in sorted(at.items()):
         xs, ys = zip(*pairs, strict=True)
@@ -115,19 +126,19 @@ def lines(data: Data, by: str) -> Any:
     if by == "MB sent":
         axes.set_xscale("log")
     axes.set_xlabel(by)
-    axes.set_ylabel("mean client accuracy, %")
+    axes.set_ylabel(f"mean client {_axis(data)}")
     axes.legend(frameon=False, fontsize=7, ncols=2)
     return figure
 
 
 def _dots(data: Data) -> Any:
-    """Each client's final accuracy less what it has alone, where a run is compared with that; else the accuracy itself."""
+    """By how much each client's final value is better than alone, where a run is compared with that; else the value itself."""
     found = {g: gains(data, g) for g in range(len(data["groups"]))}
     compared = any(found.values())
     if not compared:
         for run in data["runs"]:
-            found[run["group"]] += [v for v in run["last"]["accuracy"] if v is not None]
-    shown = [(data["groups"][g], [100 * v for v in values]) for g, values in found.items() if values]
+            found[run["group"]] += [v for v in run["last"]["value"] if v is not None]
+    shown = [(data["groups"][g], [v * _scale(data) for v in values]) for g, values in found.items() if values]
     figure, axes = canvas(5.6, 0.6 + 0.26 * len(shown))
     for at, (group, values) in enumerate(shown):
         axes.scatter(values, [at] * len(values), color=group["colour"][0], alpha=0.5, s=14, linewidths=0)
@@ -138,12 +149,14 @@ def _dots(data: Data) -> Any:
     axes.invert_yaxis()
     names = list(dict.fromkeys(data["groups"][g["alone"]]["label"] for g, _ in shown if g["alone"] is not None))
     said = "training alone" if names == ["local"] else f"training alone ({'; '.join(names)})"
-    axes.set_xlabel(f"client accuracy against {said}, points (bar: mean)" if compared else "client accuracy, % (bar: mean)")
+    name, points = data["headline"]["name"], ", points" if data["headline"]["percent"] else ""
+    better = f"client {name} against {said}{points}, right is better"
+    axes.set_xlabel(f"{better} (bar: mean)" if compared else f"client {_axis(data)} (bar: mean)")
     return figure
 
 
 def _shares(run: Data, layers: list[str]) -> Any:
-    clients = len(run["last"]["accuracy"])
+    clients = len(run["last"]["value"])
     lines = [(r, np.nanmean(unpack(text).reshape(len(layers), clients), axis=1)) for r, text in run["shares"]]
     z = np.stack([next(v for r, v in reversed(lines) if r <= max(round, lines[0][0])) for round in run["round"]], axis=1)
     figure, axes = canvas(5.6, 0.9 + 0.12 * len(layers) + (0.6 if len(layers) < 12 else 0))
@@ -156,24 +169,35 @@ def _shares(run: Data, layers: list[str]) -> Any:
     return figure
 
 
-def _matrix(z: Any, names: list[str], label: str, across: str, down: str) -> Any:
+def _scale(data: Data) -> float:
+    return 100.0 if data["headline"]["percent"] else 1.0
+
+
+def _axis(data: Data) -> str:
+    return f"{data['headline']['name']}, %" if data["headline"]["percent"] else str(data["headline"]["name"])
+
+
+def _matrix(z: Any, names: list[str], measure: Measure, across: str, down: str) -> Any:
     side = 1.6 + 0.22 * len(z)
     figure, axes = canvas(side + 0.7, side)
-    figure.colorbar(draw_matrix(axes, z, names, across, down), ax=axes, label=label, shrink=0.7)
+    figure.colorbar(draw_matrix(axes, z, names, (across, down), measure), ax=axes, label=measure.title, shrink=0.7)
     return figure
 
 
-def draw_matrix(axes: Any, z: Any, names: list[str], across: str, down: str) -> Any:
-    shown = axes.imshow(100 * z, cmap="Blues", vmin=0, vmax=100)
+def draw_matrix(axes: Any, z: Any, names: list[str], ends: tuple[str, str] = ("", ""), measure: Measure = OVERLAP) -> Any:
+    z, low, high = (100 * z, 0.0, 100.0) if measure.percent else (z, float(np.nanmin(z)), float(np.nanmax(z)))
+    shown = axes.imshow(z, cmap="Blues" if measure.more_is_better else "Blues_r", vmin=low, vmax=high)
     axes.grid(False)
     axes.set_xticks(range(len(z)), names[: len(z)], rotation=90, fontsize=6)
     axes.set_yticks(range(len(z)), names[: len(z)], fontsize=6)
-    axes.set_xlabel(across)
-    axes.set_ylabel(down)
-    for i, row in enumerate(100 * z if len(z) <= 12 else []):
+    axes.set_xlabel(ends[0])
+    axes.set_ylabel(ends[1])
+    dark = (low + 0.6 * (high - low), 1) if measure.more_is_better else (low + 0.4 * (high - low), -1)
+    for i, row in enumerate(z if len(z) <= 12 else []):
         for j, v in enumerate(row):
             if v == v:
-                axes.text(j, i, f"{v:.0f}", ha="center", va="center", fontsize=5.5, color="white" if v > 60 else "#222222")
+                colour = "white" if dark[1] * (v - dark[0]) > 0 else "#222222"
+                axes.text(j, i, f"{v:.{0 if measure.percent else 2}f}", ha="center", va="center", fontsize=5.5, color=colour)
     return shown
 
 
@@ -206,11 +230,12 @@ def client_names(data: Data, run: Data) -> list[str]:
 def _clients(data: Data) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seed", "client", "name", "classes", "accuracy", "accuracy_local", "accuracy_merged", "share"])
+    first = data["headline"]["name"]
+    writer.writerow(["method", "seed", "client", "name", "classes", first, f"{first}_local", f"{first}_merged", "share"])
     for run in data["runs"]:
         who = data["federations"][run["federation"]]["clients"]
         for i, client in enumerate(who):
-            values = [run["last"][k][i] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")]
+            values = [run["last"][k][i] for k in ("value", "local", "merged", "share")]
             label = data["groups"][run["group"]]["label"]
             writer.writerow([label, run["seed"], i, client["name"], " ".join(client["classes"]), *values])
     return out.getvalue()

@@ -26,7 +26,7 @@ const shares = {
   },
   grid() {
     const [[, , , group]] = this.picks(), runs = this.runs().filter(r => r.group === group), { round: rounds } = runs[0];
-    const layers = data.federations[runs[0].federation].layers, clients = runs[0].last.accuracy.length;
+    const layers = data.federations[runs[0].federation].layers, clients = runs[0].last.value.length;
     const known = runs.map(run => run.shares.map(([round, text]) => [round, unpack(text)]));
     const value = (lines, round, layer) => { // as last written: a line stands for every change
       const held = lines.findLast(([r]) => r <= round);
@@ -105,7 +105,7 @@ const overlap = {
   // what masks of the same shares, drawn at random in each layer, would overlap by, on average over pairs
   chance() {
     const { run, z } = this.matrix(), [, , [, , , layer], [, , , at]] = this.picks(), round = run.iou[at][0];
-    const sizes = Object.values(data.federations[run.federation].layers), clients = run.last.accuracy.length;
+    const sizes = Object.values(data.federations[run.federation].layers), clients = run.last.value.length;
     const share = unpack((run.shares.findLast(([r]) => r <= round) || run.shares[0])[1]);
     const layers = sizes.map((_, k) => k).filter(k => layer === 0 || k === layer - 1);
     const expected = (i, j) => {
@@ -143,7 +143,7 @@ const overlap = {
 
 const cross = {
   id: "cross", title: "Every model on every client's data", paired: true,
-  say: () => `Accuracy of each client's final model (row) on each client's ${data.scored} data (column). The diagonal is a client's own; the `
+  say: () => `${Metric()} of each client's final model (row) on each client's ${data.scored} data (column). The diagonal is a client's own; the `
     + "rest shows how much a model knows that its client never saw.",
   runs: () => data.runs.filter(r => r.cross),
   ready() { return this.runs().length; },
@@ -155,21 +155,21 @@ const cross = {
   draw(place) {
     const { run } = oneRun(this.id, this.runs()), who = people(run);
     drawMatrix(place, run.cross, run, {
-      xtitle: `${data.scored} data of`, ytitle: "model of",
-      hover: (i, j) => `model of client ${who[i].name} on data of client ${who[j].name}: ${percent(run.cross[i][j])}%`,
+      xtitle: `${data.scored} data of`, ytitle: "model of", shares: data.headline.percent, more: data.headline.more_is_better,
+      hover: (i, j) => `model of client ${who[i].name} on data of client ${who[j].name}: ${written(run.cross[i][j])}${unit()}`,
     });
   },
   caption() {
     const { run } = oneRun(this.id, this.runs()), one = state.client !== null;
     const cells = own => there(run.cross.flatMap((row, i) =>
       row.filter((_, j) => (!one || i === state.client) && (i === j) === own)));
-    const said = own => `${percent(mean(cells(own)))}%`;
+    const said = own => `${written(mean(cells(own)))}${unit()}`;
     return one ? `On its own data the model of client ${clientName(state.client)} reaches ${said(true)}, on others' ${said(false)}.`
       : `On their own client's data models reach ${said(true)} on average, on other clients' data ${said(false)}.`;
   },
   numbers() {
     const { run } = oneRun(this.id, this.runs()), names = people(run).map((_, i) => tell(run, i));
-    return [["model of", ...names], run.cross.map((row, i) => [names[i], ...row.map(v => percent(v))])];
+    return [["model of", ...names], run.cross.map((row, i) => [names[i], ...row.map(v => written(v))])];
   },
 };
 

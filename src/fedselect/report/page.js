@@ -12,24 +12,24 @@ function ranked() {
     const pairs = gains(g).filter(p => mine(p.client)), known = pairs.filter(p => p.alone !== null);
     const elsewhere = r => mean(there(r.cross.flatMap((row, i) => row.filter((_, j) => i !== j && mine(i)))));
     return {
-      g, runs, all: of("accuracy"), mean: mean(of("accuracy")), local: of("accuracy_local"), merged: of("accuracy_merged"),
+      g, runs, all: of("value"), mean: mean(of("value")), local: of("local"), merged: of("merged"),
       share: mean(of("share")), others: mean(there(runs.filter(r => r.cross).map(elsewhere))),
-      gain: known.length ? mean(known.map(p => p.own - p.alone)) : null, better: better(pairs),
+      gain: known.length ? mean(known.map(p => betterBy(p.own, p.alone))) : null, better: better(pairs),
       up: mean(there(runs.map(r => one === null ? r.up.at(-1) : r.clients.up.at(-1)[one]))),
       down: mean(there(runs.map(r => one === null ? r.down : r.clients.down[one]))), seconds: mean(runs.map(r => r.seconds)),
     };
-  }).sort((a, b) => (b.mean ?? -1) - (a.mean ?? -1));
+  }).sort((a, b) => a.mean === null || b.mean === null ? (a.mean === null) - (b.mean === null) : betterBy(b.mean, a.mean));
 }
 
 function header() {
   const rows = ranked(), best = rows[0], r = rows.find(row => strong(row.g) && row.mean !== null) || best, text = [];
   if (!data.runs.every(run => run.finished)) text.push("So far:");
   if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
-  if (r !== best) text.push(`${label(best.g)} leads with ${percent(best.mean)}%.`);
-  let said = `${label(r.g)} reaches ${percent(r.mean)}${r.all.length > 1 ? ` ± ${percent(spread(r.all))}` : ""}%`;
+  if (r !== best) text.push(`${label(best.g)} leads with ${written(best.mean)}${unit()}.`);
+  let said = `${label(r.g)} reaches ${written(r.mean)}${r.all.length > 1 ? ` ± ${written(spread(r.all))}` : ""}${unit()}`;
   if (r.gain !== null) {
     said += even(r.gain) ? ", as training alone does"
-      : `, ${Math.abs(100 * r.gain).toFixed(1)} points ${r.gain < 0 ? "below" : "above"} training alone`;
+      : `, ${points(Math.abs(r.gain)).slice(1)}${inPoints()} ${r.gain < 0 ? "worse" : "better"} than training alone`;
     if (state.client === null) said += `; ${r.better[0]} of ${r.better[1]} clients gain`;
   }
   text.push(said + ".");
@@ -98,10 +98,10 @@ function remarks() {
 
 function table() {
   const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
-  const figure = v => [percent(mean(v), 2), v.length > 1 ? element("small", {}, `± ${percent(spread(v), 2)}`) : null];
+  const figure = v => [written(mean(v), 2), v.length > 1 ? element("small", {}, `± ${written(spread(v), 2)}`) : null];
   const view = (r, name, v) => {
     const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
-    return counts === name ? element("b", {}, percent(mean(v), 2)) : percent(mean(v), 2);
+    return counts === name ? element("b", {}, written(mean(v), 2)) : written(mean(v), 2);
   };
   const against = r => {
     if (r.gain === null) return ["–", "–"];
@@ -109,23 +109,23 @@ function table() {
     return [element("span", { class: kind }, points(r.gain)), r.better.join(" of ")];
   };
   const survived = r => data.groups[r.g].lost ? `, ${r.runs.length} of ${r.runs.length + data.groups[r.g].lost} seeds` : "";
-  const head = [
-    "method", "accuracy %", ...(compared ? ["against local", "clients better"] : []), "after local training %",
-    "after aggregation %", ...(crossed ? ["on others' data %"] : []), "personal %", "MB up", "MB down", "seconds",
+  const columns = [
+    "method", head(metric()), ...(compared ? ["against local", "clients better"] : []), head("after local training"),
+    head("after aggregation"), ...(crossed ? [head("on others' data")] : []), "personal %", "MB up", "MB down", "seconds",
   ];
   const body = rows.map(r => [
     [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g) + survived(r)], figure(r.all),
     ...(compared ? against(r) : []), view(r, "local", r.local), view(r, "merged", r.merged),
-    ...(crossed ? [percent(r.others, 2)] : []), percent(r.share), mega(r.up), mega(r.down), r.seconds.toFixed(1),
+    ...(crossed ? [written(r.others, 2)] : []), percent(r.share), mega(r.up), mega(r.down), r.seconds.toFixed(1),
   ]);
   const place = byId("table");
   place.querySelector(".wide")?.remove();
-  const whose = state.client === null ? "Unweighted mean over clients of each client's accuracy"
-    : `Accuracy of client ${clientName(state.client)}`;
+  const whose = state.client === null ? `Unweighted mean over clients of each client's ${metric()}`
+    : `${Metric()} of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate. MB and seconds are of the whole run." + remarks();
-  place.append(grid(head, body, i => strong(rows[i].g) ? "own" : null));
+  place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
   failed.replaceChildren(...data.failed.flatMap(([run, why]) => [`${run} did not come to its end: ${why}`, element("br")]));

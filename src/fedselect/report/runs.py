@@ -19,6 +19,7 @@ from fedselect.runs.rundir import (
     described,
     failure,
     finished,
+    headline,
     outcome,
     read_config,
     read_configs,
@@ -26,7 +27,7 @@ from fedselect.runs.rundir import (
     view_of,
 )
 from fedselect.runs.tables import DATA as SCORED
-from fedselect.runs.tables import failures
+from fedselect.runs.tables import common_headline, failures
 from fedselect.simulate.records import Record
 
 Data = dict[str, Any]
@@ -56,7 +57,7 @@ def gather(places: Sequence[Path]) -> Data:
         raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: {again(places[0])}")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = [named[i] for i in there]
-    scored = _scored(paths, configs)
+    scored, shown = _scored(paths, configs), common_headline(paths)
     order = list(dict.fromkeys(named))
     methods = [configs[named.index(label)]["method"]["name"] for label in order]
     federations: list[Data] = []
@@ -74,10 +75,11 @@ def gather(places: Sequence[Path]) -> Data:
         }
         for label, method, colour in zip(order, methods, colours(methods), strict=True)
     ]
-    compare_with_alone(configs, groups, runs)
+    compare_with_alone(configs, groups, runs, shown)
     return {
         "title": _title(configs, order, scored),
         "scored": scored,
+        "headline": {**shown.to_json(), "percent": shown.percent},
         "groups": groups,
         "runs": runs,
         "failed": failed,
@@ -109,6 +111,7 @@ def expand(place: Path) -> list[Path]:
 
 
 def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:
+    first = headline(path).name
     summary, last = _summary(path), history[-1]
     kept = _thin(history, MOST)
     lines = read_lines(path / "masks.jsonl")
@@ -123,16 +126,21 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "deployed": deployed(path),
         "federation": at,
         "round": [r["round"] for r in kept],
-        "accuracy": [_short(r["accuracy"]) for r in kept],
+        "value": [_short(r[first]) for r in kept],
         "share": [_short(r["share"]) for r in kept],
         "up": [r["sent"]["up"] for r in kept],
         "clients": {
-            "accuracy": [[_short(v) for v in r["clients"]["accuracy"]] for r in kept],
+            "value": [[_short(v) for v in r["clients"][first]] for r in kept],
             "up": [r["sent"]["clients"]["bytes_up"] for r in kept],
             "down": last["sent"]["clients"]["bytes_down"],
         },
-        "last": {k: last["clients"][k] for k in ("accuracy", "accuracy_local", "accuracy_merged", "share")},
-        "view": view_of(summary, last["clients"]),
+        "last": {
+            "value": last["clients"][first],
+            "local": last["clients"][f"{first}_local"],
+            "merged": last["clients"][f"{first}_merged"],
+            "share": last["clients"]["share"],
+        },
+        "view": view_of(summary, last["clients"], first),
         "down": last["sent"]["down"],
         "seconds": last["sent"]["seconds"],
         "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
@@ -163,7 +171,7 @@ def _evaluated(path: Path) -> list[Record]:
         up, down, seconds = up + r["bytes_up"], down + r["bytes_down"], seconds + r["seconds"]
         own = {way: [a + (b or 0) for a, b in zip(own[way], r["clients"][way], strict=True)] for way in own}
         r["sent"] = {"up": up, "down": down, "seconds": round(seconds, 2), "clients": own}
-    return [r for r in found if r["accuracy"] is not None]
+    return [r for r in found if r[headline(path).name] is not None]
 
 
 def _federation(path: Path, last: Record, federations: list[Data]) -> int:
@@ -171,7 +179,7 @@ def _federation(path: Path, last: Record, federations: list[Data]) -> int:
     if (path / "federation.json").exists():
         own = read_json(path / "federation.json", "delete it: clients are then known by number.")
     else:
-        own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["accuracy"]))], "layers": {}}
+        own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["share"]))], "layers": {}}
     if own not in federations:
         federations.append(own)
     return federations.index(own)
@@ -187,7 +195,7 @@ def _summary(path: Path) -> Data:
 
 
 def _scored(paths: Sequence[Path], configs: Sequence[Data]) -> str:
-    """The data that accuracies are of: one kind, for numbers of different ones say nothing about each other."""
+    """The data that numbers are of: one kind, for numbers of different ones say nothing about each other."""
     by = {SCORED[c.get("score", "test")]: path for path, c in zip(paths, configs, strict=True)}
     if len(by) > 1:
         (one, first), (other, second) = by.items()

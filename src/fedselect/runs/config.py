@@ -1,6 +1,7 @@
 """Config: everything a run depends on, complete and replayable. A flag, a file and the API use the same names."""
 
 import dataclasses
+import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from fedselect.core.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import check_late
+from fedselect.tasks import TASKS, Task
+from fedselect.tasks.metrics import Metric
 from fedselect.training.step import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}
@@ -25,6 +28,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
+    "task": ("task", TASKS),
 }
 
 
@@ -33,14 +37,20 @@ def _option(default: Any, help: str, said: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "default": default if said is None else said})
 
 
+def _table(name: str, help: str) -> Any:
+    """A field that is a table, {"name": ..., option: value, ...}, of which a flag gives the name."""
+    return field(default_factory=lambda: {"name": name}, metadata={"help": help, "default": name})
+
+
 @dataclass(frozen=True)
 class Config:
-    """One run. `method`, `data` and `model` are {"name": ..., option: value, ...}, with every option filled in."""
+    """One run. `method`, `data`, `model` and `task` are {"name": ..., option: value, ...}, with every option filled in."""
 
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = _table("classification", "What outputs and targets mean.")
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
     fraction: float = _option(1.0, "Share of clients that train in a round.")
@@ -53,8 +63,9 @@ class Config:
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
     score: Literal["test", "val"] = _option(
-        "test", "Measure accuracy on test data, or on val: held out of training data with --val."
+        "test", "Measure on test data, or on val: held out of training data with --val."
     )
+    headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
 
     def complete(self) -> "Config":
@@ -78,9 +89,11 @@ class Config:
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
         check_late(parse_late(self.late), self.rounds)
-        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
+        task = _entry("task", self.task)
+        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training, task=task)
         done.make_method()
         done.make_training()
+        done.metrics()
         return done
 
     @staticmethod
@@ -95,12 +108,21 @@ class Config:
     def make_training(self) -> Training:
         return Training(**self.training)
 
+    def make_task(self) -> Task:
+        return build("task", self.task["name"], TASKS, _rest(self.task))
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """What the run measures, its headline first."""
+        return self.make_task().measured(self.headline)
+
     def make_data(self) -> Federation:
         data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
-        return build("model", self.model["name"], MODELS, _rest(self.model), data=data)
+        factory = find("model", self.model["name"], MODELS)
+        asked = {"outputs": self.make_task().outputs(data)} if "outputs" in inspect.signature(factory).parameters else {}
+        return build("model", self.model["name"], MODELS, _rest(self.model), data=data, **asked)
 
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
@@ -115,6 +137,8 @@ class Config:
             data,
             seed=self.seed,
             training=self.make_training(),
+            task=self.make_task(),
+            headline=self.headline,
             fraction=self.fraction,
             late=parse_late(self.late),
             chunk=how,
@@ -160,14 +184,15 @@ def read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def place(name: str, methods: list[str], data: str, model: str | None) -> list[tuple[str, str]]:
-    """Which tables a flag belongs to: [(table, option)], among the options of what was chosen.
+def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Which tables a flag belongs to: [(table, option)], among the options of what was chosen from each.
 
     `name` may single a method out: fedselect.limit.
     """
     name = name.replace("-", "_") if "." not in name else name
     for method in methods:
         find("method", method, METHODS)
+    data = str(chosen["data"])
     find("data", data, DATA)
     head, _, option = name.rpartition(".")
     if head:
@@ -180,8 +205,9 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
         return [(f"method:{head}", option)]
     homes = [(f"method:{m}", options(METHODS[m])) for m in methods]
     homes.append(("data", options(DATA[data])))
-    homes.append(("model", options(find("model", model or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
+    homes.append(("model", options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
     homes.append(("training", options(Training)))
+    homes.append(("task", options(find("task", chosen.get("task") or "classification", TASKS))))
     found = [(home, name) for home, known in homes if name in known]
     if not found:
         if elsewhere := _owner(name):
@@ -203,7 +229,7 @@ def _misplaced(field: str) -> str | None:
 
 def _owner(option: str) -> str:
     """Who has an option: method fedselect or layers. Nobody: an empty text."""
-    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA)):
+    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA), ("task", TASKS)):
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
             return " ".join(filter(None, (kind, " or ".join(names))))

@@ -1,6 +1,6 @@
 """Export: one client's personalised model as a file that others can load.
 
-The exported model is the one that the run's accuracy is of, and takes what the data gives: pictures as uint8 are made
+The exported model is the one that the run's headline is of, and takes what the data gives: pictures as uint8 are made
 into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs. A safetensors file holds the values alone;
 there the two tensors input.scale and input.shift lie beside them, and the snippet applies them.
 """
@@ -23,6 +23,7 @@ from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.runs.rundir import finished, read_records, reopen
 from fedselect.core.files import replace
+from fedselect.tasks import Measure
 from fedselect.simulate import Result, Simulation
 from fedselect.training.batches import Split
 
@@ -53,7 +54,8 @@ class Export:
     snippet: str  # Python that loads it and turns inputs x into logits
     round: int
     rounds: int
-    accuracy: float  # of the file as loaded back, on the client's test data
+    headline: Measure
+    value: float  # of the headline metric: the file as loaded back, on the client's test data
     said: float | None  # what the run recorded for this client
     score: str  # test, or val: then that data is held-out training data
 
@@ -80,6 +82,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         raise RunError(
             f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
         )
+    headline = simulation.metrics[0]
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
     last = next((r for r in records if r["round"] == simulation.round), None)
     return Export(
@@ -87,8 +90,9 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         SNIPPETS[form](path, simulation, config.model),
         simulation.round,
         config.rounds,
-        float((logits.argmax(1) == y).double().mean()),
-        last["clients"]["accuracy"][client] if last else None,
+        headline,
+        float(headline.of(logits, y).double().mean()),
+        last["clients"][headline.name][client] if last else None,
         config.score,
     )
 

@@ -13,12 +13,13 @@ from fedselect.runs.labels import labels
 from fedselect.runs.rundir import identity
 from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record
+from fedselect.tasks import Measure
 
 PAUSE = 10.0  # seconds between lines while a run goes on
 
 
-def describe(record: Record) -> str:
-    parts = [f"accuracy {measured(record)}"]
+def describe(record: Record, headline: Measure) -> str:
+    parts = [f"{headline.name} {measured(record, headline)}"]
     if record["share"]:
         parts.append(f"personal {record['share']:.2f}")
     if record["train_loss"] is not None:
@@ -29,13 +30,13 @@ def describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-def measured(record: Record) -> str:
-    """The accuracy, and of how many clients it is where that is not everybody's."""
-    if record["accuracy"] is None:
+def measured(record: Record, headline: Measure) -> str:
+    """The headline metric, and of how many clients it is where that is not everybody's."""
+    if record[headline.name] is None:
         return "-"
-    who = record["clients"]["accuracy"]
+    who = record["clients"][headline.name]
     of = sum(v is not None for v in who)
-    return f"{100 * record['accuracy']:.2f}%" + ("" if of == len(who) else f" of {of} client{'s' if of > 1 else ''}")
+    return headline.said(record[headline.name]) + ("" if of == len(who) else f" of {of} client{'s' if of > 1 else ''}")
 
 
 def names(configs: Sequence[Config]) -> Callable[[Config], str]:
@@ -60,7 +61,7 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
             return
         last = now
         console.print(
-            f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record)}  {now - began:.1f} s",
+            f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record, config.metrics()[0])}  {now - began:.1f} s",
             highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
@@ -93,7 +94,7 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
             if key not in tasks:
                 tasks[key] = bars.add_task(key, total=config.rounds, note="")
             task = tasks[key]
-            bars.update(task, completed=record["round"], note=describe(record))  # type: ignore[arg-type]
+            bars.update(task, completed=record["round"], note=describe(record, config.metrics()[0]))  # type: ignore[arg-type]
             if record["round"] == config.rounds and total is not None:
                 bars.update(total, advance=1)
                 bars.remove_task(task)  # type: ignore[arg-type]

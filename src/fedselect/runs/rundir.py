@@ -1,30 +1,28 @@
 """Run directories as one reads them: what a run is of, how far it came, and what came out.
 
-A run directory holds config.json, federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
+A run directory holds config.json, task.json (what is measured), federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
 masks look like), summary.json (when finished), failed.json (if its numbers stopped being finite) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.runs.config import Config
-from fedselect.core.files import check_folder_name, is_part, is_unused, read_json, write_bytes
+from fedselect.core.files import check_folder_name, is_part, is_unused, read_json, write_bytes, write_json
 from fedselect.core.snapshots import places
 from fedselect.simulate import Simulation
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, wrong
+from fedselect.tasks import Classification, Measure
 
 BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
-FILES = {*BEGIN, "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "failed.json", "report.html", ".lock"}
-NEEDED = (
-    "method", "seed", "rounds", "accuracy", "accuracy_local", "accuracy_merged", "clients", "share", "bytes_up", "bytes_down",
-    "seconds", "environment",
-)  # fmt: skip
+FILES = {*BEGIN, "task.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "failed.json", "report.html", ".lock"}
+NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
     r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
@@ -64,6 +62,30 @@ def described(out: Path) -> dict[str, Any]:
     return read_config(out) | ({"deployed": "yes"} if deployed(out) else {})
 
 
+def write_measures(out: Path, metrics: Sequence[Measure]) -> None:
+    """Say what a run measures, its headline first, so that its numbers can be read without the code that took them."""
+    write_json(out / "task.json", {"metrics": [m.to_json() for m in metrics]})
+
+
+def measures(out: Path) -> list[Measure]:
+    """What a run measures, its headline first; older runs do not say, and were all classification."""
+    path, mend = out / "task.json", "delete it if this is classification, else start the run again with --overwrite."
+    if not path.exists():
+        return list(Classification().measured())
+    try:
+        found = [Measure.from_json(m) for m in read_json(path, mend)["metrics"]]
+    except (KeyError, TypeError, ValueError):
+        found = []
+    if not found:
+        raise RunError(f"{path} does not say what the run measures; {mend}")
+    return found
+
+
+def headline(out: Path) -> Measure:
+    """The metric that tables show first."""
+    return measures(out)[0]
+
+
 def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
@@ -99,15 +121,17 @@ def outcome(out: Path) -> dict[str, Any]:
     """What a finished run came to; its config.json must still say what ran."""
     summary, mend = out / "summary.json", f"delete it, then: {again(out)}"
     found = read_json(summary, mend)
-    if lacking := [name for name in NEEDED if name not in found]:
+    first = headline(out).name
+    needed = (*NEEDED, first, f"{first}_local", f"{first}_merged")
+    if lacking := [name for name in needed if name not in found]:
         raise RunError(f"{summary} lacks {lacking[0]!r}, so it is no outcome of a run; {mend}")
     checkpoints.claim(out / "checkpoint", owner(read_config(out)))
     return found
 
 
-def view_of(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What a run's accuracy is of; older runs and those under way do not say, but by the numbers that were found."""
-    return str(summary.get("view", "local" if found["accuracy"] == found["accuracy_local"] else "merged"))
+def view_of(summary: Mapping[str, Any], found: Mapping[str, Any], headline: str) -> str:
+    """What a run's headline is of; older runs and those under way do not say, but by the numbers that were found."""
+    return str(summary.get("view", "local" if found[headline] == found[f"{headline}_local"] else "merged"))
 
 
 def read_records(path: Path, growing: bool = False) -> list[Record]:
@@ -139,10 +163,11 @@ def kept_records(path: Path, rounds: int) -> list[Record]:
 def _records(path: Path, content: bytes) -> tuple[list[Record], str]:
     """The rounds up to the first line that is damaged, and what is wrong with that one."""
     found: list[Record] = []
+    known = measures(path.parent)
     for line in content.splitlines():
         try:
             record = json.loads(line)
-            problem = wrong(record, len(found) + 1)
+            problem = wrong(record, len(found) + 1, known)
         except ValueError as e:
             problem = str(e)
         if problem:

@@ -34,11 +34,12 @@ from fedselect.runs.rundir import (
     outcome,
     owner,
     read_configs,
+    write_measures,
 )
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
-from fedselect.simulate.records import Record
+from fedselect.simulate.records import Record, evaluated, means
 from fedselect.simulate.stack import Stack, form, stacks
 
 Watch = Callable[[Config, Record], None]
@@ -218,6 +219,7 @@ class _Run:
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
+            write_measures(out, self.simulation.metrics)
             write_json(out / "federation.json", federation(self.simulation))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
@@ -231,7 +233,7 @@ class _Run:
         if ranks.rank() == 0:
             with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(json.dumps(record) + "\n")
-        if self._masks and record["accuracy"] is not None:
+        if self._masks and evaluated(record):
             self._masks.add()
 
     def save(self) -> None:
@@ -317,25 +319,28 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
 
 def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     """The small outcome of a run: what a table needs, and what a reader must know to trust it."""
-    evaluated = [r for r in history if r["accuracy"] is not None]
-    last = evaluated[-1]
-    tail = [r["accuracy"] for r in evaluated if 4 * r["round"] > 3 * last["round"]]
-    own = [a for a in last["clients"]["accuracy"] if a is not None]
+    metrics = config.metrics()
+    headline = metrics[0].name
+    kept = [r for r in history if r[headline] is not None]
+    if not kept:
+        raise RunError(f"{headline} is not defined for any client; choose another metric with --headline.")
+    last = kept[-1]
+    tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
+    own = [a for a in last["clients"][headline] if a is not None]
     return {
         "method": config.method["name"],
         "data": config.data["name"],
         "model": config.model["name"],
         "seed": config.seed,
         "score": config.score,
-        "view": config.make_method().view,  # the one that accuracy is of
+        "view": config.make_method().view,  # the one that the headline is of
+        "headline": headline,
         "rounds": last["round"],
-        "accuracy": last["accuracy"],
-        "accuracy_local": last["accuracy_local"],
-        "accuracy_merged": last["accuracy_merged"],
-        "accuracy_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
-        "curve": [[r["round"], r["accuracy"]] for r in evaluated],
+        **{name: last[name] for name in means(metrics) if name not in ("train_loss", "share")},
+        f"{headline}_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
+        "curve": [[r["round"], r[headline]] for r in kept],
         "std_clients": round(statistics.pstdev(own), 6),
-        "clients": last["clients"]["accuracy"],
+        "clients": last["clients"][headline],
         "share": last["share"],
         "bytes_up": sum(r["bytes_up"] for r in history),
         "bytes_down": sum(r["bytes_down"] for r in history),

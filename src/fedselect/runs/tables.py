@@ -17,7 +17,8 @@ from rich.table import Table
 
 from fedselect.core.errors import RunError
 from fedselect.runs.labels import labels
-from fedselect.runs.rundir import again, described, failure, finished, outcome, view_of
+from fedselect.runs.rundir import again, described, failure, finished, headline, outcome, view_of
+from fedselect.tasks import Measure
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
 
@@ -33,19 +34,20 @@ class Row:
     method: str  # and what tells it from other runs of the same method, if there are any
     asked: int  # runs that there should be, a seed each
     seeds: list[int]  # of those that are finished
-    accuracy: list[float]
+    headline: Measure
+    values: list[float]  # of the headline metric: of the view that is reported, after local training, after aggregation
     local: list[float]
     merged: list[float]
     share: float
     bytes_up: float
     seconds: float
     reports: str
-    score: str  # the data that accuracies are of: test or val
-    others: float | None  # accuracy on other clients' data, where it was measured
+    score: str  # the data that these are of: test or val
+    others: float | None  # the same on other clients' data, where it was measured
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.accuracy)
+        return statistics.fmean(self.values)
 
     @property
     def name(self) -> str:
@@ -56,6 +58,8 @@ class Row:
 def rows(runs: Sequence[Path]) -> list[Row]:
     """The finished runs, grouped by what they are runs of, best first."""
     summaries: dict[str, list[dict[str, Any]]] = {}
+    shown = common_headline(runs)
+    first = shown.name
     named = _named(runs)
     asked = Counter(label for label, _ in named)
     for label, run in named:
@@ -68,19 +72,29 @@ def rows(runs: Sequence[Path]) -> list[Row]:
             method,
             asked[method],
             [s["seed"] for s in group],
-            [s["accuracy"] for s in group],
-            [s["accuracy_local"] for s in group],
-            [s["accuracy_merged"] for s in group],
+            shown,
+            [s[first] for s in group],
+            [s[f"{first}_local"] for s in group],
+            [s[f"{first}_merged"] for s in group],
             statistics.fmean(s["share"] for s in group),
             statistics.fmean(s["bytes_up"] for s in group),
             statistics.fmean(s["seconds"] for s in group),
-            "local" if all(view_of(s, s) == "local" for s in group) else "merged",
+            "local" if all(view_of(s, s, first) == "local" for s in group) else "merged",
             group[0].get("score", "test"),
             _mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
         for method, group in summaries.items()
     ]
-    return sorted(made, key=lambda r: -r.mean)
+    return sorted(made, key=lambda r: r.mean, reverse=shown.more_is_better)
+
+
+def common_headline(runs: Sequence[Path]) -> Measure:
+    """The metric that all of these runs show first: numbers of different ones say nothing about each other."""
+    by = {headline(run): run for run in runs}
+    if len(by) > 1:
+        (one, first), (other, second), *_ = by.items()
+        raise RunError(f"{first} has the headline {one.name} and {second} {other.name}; make a table of each.")
+    return next(iter(by))
 
 
 def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
@@ -101,27 +115,29 @@ def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
     seeds = max(r.asked for r in found)
     crossed = any(r.others is not None for r in found)
     many = "s, ± standard deviation" if seeds > 1 else ""
+    first, unit = found[0].headline, " %" if found[0].headline.percent else ""
     table = Table(
-        title=f"mean client accuracy on own {DATA[found[0].score]} data, {seeds} seed{many}",
+        title=f"mean client {first.name} on own {DATA[found[0].score]} data, {seeds} seed{many}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=not crossed,  # a column more has to fit in 80
         collapse_padding=crossed,
     )
     table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.name for r in found), *diverged])))
-    for column in ("accuracy %", "local %", "merged %", *(["others %"] if crossed else []), "share", "MB up", "sec"):
+    views = [f"{name}{unit}" for name in ("local", "merged", *(["others"] if crossed else []))]
+    for column in (first.title, *views, "share", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
-        views = [spread(v).split(" ")[0] for v in (r.local, r.merged)]
+        views = [first.show(statistics.fmean(v)) for v in (r.local, r.merged)]
         mark = 0 if r.reports == "local" else 1
         views[mark] = f"[bold]{views[mark]}[/bold]"
-        others = [f"{100 * r.others:.2f}" if r.others is not None else "-"] if crossed else []
+        others = [first.show(r.others) if r.others is not None else "-"] if crossed else []
         figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
-        table.add_row(r.name, spread(r.accuracy), *views, *others, *figures)
+        table.add_row(r.name, spread(r.values, first), *views, *others, *figures)
     for label in diverged:
         table.add_row(label, "diverged")
     table.caption = (
-        "accuracy: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
+        f"{first.name}: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
         "MB up: from all clients, in the whole run"
     )
     table.caption_justify = "left"
@@ -145,23 +161,22 @@ def _elsewhere(cross: list[list[float | None]]) -> float | None:
     return statistics.fmean(apart) if apart else None
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation in percent."""
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
+def spread(values: Sequence[float], measure: Measure) -> str:
+    """Mean and standard deviation as text."""
+    mean = measure.show(statistics.fmean(values))
+    return mean if len(values) < 2 else f"{mean} ± {measure.show(statistics.stdev(values))}"
 
 
 def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
-    """Plain numbers: accuracies and shares as fractions, standard deviations over seeds; of what diverged none."""
+    """Plain numbers: metrics and shares as they are, not in percent; standard deviations over seeds; of what diverged none."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["method", "seeds", "asked", "accuracy", "std", "accuracy_local", "accuracy_merged", "others", "share", "bytes_up",
-         "seconds"]
-    )  # fmt: skip
+    first = found[0].headline.name
+    views = [first, "std", f"{first}_local", f"{first}_merged", "others"]
+    writer.writerow(["method", "seeds", "asked", *views, "share", "bytes_up", "seconds"])
     for r in found:
         means = [f"{statistics.fmean(v):.6f}" for v in (r.local, r.merged)]
-        off = f"{statistics.stdev(r.accuracy):.6f}" if len(r.accuracy) > 1 else ""
+        off = f"{statistics.stdev(r.values):.6f}" if len(r.values) > 1 else ""
         others = "" if r.others is None else f"{r.others:.6f}"
         figures = [f"{r.share:.6f}", f"{r.bytes_up:.0f}", f"{r.seconds:.3f}"]
         writer.writerow([r.method, len(r.seeds), r.asked, f"{r.mean:.6f}", off, *means, others, *figures])
@@ -171,23 +186,24 @@ def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
 
 
 def as_latex(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
-    """A booktabs table; the best accuracy is bold."""
+    """A booktabs table; the best value is bold."""
+    first = found[0].headline
     crossed = any(r.others is not None for r in found)
-    columns = ["accuracy", "local", "merged", *(["others"] if crossed else []), "personal", "total MB up"]
+    columns = [tex(first.name), "local", "merged", *(["others"] if crossed else []), "personal", "total MB up"]
     lines = [
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
         " & ".join(["method", *columns]) + r" \\",
         "\\midrule",
     ]
-    best = max(r.mean for r in found)
+    best = first.best(r.mean for r in found)
     for r in found:
-        accuracy = "$" + spread(r.accuracy).replace(" ± ", r" \pm ") + "$"
+        value = "$" + spread(r.values, first).replace(" ± ", r" \pm ") + "$"
         cells = [
             tex(r.name),
-            rf"\boldmath{accuracy}" if r.mean == best else accuracy,
-            *(f"{100 * statistics.fmean(v):.2f}" for v in (r.local, r.merged)),
-            *(["--" if r.others is None else f"{100 * r.others:.2f}"] if crossed else []),
+            rf"\boldmath{value}" if r.mean == best else value,
+            *(first.show(statistics.fmean(v)) for v in (r.local, r.merged)),
+            *(["--" if r.others is None else first.show(r.others)] if crossed else []),
             f"{100 * r.share:.1f}",
             f"{r.bytes_up / 1e6:.2f}",
         ]

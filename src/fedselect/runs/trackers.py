@@ -1,4 +1,4 @@
-"""Trackers that people already use: every round's numbers, and each client's accuracy, in their place.
+"""Trackers that people already use: every round's numbers, and each client's headline metric, in their place.
 
 Files go to track/ in the run directory, unless the tracker's own environment variables say where: WANDB_MODE,
 WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,8 @@ from fedselect.runs.config import Config
 from fedselect.runs.labels import flat
 from fedselect.runs.rundir import read_configs
 from fedselect.runs.runner import Watch
-from fedselect.simulate.records import Record
-
-SCALARS = (
-    "accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down", "seconds",
-)  # fmt: skip
-
+from fedselect.simulate.records import Record, columns
+from fedselect.tasks import Measure
 
 class Tracker(Protocol):
     """One run in one tracker."""
@@ -54,7 +50,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
                 names.update({json.dumps(c.to_json(), sort_keys=True): name for name, c in read_configs(out).items()})
             name = names.get(key, f"{config.method['name']}-seed{config.seed}")
             open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
-        open_runs[key].log(record["round"], numbers(record))
+        open_runs[key].log(record["round"], numbers(record, config.metrics()))
         if record["round"] == config.rounds:
             open_runs.pop(key).close(finished=True)
 
@@ -65,10 +61,11 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
             left.close(finished=False)
 
 
-def numbers(record: Record) -> dict[str, float]:
+def numbers(record: Record, metrics: Sequence[Measure]) -> dict[str, float]:
     """A round as flat names: accuracy, client/3/accuracy, ..."""
-    found = {name: record[name] for name in SCALARS}
-    found.update({f"client/{i}/accuracy": v for i, v in enumerate(record["clients"]["accuracy"])})
+    headline = metrics[0].name
+    found = {name: record[name] for name in (*columns(metrics), "seconds")}
+    found.update({f"client/{i}/{headline}": v for i, v in enumerate(record["clients"][headline])})
     return {name: float(v) for name, v in found.items() if v is not None}
 
 

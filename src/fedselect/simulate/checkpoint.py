@@ -18,6 +18,7 @@ from fedselect.core.errors import CheckpointError
 from fedselect.core.tree import flat, nested, together
 from fedselect.simulate import ranks
 from fedselect.simulate.store import Compact, Store
+from fedselect.tasks.task import Classification
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
@@ -42,7 +43,7 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-LATER: dict[str, Any] = {}
+LATER: dict[str, Any] = {"task": {"name": "classification"}, "headline": None}
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
 GONE: dict[str, dict[str, Any]] = {}
 """Options that a method no longer has, each with the value under which it did nothing."""
@@ -72,6 +73,7 @@ def owner(simulation: "Simulation") -> Run:
     s = simulation
     config = {
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
+        "task": {"name": "classification"} if s.task == Classification() else _plain(s.task),
         "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},

@@ -21,11 +21,12 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.inputs import as_federation, as_model, check_how, deterministic, pick_device, pick_precision
+from fedselect.simulate.inputs import as_federation, as_model, as_task, check_how, deterministic, pick_device, pick_precision
 from fedselect.simulate.jobs import Asked, Full, Job, do
-from fedselect.simulate.records import LISTS, MEANS, Finite, Notes, Record, mean_of
+from fedselect.simulate.records import SENT, Finite, Notes, Record, columns, mean_of, means
 from fedselect.simulate.store import Compact, Store
-from fedselect.tasks.losses import cross_entropy
+from fedselect.tasks.losses import Goal
+from fedselect.tasks.task import Task
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.step import Training, one_by_one, precision, step
@@ -46,9 +47,11 @@ class Simulation:
     `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
     where it has the same hardware. `Result(simulation, history)` takes out models and masks.
 
-    `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
-    from 1). `chunk`: how many clients run at once. `rows`: what rests of clients between rounds, all or personal. `device`:
-    auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations.
+    `task`: what outputs and targets mean, classification unless another is given. `headline`: the metric that tables show
+    first, one of the task's. `fraction`: the share of clients that take part in a round.
+    `late`: (how many clients join late, in which round, counted from 1). `chunk`: how many clients run at once.
+    `rows`: what is stored per client between rounds, all or personal. `device`: auto, cpu or cuda.
+    `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Simulation:
         *,
         seed: int = 0,
         training: Training | None = None,
+        task: Task | None = None,
+        headline: str | None = None,
         fraction: float = 1.0,
         late: tuple[int, int] | None = None,
         chunk: int | Literal["auto"] = "auto",
@@ -78,6 +83,8 @@ class Simulation:
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training = training or Training()
+        self.task = as_task(task, data)
+        self.metrics = self.task.measured(headline)
         keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
@@ -88,8 +95,8 @@ class Simulation:
         sizes = self._split["train"].sizes or ()
         self.fitted = Fitted(model, self.device, self.precision)
         x, _ = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
-        self.fitted.check(x[0], data.classes)
-        self._programs = Programs(self.fitted, self.training)
+        self.fitted.check(x[0], self.task, data)
+        self._programs = Programs(self.fitted, self.training, self.task)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
@@ -159,7 +166,7 @@ class Simulation:
             del state, scores
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
-        notes, finite = Notes(self.clients), Finite(self.data)
+        notes, finite = Notes(self.clients, columns(self.metrics)), Finite(self.data)
         folded = MaskedSum()
         extras: list[State] = []
         order: list[Tensor] = []
@@ -208,7 +215,7 @@ class Simulation:
     def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
         """Every process gets the same record, or the same error."""
         finite.settle(self.round)
-        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in LISTS}
+        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in columns(self.metrics)}
         found = ranks.everywhere((notes.lists(), finite.problem))
         problem = next((p for _, p in found if p), None)
         if problem:
@@ -219,9 +226,8 @@ class Simulation:
         return {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
-            **{k: mean_of(lists[k]) for k in MEANS},
-            "bytes_up": sum(v or 0 for v in lists["bytes_up"]),
-            "bytes_down": sum(v or 0 for v in lists["bytes_down"]),
+            **{k: mean_of(lists[k]) for k in means(self.metrics)},
+            **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
         }
 
@@ -248,14 +254,14 @@ class Simulation:
             )
 
     def cross(self) -> Tensor:
-        """Accuracy of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
+        """The headline metric of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
         mine = ranks.own(torch.arange(self.clients))
         for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
             models, test = self.models(ids), self._split["test"]
             for j in range(self.clients):
                 theirs = test.rows(torch.full_like(ids, j))
-                out[ids, j] = score(self._programs, models, theirs)[0].cpu()
+                out[ids, j] = score(self._programs, models, theirs, self.metrics[:1])[self.metrics[0].name].cpu()
         found = ranks.everywhere(out)
         for r, theirs in enumerate(found):
             out[r :: len(found)] = theirs[r :: len(found)]
@@ -265,7 +271,7 @@ class Simulation:
         try:
             with precision(self.precision):
                 if job.what == "score":
-                    return score(self._programs, job.state["model"], self._split["test"].rows(job.ids))
+                    return score(self._programs, job.state["model"], self._split["test"].rows(job.ids), self.metrics)
                 return do(job, self._for(job.ids), self._work(job.ids, job.round))
         except IndexError as e:
             if self._split["train"].x.dtype != torch.int64:
@@ -292,7 +298,7 @@ class Simulation:
                 merged = yield Job("personal", ids, self.round - 1, state, down)
                 found = yield Job("score", ids, self.round - 1, {"model": merged})
                 if isinstance(self.store, Compact) and self.store.forgets:
-                    local = self.store.scores[ids, 0], self.store.scores[ids, 1]
+                    local = {m.name: self.store.scores[ids, i] for i, m in enumerate(self.metrics)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
             except Full:
@@ -306,14 +312,14 @@ class Simulation:
             if len(present) > self.chunk:
                 finite.settle(self.round)
 
-    def _note(self, notes: Notes, view: str, ids: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        accuracy, loss = found
-        notes.add(f"accuracy_{view}", ids, accuracy)
+    def _note(self, notes: Notes, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
+        headline = self.metrics[0].name
+        notes.add(f"{headline}_{view}", ids, found[headline])
         if view == self.method.view:
-            notes.add("accuracy", ids, accuracy)
-            notes.add("test_loss", ids, loss)
+            for name, values in found.items():
+                notes.add(name, ids, values)
 
-    def _last_look(self, ids: Tensor, state: State, evaluate: bool) -> Generator[Job, Any, tuple[Tensor, Tensor] | None]:
+    def _last_look(self, ids: Tensor, state: State, evaluate: bool) -> Generator[Job, Any, dict[str, Tensor] | None]:
         """What models score that are forgotten with this round, while their clients may sit out those that evaluate."""
         if self.store.forgets and (evaluate or self.fraction < 1.0):
             return (yield Job("score", ids, self.round, {"model": self.method.local(state)}))  # type: ignore[no-any-return]
@@ -356,10 +362,10 @@ class Simulation:
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
-    def _put(self, ids: Tensor, state: State, scores: tuple[Tensor, Tensor] | None) -> None:
+    def _put(self, ids: Tensor, state: State, scores: dict[str, Tensor] | None) -> None:
         self.store.put(ranks.place(ids), state)
         if scores is not None and isinstance(self.store, Compact):
-            self.store.scores[ids] = torch.stack(scores, 1).cpu()
+            self.store.scores[ids] = torch.stack(list(scores.values()), 1).cpu()
 
     def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
         """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""
@@ -396,7 +402,7 @@ class Simulation:
             return Store(here, self.device if self.chunk >= here else torch.device("cpu"))
         if ranks.world() > 1:
             raise InputError("several processes keep whole rows; use more of them, or rows=all.")
-        return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state)
+        return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
 
     def _try_join(self) -> State:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
@@ -447,7 +453,7 @@ class Simulation:
                     torch.zeros_like(y[:, 0]),
                     everything,
                     0.01,
-                    cross_entropy,
+                    Goal(self.task),
                     {},
                     self.training,
                 )

@@ -11,11 +11,14 @@ from torch import nn
 from fedselect.core.errors import InputError
 from fedselect.data import ClientData, Federation
 from fedselect.models import Model
+from fedselect.tasks.task import Classification, Task
 
 
 class How(TypedDict, total=False):
     """How clients are run, whatever the method: options of Simulation that `run` passes on."""
 
+    task: Task | None
+    headline: str | None
     fraction: float
     late: tuple[int, int] | None
     chunk: int | Literal["auto"]
@@ -69,6 +72,15 @@ def as_model(model: Model | nn.Module) -> Model:
     if not isinstance(model, Model):
         raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
     return model
+
+
+def as_task(task: Task | None, data: Federation) -> Task:
+    task = Classification() if task is None else task
+    if not isinstance(task, Task):
+        raise InputError(f"task must be a task such as fs.Classification(), not {task!r}.")
+    if why := task.unfit_data(data):
+        raise InputError(why)
+    return task
 
 
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:

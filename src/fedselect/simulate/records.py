@@ -1,5 +1,6 @@
 """What a round finds out about its clients: numbers for the record, and whether their models are still finite."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,32 +9,48 @@ from torch import Tensor
 from fedselect.core.errors import diverged
 from fedselect.core.tree import Tree, block, rows
 from fedselect.data import Federation
+from fedselect.tasks.metrics import Measure
 
 Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
-LISTS = ("accuracy", "accuracy_local", "accuracy_merged", "test_loss", "train_loss", "share", "bytes_up", "bytes_down")
-MEANS = LISTS[:6]
-NUMBERS = ("seconds", *MEANS, "bytes_up", "bytes_down")
+SENT = ("bytes_up", "bytes_down")
 
 
-def wrong(record: Any, round: int) -> str:
+def means(metrics: Sequence[Measure]) -> tuple[str, ...]:
+    """What a record has as a mean over clients: each metric, the headline also by view, and what every task has."""
+    first, *others = [m.name for m in metrics]
+    return (first, f"{first}_local", f"{first}_merged", *others, "train_loss", "share")
+
+
+def columns(metrics: Sequence[Measure]) -> tuple[str, ...]:
+    """What a record has for each client."""
+    return (*means(metrics), *SENT)
+
+
+def evaluated(record: Record) -> bool:
+    """Whether clients were measured in this round; a metric may still be undefined for all of them."""
+    return record["share"] is not None
+
+
+def wrong(record: Any, round: int, metrics: Sequence[Measure]) -> str:
     """What keeps a line of metrics.jsonl from being the record of this round, in words; nothing where it is that."""
     if not isinstance(record, dict) or not isinstance(lists := record.get("clients"), dict):
         return "it is no record of a round"
     if record.get("round") != round:
         return f"it should be of round {round}"
-    lost = [n for n in NUMBERS if n not in record or not isinstance(record[n], int | float | None)]
-    lost += [n for n in LISTS if not isinstance(lists.get(n), list)]
+    known = columns(metrics)
+    lost = [n for n in ("seconds", *known) if n not in record or not isinstance(record[n], int | float | None)]
+    lost += [n for n in known if not isinstance(lists.get(n), list)]
     if lost:
         return f"it lacks {lost[0]!r}"
-    return "" if len({len(lists[n]) for n in LISTS}) == 1 else "it has not as many clients in every list"
+    return "" if len({len(lists[n]) for n in known}) == 1 else "it has not as many clients in every list"
 
 
 class Notes:
     """What a round measures of each client. Numbers are read when the round is over: reading one waits for the GPU."""
 
-    def __init__(self, clients: int) -> None:
-        self._lists: dict[str, list[Any]] = {k: [None] * clients for k in LISTS}
+    def __init__(self, clients: int, columns: Sequence[str]) -> None:
+        self._lists: dict[str, list[Any]] = {k: [None] * clients for k in columns}
         self._found: list[tuple[str, Tensor, Tensor]] = []
 
     def add(self, what: str, ids: Tensor, values: Tensor) -> None:

@@ -14,7 +14,7 @@ from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
 from fedselect.simulate.inputs import How, as_federation, as_model, check_late
-from fedselect.simulate.records import LISTS, Record
+from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.step import Training
 
@@ -27,15 +27,23 @@ class Result:
     history: list[Record]
 
     @property
+    def headline(self) -> float:
+        """Mean over clients of the headline metric, each client's model on its own test data, as last evaluated."""
+        return float(self._last()[self.simulation.metrics[0].name])
+
+    @property
     def accuracy(self) -> float:
-        """Mean over clients of each client's accuracy on its own test data, as last evaluated."""
-        return float(self._last()["accuracy"])
+        """The same of the accuracy, where the task has one."""
+        if "accuracy" not in (last := self._last()):
+            known = ", ".join(m.name for m in self.simulation.metrics)
+            raise InputError(f"this task has no accuracy; it has {known}, and result.headline is the first.")
+        return float(last["accuracy"])
 
     @property
     def clients(self) -> list[Record]:
         """One entry for each client: what was last measured."""
         lists = self._last()["clients"]
-        return [{k: lists[k][i] for k in LISTS} for i in range(self.simulation.clients)]
+        return [{k: v[i] for k, v in lists.items()} for i in range(self.simulation.clients)]
 
     @property
     def bytes_up(self) -> int:
@@ -59,7 +67,7 @@ class Result:
         return out
 
     def cross(self) -> Tensor:
-        """Accuracy of client i's model on client j's test data: (i, j)."""
+        """The headline metric of client i's model on client j's test data: (i, j)."""
         return self.simulation.cross()
 
     def to_dataframe(self) -> Any:
@@ -70,7 +78,7 @@ class Result:
             raise InputError("to_dataframe needs pandas; install it with: pip install pandas") from None
         names = [c.name or str(i) for i, c in enumerate(self.simulation.data.clients)]
         return pandas.DataFrame([
-            {"round": r["round"], "client": i, "name": name, **{k: r["clients"][k][i] for k in LISTS}}
+            {"round": r["round"], "client": i, "name": name, **{k: v[i] for k, v in r["clients"].items()}}
             for r in self.history
             for i, name in enumerate(names)
         ])  # fmt: skip
@@ -84,7 +92,7 @@ class Result:
 
     def _last(self) -> Record:
         for record in reversed(self.history):
-            if record["accuracy"] is not None:
+            if record[self.simulation.metrics[0].name] is not None:
                 return record
         raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if self.history else 'the history is empty'}.")
 
@@ -150,7 +158,8 @@ def run(
 ) -> Result:
     """Train a federation in memory. `on_round` is given each round's record.
 
-    `how`: fraction, late, chunk, rows, device, precision, deterministic and eval_every, which Simulation explains.
+    `how`: task, headline, fraction, late, chunk, rows, device, precision, deterministic and eval_every; Simulation
+    explains them.
     """
     _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)

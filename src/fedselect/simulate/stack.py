@@ -34,9 +34,10 @@ def stacks(run: Simulation) -> tuple[Any, ...] | None:
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
-    how = (run.training, run.precision, run.deterministic, run.device, run.eval_every, run.round, run.store.kind)
+    asked = (run.training, run.task, *(m.name for m in run.metrics), run.eval_every)
+    how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, how, joins, form(run.method)
+    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 
 class Stack:
@@ -116,7 +117,7 @@ class Stack:
         at = torch.cat([j.ids + f for j, f in zip(jobs, first, strict=True)])
         whole = replace(jobs[0], ids=at, state=_cat([j.state for j in jobs]), down=_told(jobs))
         if whole.what == "score":
-            answer: Any = score(self._programs, whole.state["model"], self._split["test"].rows(at))
+            answer: Any = score(self._programs, whole.state["model"], self._split["test"].rows(at), self.runs[0].metrics)
         else:
             device = runs[0].device
             seeds = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)]

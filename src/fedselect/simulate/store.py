@@ -85,7 +85,7 @@ class Compact:
     """States of more clients than fit: of each only what it carries from round to round, packed, in host memory.
 
     What is not carried comes back as zero. A store that `forgets` any values loses the view "local" of a client when it is
-    put; `scores` is what the client's last model scored by then, accuracy and loss. Host memory is pinned where the device
+    put; `scores` is what the client's last model scored by then, a column a metric. Host memory is pinned where the device
     is a GPU. Everything that touches it runs on one side stream, in the order of the calls, so no page is read or written
     too early; a buffer on the device knows both streams it is used on.
 
@@ -95,14 +95,19 @@ class Compact:
     kind: ClassVar[str] = "compact"
 
     def __init__(
-        self, clients: int, device: torch.device, carries: Callable[[State], Mapping[str, Carried]], like: State
+        self,
+        clients: int,
+        device: torch.device,
+        carries: Callable[[State], Mapping[str, Carried]],
+        like: State,
+        metrics: int,
     ) -> None:
         self.clients, self.device = clients, device
         self.joined = torch.zeros(clients, dtype=torch.bool)
         self._carries = carries
         self._layout = flat.layout(like, carries(like))
         self.forgets = not self._layout.whole
-        self.scores = torch.full((clients, 2), torch.nan, dtype=torch.float64)
+        self.scores = torch.full((clients, metrics), torch.nan, dtype=torch.float64)
         self._counts = self._layout.fixed.repeat(clients, 1)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pages = Pages(clients, pin=self._side is not None)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.models import Model, Output
+from fedselect.tasks.task import Targets, Task
 from fedselect.training.stacked import Forward, Taps
 
 
@@ -54,7 +55,7 @@ class Fitted:
             logits = functional_call(self.module, tree, (x,))
             return Output(logits, seen[-1] if seen else None)
 
-    def check(self, x: Tensor, classes: int) -> None:
+    def check(self, x: Tensor, task: Task, data: Targets) -> None:
         """Run one batch and complain in words when the model does not fit the data."""
         model, inner = self.model, list[Tensor]()
         handle = None
@@ -73,13 +74,10 @@ class Fitted:
                 handle.remove()
         if not isinstance(out.logits, Tensor):
             raise InputError(
-                f"{model.name} returns a {type(out.logits).__name__}; wrap it in a module that returns class scores alone."
+                f"{model.name} returns a {type(out.logits).__name__}; wrap it in a module that returns one tensor alone."
             )
-        if out.logits.shape != (len(x), classes):
-            raise InputError(
-                f"{model.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; labels from 0 to {classes - 1} need "
-                f"({len(x)}, {classes}), or say how many classes there are: Federation(clients, classes=...)."
-            )
+        if why := "give a row for each." if len(out.logits) != len(x) else task.unfit_outputs(out.logits, data):
+            raise InputError(f"{model.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; {why}")
         if model.head_was_guessed and inner and inner[-1] is not out.logits:
             raise InputError(
                 f"the last Linear of {model.name}, {model.head!r}, does not produce its output; name the head: "

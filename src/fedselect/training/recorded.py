@@ -20,7 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedselect.core import random
 from fedselect.core.tree import Mask, State, Tree
-from fedselect.tasks.losses import Objective
+from fedselect.tasks.losses import Goal, Objective
+from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room
 from fedselect.training.fitted import Fitted
@@ -39,8 +40,8 @@ Body = Callable[[State], Any]
 class Programs:
     """Trains and evaluates stacked clients of one model, recording what comes back."""
 
-    def __init__(self, fitted: Fitted, training: Training) -> None:
-        self.fitted, self.model = fitted, fitted.model
+    def __init__(self, fitted: Fitted, training: Training, task: Task) -> None:
+        self.fitted, self.model, self.task = fitted, fitted.model, task
         self.training = training
         self._rooms: dict[Any, Room] = {}
         self._seen: dict[Any, int] = {}
@@ -141,7 +142,7 @@ class Programs:
         return inputs["sums"]["loss"]
 
     def predict(self, tree: Tree, split: Split, at: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Every client's model on `width` samples of its own from `at` on: (logits, features, labels, which are real).
+        """Every client's model on `width` samples of its own from `at` on: (outputs, features, targets, which are real).
 
         Good until the next call.
         """
@@ -327,6 +328,8 @@ class _Itself:
 
 def _identity(fn: Any) -> Any:
     """The same for functions that do the same, so that one made anew each round is known again."""
+    if isinstance(fn, Goal):
+        return _Itself(fn.task), _identity(fn.objective), _identity(fn.penalty)
     if isinstance(fn, MethodType):
         return _identity(fn.__func__), _Itself(fn.__self__)
     plain = isinstance(fn, FunctionType) and fn.__closure__ is None and fn.__defaults__ is None and fn.__kwdefaults__ is None

@@ -10,7 +10,9 @@ from torch import Tensor
 from fedselect.core import random
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Rows, State, Tree, count, matrix, put, take, take_mask
-from fedselect.tasks.losses import Objective, cross_entropy
+from fedselect.tasks.losses import Goal, Objective
+from fedselect.tasks.metrics import Metric
+from fedselect.tasks.task import Classification
 from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
 from fedselect.training.layers import bmm
@@ -30,21 +32,35 @@ class Pass:
 
 
 def walk(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Every client's model over its own data in eval mode: (logits, features, labels, which rows are real)."""
+    """Every client's model over its own data in eval mode: (outputs, features, targets, which rows are real)."""
     tree = programs.place("values", tree) if split.longest else tree
     for at in range(0, split.longest, EVAL_BATCH):
         yield programs.predict(tree, split, at, min(EVAL_BATCH, split.longest - at))
 
 
-def score(programs: Programs, tree: Tree, split: Split) -> tuple[Tensor, Tensor]:
-    """Accuracy and mean cross-entropy of every client's model on its own data, each (C,) float64; NaN without data."""
-    right = torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device)
-    loss = torch.zeros_like(right)
-    for logits, _, y, inside in walk(programs, tree, split):
-        picked = torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        right += (inside & (logits.argmax(-1) == y)).sum(1)
-        loss += torch.where(inside, picked.double(), 0.0).sum(1)
-    return right / split.n, loss / split.n
+def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+    """Every client's model on its own data: by metric (C,) float64; NaN without data."""
+    means = [m for m in metrics if m.by_sample]
+    sums = {m.name: torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device) for m in means}
+    kept: list[tuple[Tensor, Tensor]] = []
+    for outputs, _, y, inside in walk(programs, tree, split):
+        for m in means:
+            each = m.of(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(inside)
+            sums[m.name] += torch.where(inside, each.double(), 0.0).sum(1)
+        if len(means) < len(metrics):
+            kept.append((outputs.cpu().clone(), y.cpu()))
+    found = {name: total / split.n for name, total in sums.items()}
+    return {m.name: found[m.name] if m.by_sample else _one_by_one(m, kept, split) for m in metrics}
+
+
+def _one_by_one(metric: Metric, kept: Sequence[tuple[Tensor, Tensor]], split: Split) -> Tensor:
+    """A metric of all outputs and targets of a client, client by client."""
+    found = torch.full(split.n.shape, torch.nan, dtype=torch.float64)
+    outputs, targets = (torch.cat(parts, 1) for parts in zip(*kept, strict=True)) if kept else (found, found)
+    for i, n in enumerate(split.sizes or ()):
+        if n:
+            found[i] = float(metric.of(outputs[i, :n], targets[i, :n]))
+    return found.to(split.n.device)
 
 
 class Work:
@@ -65,7 +81,7 @@ class Work:
         seed: int | Tensor,
         initial: Callable[[], Tree],
     ) -> None:
-        self.model = programs.model
+        self.model, self.task = programs.model, programs.task
         self.ids = ids
         self.round = round
         self.n = train.n
@@ -92,10 +108,17 @@ class Work:
         if int(self._val.n.min()) == 0:
             raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
 
-    def accuracy(self, tree: Tree) -> Tensor:
-        """On the clients' validation data: (C,). Test data is for the engine alone."""
+    def metric(self, name: str, tree: Tree) -> Tensor:
+        """One of the task's metrics on the clients' validation data: (C,). Test data is for the engine alone."""
         self.need_val()
-        return score(self._programs, tree, self._val)[0]
+        found = {m.name: m for m in self.task.measured()}
+        if name not in found:
+            raise InputError(f"this method needs the metric {name}, which the task does not have; it has {', '.join(found)}.")
+        return score(self._programs, tree, self._val, [found[name]])[name]
+
+    def need_classes(self) -> None:
+        if not isinstance(self.task, Classification):
+            raise InputError("this method needs classes; use it with the task classification.")
 
     def dead(self) -> Tree:
         """Entries that can never move: taps of kernels that only ever meet padding, each kernel's in a line."""
@@ -103,6 +126,7 @@ class Work:
 
     def classes(self, count: int) -> Tensor:
         """Of so many classes, those that occur in each client's training data: (C, count)."""
+        self.need_classes()
         last = (self.n - 1).unsqueeze(1)
         at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
         labels = self._data.y[self._data.start.unsqueeze(1) + torch.minimum(at, last)]
@@ -113,6 +137,7 @@ class Work:
 
         A class that a client does not have has count, mean and square 0.
         """
+        self.need_classes()
         total: Tree = {}
         for logits, features, y, inside in walk(self._programs, tree, self._data):
             if self.model.head is None or features.ndim != 3:
@@ -137,24 +162,28 @@ class Work:
         tree: Tree,
         passes: Sequence[Pass],
         *,
-        objective: Objective = cross_entropy,
+        objective: Objective | None = None,
+        penalty: Objective | None = None,
         ctx: State | None = None,
         key: str = "train",
     ) -> Tree:
         """Local training with a fresh optimizer, momentum carried from pass to pass; `tree` itself is left alone.
 
+        What is minimised is the task's loss or, if given, the objective in its place; the penalty is added to it.
         A client whose mask marks nothing sits a pass out entirely.
         """
-        ctx = ctx or {}
+        return self._minimise(tree, passes, Goal(self.task, objective, penalty), ctx or {}, key)
+
+    def _minimise(self, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
         if not one_by_one(self._programs.fitted, self.ids.device):
             order = self._longest_first()
             if order is not None:
-                return self._train_as(order, tree, passes, objective, ctx, key)
+                return self._train_as(order, tree, passes, goal, ctx, key)
             out = self._programs.place("values", tree)
             if out is tree:
                 out = ordered(tree)
             speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
-            self._train(out, speed, passes, objective, ctx, key)
+            self._train(out, speed, passes, goal, ctx, key)
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
         out = ordered(tree)
@@ -165,7 +194,7 @@ class Work:
             alone = self.rows(row)
             alone.loss = self.loss[row].clone()
             mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
-            alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
+            alone._train(take(out, row), speed, mine, goal, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
         return out
 
@@ -174,19 +203,19 @@ class Work:
         order = sorted(range(len(self._steps)), key=lambda i: (-self._batch[i], -self._steps[i]))
         return None if order == list(range(len(order))) else torch.tensor(order)
 
-    def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> Tree:
+    def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
         """`train` with the clients in another order; what comes back is in theirs."""
         there = self.rows(order)
         at = order.to(self.ids.device, non_blocking=True)
         there.loss = self.loss[at]  # that of clients who sit all passes out stays
         masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
         mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
-        out = there.train(take(tree, at), mine, objective=objective, ctx={k: take(t, at) for k, t in ctx.items()}, key=key)
+        out = there._minimise(take(tree, at), mine, goal, {k: take(t, at) for k, t in ctx.items()}, key)
         back = order.argsort().to(at.device, non_blocking=True)
         self.loss = there.loss[back]
         return take(out, back)
 
-    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
+    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> None:
         """Train `tree` in place."""
         base = self.keys(key)
         batches = self.n.clamp_max(self._programs.training.batch_size)
@@ -206,7 +235,7 @@ class Work:
                 total[rows] += self._programs.train(
                     mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
                     {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
-                    objective, size, first, last,
+                    goal, size, first, last,
                 )  # fmt: skip
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)

@@ -19,7 +19,9 @@ from fedselect.network.drive import prepare, serve
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.plan import Home, Plan, Scalars, check_name
 from fedselect.network.server import Reply
+from fedselect.runs.config import Config
 from fedselect.runs.progress import describe
+from fedselect.simulate.records import Record
 
 SERVER = "FEDSELECT_SERVER"  # the server's folder, where `fedselect deploy server` was started
 POLL = 0.5
@@ -57,7 +59,11 @@ def main(grid: Grid, context: Context) -> None:
         out = Path("fedselect-runs") / name
         if not (out / "plan.json").exists():
             prepare(out, Plan.from_flat(config, name))
-    serve(out, GridNodes(grid), keys, lambda config, record: print(f"round {record['round']}  {describe(record)}", flush=True))
+    serve(out, GridNodes(grid), keys, _say)
+
+
+def _say(config: Config, record: Record) -> None:
+    print(f"round {record['round']}  {describe(record, config.metrics()[0])}", flush=True)
 
 
 class GridNodes:

@@ -1,0 +1,75 @@
+"""Metrics: numbers that say how good a client's model is on a client's data."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedselect.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a number is called, the range it lies in and which way is better: all that tables and pages need."""
+
+    name: str
+    more_is_better: bool = True
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def percent(self) -> bool:
+        """Numbers from 0 to 1 are shown in percent."""
+        return (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def title(self) -> str:
+        """The name as the head of a column."""
+        return f"{self.name} %" if self.percent else self.name
+
+    def show(self, value: float) -> str:
+        """A value as text, without its unit."""
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+
+    def said(self, value: float) -> str:
+        """A value as text, with its unit."""
+        return self.show(value) + ("%" if self.percent else "")
+
+    def best(self, values: Iterable[float]) -> float:
+        return max(values) if self.more_is_better else min(values)
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = (v if math.isfinite(v) else None for v in (self.low, self.high))
+        return {"name": self.name, "more_is_better": self.more_is_better, "low": low, "high": high}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "Measure":
+        low, high = (sign * math.inf if said[k] is None else float(said[k]) for k, sign in (("low", -1), ("high", 1)))
+        return cls(str(said["name"]), bool(said["more_is_better"]), low, high)
+
+
+@dataclass(frozen=True)
+class Metric(Measure):
+    """A measure and how to compute it for one client: `of(outputs, targets)`, each with a row for each sample.
+
+    It returns one number; or, with `by_sample`, one for each sample, whose mean is the metric. Prefer that where it is
+    possible: it is computed for all clients at once. A metric that is not defined on some data returns NaN there.
+    """
+
+    of: Callable[[Tensor, Tensor], Tensor] = None  # type: ignore[assignment]
+    by_sample: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.of):
+            raise InputError(f"the metric {self.name} needs of=..., a function of outputs and targets.")
+        if not self.name.isidentifier():
+            raise InputError(f"the name of a metric is a column of files: letters, digits and _, not {self.name!r}.")
+
+
+def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.argmax(-1) == targets
+
+
+ACCURACY = Metric("accuracy", low=0.0, high=1.0, of=_correct, by_sample=True)

@@ -1,0 +1,257 @@
+"""docs/own-task.md: its examples run, and a task of one's own reaches every file, table, page and deployment."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from local import QUICK, Room
+from torch import nn
+
+import fedselect as fs
+from fedselect.network.assignment import Task
+from fedselect.network.server import Server
+from fedselect.report import write_report
+from fedselect.report.figures import write_figures
+from fedselect.report.runs import gather
+from fedselect.runs import runner, tables
+from fedselect.runs.config import Config
+from fedselect.runs.rundir import headline, outcome, read_records
+from fedselect.runs.trackers import numbers
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-task.md").read_text(), re.S)
+
+
+def example():
+    scope: dict = {"__name__": __name__}
+    exec(BLOCKS[0], scope)
+    return scope
+
+
+REGRESSION = example()["Regression"]
+
+
+def targets(clients: int = 3, seed: int = 0) -> fs.Federation:
+    g = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(clients):
+        x = torch.randn(40, 3, generator=g)
+        y = x.sum(1) + i + 0.1 * torch.randn(40, generator=g)
+        made.append(fs.ClientData((x[:24], y[:24]), (x[24:], y[24:])))
+    return fs.Federation(made)
+
+
+def linear() -> fs.Model:
+    return fs.Model.wrap(lambda: nn.Linear(3, 1))
+
+
+@pytest.fixture
+def named(monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", REGRESSION)
+    monkeypatch.setitem(fs.DATA, "targets", targets)
+
+
+def config(method="fedavg+ft", **more):
+    raw = {"method": {"name": method, "lr": 0.05}, "data": {"name": "targets"}, "model": {"name": "mlp"}, "rounds": 3}
+    return Config.from_dict({**raw, "task": {"name": "regression"}, **more}, "here")
+
+
+def test_the_example_is_short():
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip() and "import" not in line]
+    assert len(lines) < 15
+
+
+def test_the_example_learns():
+    scope = example()
+    exec(BLOCKS[1], scope)
+    result = scope["result"]
+    assert result.headline < 0.2
+    assert result.clients[0]["r2"] > 0.9
+    assert [k for k in result.history[0] if k not in ("round", "seconds", "clients")] == [
+        "mae", "mae_local", "mae_merged", "r2", "test_loss", "train_loss", "share", "bytes_up", "bytes_down",
+    ]  # fmt: skip
+
+
+def test_metrics_are_those_of_a_plain_loop():
+    data = targets()
+    result = fs.run(fs.FedPer(lr=0.05), model=linear(), data=data, rounds=2, task=REGRESSION())
+    for i, client in enumerate(data.clients):
+        net = nn.Linear(3, 1)
+        net.load_state_dict(result.personal(i))
+        x, y = client.test
+        with torch.no_grad():
+            off = (net(x).squeeze(1) - y).double()
+        expected = {
+            "mae": off.abs().mean(),
+            "r2": 1 - (off**2).sum() / ((y - y.mean()).double() ** 2).sum(),
+            "test_loss": (off**2).mean(),
+        }
+        for name, value in expected.items():
+            assert result.clients[i][name] == pytest.approx(float(value), abs=2e-6)
+
+
+@pytest.mark.parametrize("name", ["fedselect", "ditto", "fedrep"])
+def test_methods_that_need_no_classes_take_it(name):
+    result = fs.run(fs.METHODS[name](lr=0.05), model=linear(), data=targets(), rounds=2, task=REGRESSION(), headline="r2")
+    assert result.headline == pytest.approx(sum(c["r2"] for c in result.clients) / 3, abs=2e-6)
+
+
+@pytest.mark.parametrize("method", [fs.FedPAC(), fs.FedAvg(answers="own")])
+def test_methods_that_need_classes_say_so(method):
+    with pytest.raises(fs.InputError, match="needs classes; use it with the task classification"):
+        fs.run(method, model=linear(), data=targets(), rounds=1, task=REGRESSION())
+
+
+def test_lotteryfl_says_which_metric_it_needs():
+    data = targets()
+    data = fs.Federation([fs.ClientData(c.train, c.test, c.test) for c in data.clients])
+    with pytest.raises(
+        fs.InputError, match="needs the metric accuracy, which the task does not have; it has mae, r2, test_loss"
+    ):
+        fs.run(fs.LotteryFL(), model=linear(), data=data, rounds=1, task=REGRESSION())
+
+
+def test_targets_without_a_task_are_refused():
+    with pytest.raises(fs.InputError, match="classification needs a whole number for each sample"):
+        fs.run(fs.FedAvg(), model=linear(), data=targets(), rounds=1)
+
+
+def test_stacked_runs_and_packed_rows_give_the_same():
+    how = {"model": linear(), "data": targets(), "rounds": 2, "task": REGRESSION()}
+    alone = fs.run(fs.FedSelect(lr=0.05), **how)
+    stacked = fs.compare({"a": fs.FedSelect(lr=0.05), "b": fs.FedSelect(lr=0.02)}, **how)
+    packed = fs.run(fs.FedSelect(lr=0.05), **how, rows="personal")
+    for other in (stacked["a", 0], packed):
+        assert [r["clients"] for r in other.history] == [r["clients"] for r in alone.history]
+
+
+def test_over_messages_it_is_the_simulation(tmp_path):
+    data, method = targets(), fs.FedSelect(lr=0.05)
+    sim = fs.Simulation(method, linear(), data, task=REGRESSION())
+    assigned = Task(method, linear(), fs.Training(), REGRESSION(), 0, 3, data)
+    server, room = Server(assigned, QUICK, tmp_path / "masks"), Room(assigned, data, tmp_path)
+    for _ in range(2):
+        record = sim.step()
+        server.step(room)
+    measured = server.close(room).measured
+    for name in ("mae", "mae_local", "mae_merged", "r2", "test_loss", "share"):
+        assert [measured[i][name] for i in range(3)] == pytest.approx(record["clients"][name], abs=1e-6)
+
+
+def test_a_metric_that_is_undefined_is_blank_and_left_out_of_the_mean():
+    """r2 of targets that are all the same has no meaning: 0 / 0."""
+    data = targets()
+    x, y = data.clients[1].test
+    data = fs.Federation([c if i != 1 else fs.ClientData(c.train, (x, torch.ones_like(y))) for i, c in enumerate(data.clients)])
+
+    def r2(outputs, targets):
+        total = ((targets - targets.mean()) ** 2).sum()
+        return torch.where(total > 0, 1 - ((outputs.squeeze(-1) - targets) ** 2).sum() / total, torch.nan)
+
+    class Blank(REGRESSION):
+        metrics = (fs.Metric("r2", of=r2),)
+
+    result = fs.run(fs.FedAvg(lr=0.05), model=linear(), data=data, rounds=1, task=Blank())
+    values = [c["r2"] for c in result.clients]
+    assert values[1] is None
+    assert result.headline == pytest.approx((values[0] + values[2]) / 2, abs=2e-6)
+
+
+def test_files_tables_and_trackers_show_the_headline(named, tmp_path):
+    for method in ("fedavg+ft", "local"):
+        runner.start(config(method), tmp_path / method)
+    places = [tmp_path / "local", tmp_path / "fedavg+ft"]
+    summaries = [outcome(p) for p in places]
+    found = tables.rows(places)
+    assert [r.mean for r in found] == sorted(s["mae"] for s in summaries)  # less is better, so the least comes first
+    said = str(tables.render(found).columns[1].header)
+    assert said == "mae"
+    assert f"{found[0].mean:.4f}" in list(tables.render(found).columns[1].cells)
+    head, first, _ = csv.reader(io.StringIO(tables.as_csv(found)))
+    assert head[3:7] == ["mae", "std", "mae_local", "mae_merged"]
+    assert float(first[3]) == pytest.approx(found[0].mean, abs=1e-6)
+    assert rf"\boldmath${found[0].mean:.4f}$" in tables.as_latex(found)
+    record = read_records(places[0] / "metrics.jsonl")[-1]
+    logged = numbers(record, config().metrics())
+    assert logged["client/2/mae"] == record["clients"]["mae"][2]
+    assert {"mae", "r2", "test_loss", "train_loss"} <= logged.keys()
+
+
+def test_what_is_on_disk_can_be_read_without_the_task(named, tmp_path, monkeypatch):
+    runner.start(config(headline="r2"), tmp_path / "run")
+    monkeypatch.delitem(fs.TASKS, "regression")
+    assert headline(tmp_path / "run").name == "r2"
+    assert json.loads((tmp_path / "run" / "task.json").read_text())["metrics"][1]["name"] == "mae"
+    data = gather([tmp_path / "run"])
+    assert data["headline"] == {"name": "r2", "more_is_better": True, "low": None, "high": 1.0, "percent": False}
+    assert write_report([tmp_path / "run"]).exists()
+    assert tables.rows([tmp_path / "run"])[0].headline.name == "r2"
+
+
+def test_figures_are_drawn_in_the_metrics_own_units(named, tmp_path):
+    for method in ("fedavg+ft", "local"):
+        runner.start(config(method, cross=True), tmp_path / method)
+    made = write_figures([tmp_path / "local", tmp_path / "fedavg+ft"], tmp_path / "figures")
+    assert {p.name for p in made} >= {"convergence.pdf", "clients.pdf", "cross-local.pdf", "clients.csv"}
+    assert (tmp_path / "figures" / "clients.csv").read_text().startswith("method,seed,client,name,classes,mae,mae_local,")
+
+
+def test_runs_with_different_headlines_are_not_put_in_one_table(named, tmp_path):
+    runner.start(config(), tmp_path / "a")
+    runner.start(config(headline="r2"), tmp_path / "b")
+    for show in (tables.rows, gather):
+        with pytest.raises(fs.RunError, match="has the headline mae and .* r2; make a table of each"):
+            show([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_resumed_run_goes_on_to_the_bit(named, tmp_path):
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    runner.start(config(), whole)
+    sim = config().simulation()
+    sim.step()
+    sim.save(half)
+    other = config().simulation()
+    assert other.resume(half)
+    rest = [other.step()["clients"] for _ in range(2)]
+    assert rest == [r["clients"] for r in read_records(whole / "metrics.jsonl")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"headline": "mse"}, "mse"),
+        ({"task": {"name": "regresion"}}, "regression"),
+        ({"task": "regression"}, "task must be a table"),
+    ],
+)
+def test_wrong_names_are_refused(named, wrong, said):
+    with pytest.raises(fs.InputError, match=said):
+        config(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ((fs.Metric("share", of=torch.mean),), "two columns would be called share"),
+        ((fs.Metric("test_loss", of=torch.mean),), "two columns would be called test_loss"),
+        ((fs.Metric("mae_local", of=torch.mean),), "two columns would be called mae_local"),
+    ],
+)
+def test_metrics_that_would_hide_a_column_are_refused(metrics, said):
+    class Own(REGRESSION):
+        pass
+
+    Own.metrics = metrics
+    with pytest.raises(fs.InputError, match=said):
+        Own().measured()
+
+
+def test_metrics_need_a_name_and_a_function():
+    with pytest.raises(fs.InputError, match="needs of="):
+        fs.Metric("mae")
+    with pytest.raises(fs.InputError, match="letters, digits and _"):
+        fs.Metric("mean error", of=torch.mean)
