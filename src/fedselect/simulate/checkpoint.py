@@ -42,7 +42,7 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-LATER: dict[str, Any] = {}
+LATER: dict[str, Any] = {"plugins": []}
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
 GONE: dict[str, dict[str, Any]] = {}
 """Options that a method no longer has, each with the value under which it did nothing."""
