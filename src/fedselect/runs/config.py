@@ -84,7 +84,7 @@ class Config:
         done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
         done.make_method()
         done.make_training()
-        return dataclasses.replace(done, plugins=plugins.used((kind, getattr(done, kind)["name"]) for kind in TABLES))
+        return dataclasses.replace(done, plugins=plugins.used((table, getattr(done, table)["name"]) for table in TABLES))
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Config:
 
 def load_plugins(named: Iterable[str] = ()) -> None:
     """Load the plugins that are installed, those in the environment, and these."""
-    plugins.load(named, dict(TABLES.values()))
+    plugins.load(named, {name: rows for name, (_, rows) in TABLES.items()})
 
 
 def read(path: Path) -> dict[str, Any]:
