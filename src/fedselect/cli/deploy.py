@@ -15,7 +15,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
 from fedselect.core.version import package_version
 from fedselect.network import site
-from fedselect.network.drive import attendance
+from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
 from fedselect.network.flower import launch
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
@@ -207,6 +207,7 @@ def run(
         if ctx.args or any(v is not None for v in (method, model, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
+        config_of(place)  # what cannot be read here is refused before the run goes on
         submit(part, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
