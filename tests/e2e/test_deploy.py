@@ -17,16 +17,28 @@ from fedselect.runs.config import Config
 from fedselect.runs.rundir import read_records
 
 ROUNDS = 2
+PLUGIN = """
+from torch import nn
+import fedselect as fs
+
+def mine(lr: float = 0.1) -> fs.Method:
+    return fs.FedAvg(epochs=1, lr=lr)
+
+def tiny(data: fs.Federation) -> fs.Model:
+    return fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, data.classes)))
+
+fs.METHODS["mine"], fs.MODELS["tiny"] = mine, tiny
+"""
 
 
-def start(spawn, *args, log):
+def start(spawn, *args, log, **how):
     """A command that runs until it is stopped."""
     with log.open("wb") as out:
-        return spawn(*FEDSELECT, "deploy", *args, stdout=out, stderr=out)
+        return spawn(*FEDSELECT, "deploy", *args, stdout=out, stderr=out, **how)
 
 
-def deploy(*args):
-    return call(*FEDSELECT, "deploy", *args)
+def deploy(*args, **how):
+    return call(*FEDSELECT, "deploy", *args, **how)
 
 
 @dataclass
@@ -157,3 +169,26 @@ def test_a_finished_run_cannot_be_resumed(federation):
     done = deploy("run", federation.root, "--resume")
     assert done.returncode == 2
     assert "there is no unfinished run" in done.stderr
+
+
+def test_a_plugin_works_where_it_was_named_and_a_client_without_it_says_so(spawn, tmp_path):
+    """Everybody is started in the plugin's folder, and Flower's processes run in others."""
+    root, code, own = tmp_path / "site", tmp_path / "code", ("--plugin", "own")
+    code.mkdir()
+    (code / "own.py").write_text(PLUGIN)
+    assert deploy("init", root, "--clients", 2, "--address", f"127.0.0.1:{free_port()}", "--train", 20).returncode == 0
+    server = start(spawn, "server", root / "server", *own, cwd=code, log=tmp_path / "server.txt")
+    wait_for(tmp_path / "server.txt", "the server is up", server)
+    for i, named in enumerate((own, ())):
+        log = tmp_path / f"client-{i}.txt"
+        client = start(spawn, "client", root / f"client-{i}", "--device", "cpu", *named, cwd=code, log=log)
+        wait_for(log, f"client {i} is connected to the server", client)
+    run = deploy("run", root, *own, "--method", "mine", "--model", "tiny", "--rounds", 1, "--name", "one", cwd=code)
+    assert run.returncode == 0, run.stderr
+    assert "round 1/1  accuracy" in run.stdout
+    remedy = "install it, or start the client with --plugin own."
+    said = f"client 1 missed round 1: this run needs the plugin 'own', which is not loaded here; {remedy}"
+    assert said in " ".join(run.stdout.split())
+    done = deploy("status", root)  # which needs no plugin, and neither does the export
+    assert "one: finished, round 1 of 1" in done.stdout, done.stderr
+    assert deploy("export", root / "client-0").returncode == 0

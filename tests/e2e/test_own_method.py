@@ -10,7 +10,8 @@ import torch
 import fedselect as fs
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-method.md").read_text(), re.S)
+PAGE = (ROOT / "docs" / "own-method.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 @pytest.fixture
@@ -80,19 +81,23 @@ def test_a_full_step_is_the_global_models_next_round(halfway):
 
 
 def test_the_command_line_takes_it_with_data_and_a_model_of_ones_own(fork, tmp_path):
-    (tmp_path / "halfway.py").write_text(BLOCKS[1])
-    (tmp_path / "fed.py").write_text(BLOCKS[2])
+    """The commands of the page, in its order; one whose rows are not there says so."""
+    (tmp_path / "halfway.py").write_text(BLOCKS[1] + BLOCKS[2])
+    commands = [line.split()[1:] for line in PAGE.split("every command takes it:\n```\n")[1].split("\n```")[0].splitlines()]
+    assert [c[0] for c in commands] == ["run", "methods", "resume", "export"]
 
     def fed(*args):
-        process = fork("import runpy; runpy.run_path('fed.py', run_name='__main__')", *args, cwd=tmp_path)
-        said, err = process.communicate()
-        assert process.returncode == 0, err
-        return said
+        process = fork("from fedselect.cli import main; main()", *args, cwd=tmp_path)
+        return (*process.communicate(), process.returncode)
 
-    made = ("--data", "mine", "--clients", "3", "--model", "tiny", "--width", "4", "-q")
-    fed("run", "--method", "halfway", "--step", "0.3", *made, "--rounds", "2", "--out", "runs/a")
-    assert "halfway" in fed("resume", "runs/a")
+    said = []
+    for command in commands:
+        out, err, code = fed(*command, *(["--rounds", "2", "-q"] if command[0] == "run" else []))
+        assert code == 0, err
+        said.append(out)
     assert (tmp_path / "runs" / "a" / "summary.json").exists()
-    assert "--step" in fed("methods", "halfway")
-    said = fed("export", "runs/a", "--client", "1")
-    assert "net = tiny(data, width=4).build()  # a model of your own" in said
+    assert "--step" in said[1]
+    assert "halfway" in said[2]
+    assert "net = tiny(data, width=4).build()  # a model of your own" in said[3]
+    _, err, code = fed("methods", "halfway")
+    assert (code, err.startswith("error: there is no method 'halfway'")) == (2, True)

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -298,3 +299,30 @@ def test_a_node_that_the_site_does_not_know_is_turned_away(tmp_path, monkeypatch
     records = read_records(site / "runs" / "r" / "metrics.jsonl")
     assert records[0]["rejected"] == {"node 102": "it says it is client 2, but its key is unknown"}
     assert [r["clients"]["bytes_up"][2] for r in records] == [None, None]
+
+
+def prepared(site, monkeypatch, **changed):
+    """A site with a run that its server will find in its folder."""
+    made = config("fedavg", "mlp")
+    agreed = plan(made, "site", "r", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    prepare(site / "runs" / "r", agreed)
+    (site / "runs" / "r" / "plan.json").write_text(json.dumps({**agreed.to_flat(), **changed}))
+    (site / "nodes.json").write_text('{"100": 0, "101": 1, "102": 2}')
+    monkeypatch.setenv("FEDSELECT_SERVER", str(site))
+    return agreed.to_flat()
+
+
+def test_a_server_without_the_plugin_of_a_run_says_so_at_once(tmp_path, monkeypatch):
+    flat = prepared(tmp_path, monkeypatch, plugins="own")
+    said = "this run needs the plugin 'own', which is not loaded here; install it, or start the server with --plugin own."
+    with pytest.raises(InputError, match=said):
+        run_server(LocalGrid({}, flat))
+    assert read_json(tmp_path / "runs" / "r" / "status.json", "") == {"status": "failed", "error": said}
+
+
+def test_clients_without_the_plugin_of_a_run_refuse_it_by_name(tmp_path, monkeypatch):
+    flat = prepared(tmp_path, monkeypatch)
+    homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"v{i}"), "device": "cpu"} for i in range(CLIENTS)}
+    with pytest.raises(RunError, match=r"client 1: this run needs the plugin 'own', .* start the client with --plugin own"):
+        run_server(LocalGrid(homes, {**flat, "plugins": "own"}))
+    assert "own" not in sys.modules

@@ -17,6 +17,7 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
+from fedselect.cli import deploy
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, in_use, locked
 from fedselect.network import site
@@ -464,6 +465,17 @@ def ended(root):
             (part / "runs" / name / "metrics.jsonl").write_text(json.dumps(record) + "\n")
             (part / "runs" / name / "summary.json").write_text(json.dumps({"absent": absent}))
     return part
+
+
+def test_a_run_that_needs_a_plugin_is_resumed_with_it_alone_and_its_status_needs_none(cli, ended, monkeypatch):
+    run, asked = ended / "runs" / "broken", []
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "plugins": ["own"]}))
+    monkeypatch.setattr(deploy, "submit", lambda *run: asked.append(run))
+    said = cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
+    assert "this run needs the plugin 'own', which is not loaded here; install it, or add --plugin own." in said
+    assert asked == []
+    assert "broken: prepared, round 0 of 30" in cli("deploy", "status", ended).out
 
 
 def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):

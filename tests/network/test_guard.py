@@ -64,3 +64,10 @@ def test_flowers_commands_start_through_the_guard(tmp_path, name):
     assert done.returncode == 0, done.stderr
     assert "--token" in done.stdout
     assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", guard.COMMANDS)
+def test_a_module_in_the_folder_where_a_node_runs_is_not_taken_for_an_installed_one(tmp_path, name):
+    (tmp_path / "zipfile.py").write_text("raise SystemExit('code of another')\n")
+    done = call(guard.commands(tmp_path / "bin") / name, "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

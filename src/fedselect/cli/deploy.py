@@ -15,7 +15,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
 from fedselect.core.version import package_version
 from fedselect.network import site
-from fedselect.network.drive import attendance, read_plan
+from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
 from fedselect.network.flower import launch
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
@@ -26,7 +26,7 @@ from fedselect.report import write_report
 from fedselect.runs import tables
 from fedselect.runs.config import Config, at_path
 from fedselect.runs.progress import measured, progress
-from fedselect.runs.rundir import again, finished, headline, read_records
+from fedselect.runs.rundir import again, finished, headline, read_config, read_records
 
 _MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
@@ -207,6 +207,7 @@ def run(
         if ctx.args or any(v is not None for v in (method, model, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
+        config_of(place)  # what cannot be read here is refused before the run goes on
         submit(part, place)
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
@@ -238,7 +239,7 @@ def status(root: SiteDir) -> None:
         done = measured(last, shown) if last else "-"
         if last and last is not records[-1]:
             done += f" after round {last['round']}"
-        say(f"{place.name}: {how}, round {len(records)} of {read_plan(place).config.rounds}, {shown.name} {done}")
+        say(f"{place.name}: {how}, round {len(records)} of {read_config(place)['rounds']}, {shown.name} {done}")
         if how in ("failed", "stopped"):
             say(f"  {reason(place)}")
         if how == "interrupted":
@@ -305,7 +306,9 @@ def _outcome(place: Path) -> None:
 
 def _attendance(name: str, summary: dict[str, Any]) -> None:
     for client, rounds in summary["missed"].items():
-        say(f"  client {client} missed round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+        why = summary.get("why", {}).get(client)  # runs of older versions do not say
+        which = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
+        say(f"  client {client} missed {which}" + (f": {why}" if why else ""))
     for turned in summary["rejected"]:
         say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
     for back in summary.get("set_back", []):

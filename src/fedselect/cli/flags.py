@@ -26,6 +26,23 @@ def flags(args: list[str]) -> dict[str, str]:
     return found
 
 
+def take_plugins(args: list[str]) -> tuple[list[str], list[str]]:
+    """A command line without its --plugin flags, and what they name."""
+    rest: list[str] = []
+    named: list[str] = []
+    left = iter(args)
+    for arg in left:
+        flag, equals, value = arg.partition("=")
+        if flag != "--plugin":
+            rest.append(arg)
+            continue
+        value = value if equals else next(left, "")
+        if not value or value.startswith("-"):
+            raise InputError("--plugin needs a module: --plugin NAME.")
+        named.append(value)
+    return rest, named
+
+
 def words(text: str) -> list[str]:
     """Names with commas between."""
     return list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))

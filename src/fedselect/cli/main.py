@@ -8,10 +8,12 @@ import typer
 
 from fedselect.cli import lists, results, train
 from fedselect.cli.deploy import deploy_app
+from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
 from fedselect.cli.terminal import console
 from fedselect.core.errors import FedselectError
 from fedselect.runs import runner
+from fedselect.runs.config import load_plugins
 from fedselect.simulate import ranks
 
 app = typer.Typer(
@@ -29,6 +31,12 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _program(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE", help="Load your own methods, data and models: a module, or NAME.py here. Goes with any command."
+        ),
+    ] = None,  # `main` takes it out wherever it stands; here it is for the help
 ) -> None:
     pass
 
@@ -44,9 +52,11 @@ def main() -> None:
     """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
+        args, named = take_plugins(sys.argv[1:])
+        load_plugins(named)
         with ranks.joined():
             console.quiet = ranks.rank() > 0  # of several processes one speaks
-            app()
+            app(args)
     except runner.Stopped as e:
         _fail(str(e), 130)
     except FedselectError as e:

@@ -13,7 +13,8 @@ import typer
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say
-from fedselect.core.errors import InputError, unknown
+from fedselect.core.errors import InputError
+from fedselect.core.options import find
 from fedselect.methods import METHODS
 from fedselect.report import write_report
 from fedselect.report.live import live as serve
@@ -184,8 +185,7 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
         return [m for m in METHODS if m != "layers"]  # an ablation, of layers that another network may not have
     names = words(methods or "")
     for name in names:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
+        find("method", name, METHODS)
     if not names:
         raise InputError("name at least one method: --methods fedselect,fedavg.")
     return names

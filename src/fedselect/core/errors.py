@@ -50,11 +50,12 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     return [by_lower[m] for m in difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=0.5)]
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An InputError for a name that is not in a table: the nearest ones if any is near, else all of them."""
+def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> InputError:
+    """An InputError for a name that is not in a table: the nearest ones if any is near, else all of them, and `more`."""
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known) or 'none'}."
+    hint += f" {more}" if more else ""
     return InputError(f"there is no {kind} {name!r}; {hint}")
 
 

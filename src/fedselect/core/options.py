@@ -64,7 +64,7 @@ def summary(factory: Callable[..., Any]) -> str:
 
 def find(kind: str, name: str, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     if name not in table:
-        raise unknown(kind, name, table)
+        raise unknown(kind, name, table, more="If a plugin has it, add --plugin.")
     return table[name]
 
 

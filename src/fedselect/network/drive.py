@@ -8,10 +8,10 @@ from typing import Any
 
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
-from fedselect.network.plan import Plan
+from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
-from fedselect.runs.config import Config
+from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
 from fedselect.runs.runner import Watch, summarise
 from fedselect.simulate.records import SENT, Record, columns, mean_of, means
@@ -30,17 +30,15 @@ def prepare(out: Path, plan: Plan) -> None:
     say(out, "prepared")
 
 
-def read_plan(out: Path) -> Plan:
-    return Plan.from_flat(read_json(out / "plan.json", "it should hold the plan of a deployed run."), out.name)
-
-
 def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
     """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
-    plan = read_plan(out)
+    flat = read_json(out / "plan.json", "it should hold the plan of a deployed run.")
     with locked(out):
         say(out, "running")
         try:
-            away = _rounds(plan, out, nodes, keys, watch)
+            load_plugins()
+            need_plugins(flat, "server")
+            away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -99,16 +97,18 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
-    """Who missed which rounds, who was turned away or set back when and why, and who has no final model yet."""
+    """Who missed which rounds and why the last, who was turned away or set back when and why, who has no final model yet."""
     missed: dict[str, list[int]] = {}
+    why: dict[str, str] = {}
     for record in history:
+        why |= record.get("missed", {})
         for client in record.get("missed", {}):
             missed.setdefault(client, []).append(record["round"])
     said = {
         kind: [{"round": r["round"], "who": who, "why": why} for r in history for who, why in r.get(kind, {}).items()]
         for kind in ("rejected", "set_back")
     }
-    return {"missed": missed, **said, "absent": history[-1].get("absent", {}) if history else {}}
+    return {"missed": missed, "why": why, **said, "absent": history[-1].get("absent", {}) if history else {}}
 
 
 def over(out: Path) -> bool:

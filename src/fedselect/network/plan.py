@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import Option
 from fedselect.core.tree import Tree
@@ -99,6 +100,7 @@ class Plan:
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **{name: getattr(self.limits, name) for name in _LIMITS},
         }
+        flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
         flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
         return flat
 
@@ -111,7 +113,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            raw = {**tables, **{name: flat[name] for name in _RUN if name in flat}}
+            raw = {**tables, **{name: flat[name] for name in _RUN if name in flat}, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             said = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
             limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **said)
@@ -128,6 +130,15 @@ class Plan:
 
 def _sizes(said: object) -> tuple[int, ...]:
     return tuple(map(int, json.loads(str(said))))
+
+
+def need_plugins(flat: Scalars, who: str) -> None:
+    """Refuse a run that uses a plugin with which the server or this client was not started."""
+    plugins.need(_plugins(flat), f"start the {who} with")
+
+
+def _plugins(flat: Scalars) -> list[str]:
+    return [name for name in str(flat.get("plugins", "")).split(",") if name]
 
 
 def check_name(name: str) -> str:

@@ -21,8 +21,8 @@ from fedselect.runs.rundir import (
     finished,
     headline,
     outcome,
+    read_comparison,
     read_config,
-    read_configs,
     read_records,
     view_of,
 )
@@ -104,7 +104,7 @@ def distinct(places: Sequence[Path]) -> list[Path]:
 def expand(place: Path) -> list[Path]:
     """The run directories that a run or a comparison stands for."""
     if (place / "compare.json").exists():
-        return [run for name in read_configs(place) if ((run := place / name) / "config.json").exists()]
+        return [run for name in read_comparison(place) if ((run := place / name) / "config.json").exists()]
     if (place / "config.json").exists():
         return [place]
     raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")

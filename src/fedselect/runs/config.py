@@ -4,11 +4,12 @@ import dataclasses
 import inspect
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from fedselect.core import plugins
 from fedselect.data import DATA, Federation
 from fedselect.core.errors import InputError, unknown
 from fedselect.runs.presets import preset, suited
@@ -24,7 +25,7 @@ from fedselect.tasks.metrics import Metric
 from fedselect.training.step import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}
-TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
+TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
@@ -67,9 +68,11 @@ class Config:
     )
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
+    plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 
     def complete(self) -> "Config":
         """Check every name and value and fill in the defaults."""
+        plugins.need(self.plugins)
         data = _entry("data", {"name": "digits", **at_path(self.data)})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
         method, given = self._present(self.method), self.training
@@ -94,7 +97,7 @@ class Config:
         done.make_method()
         done.make_training()
         done.metrics()
-        return done
+        return dataclasses.replace(done, plugins=plugins.used((table, getattr(done, table)["name"]) for table in TABLES))
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,6 +170,11 @@ class Config:
             raise InputError(f"{where}: {e}") from None
 
 
+def load_plugins(named: Iterable[str] = ()) -> None:
+    """Load the plugins that are installed, those in the environment, and these."""
+    plugins.load(named, {name: rows for name, (_, rows) in TABLES.items()})
+
+
 def read(path: Path) -> dict[str, Any]:
     """A hand-written TOML or a saved JSON configuration."""
     try:
@@ -212,7 +220,7 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
     if not found:
         if elsewhere := _owner(name):
             raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
-        run = {f.name for f in dataclasses.fields(Config)}
+        run = {f.name for f in dataclasses.fields(Config)} - {"plugins"} | {"plugin"}
         if name in run:  # a field that this command asks for in another way
             run = run - {name} | {"seeds", "methods"}
         raise unknown("option", name, run.union(*(known for _, known in homes)))
@@ -269,4 +277,8 @@ def _plain(name: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise InputError(f"{name} must be a table.")
         return dict(value)
+    if name == "plugins":
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise InputError(f"plugins must be a list of names, not {value!r}.")
+        return value
     return Option(name, None, get_type_hints(Config)[name]).parse(value)

@@ -20,7 +20,7 @@ COLOURS = {  # of each method: on light paper, on dark
     "lotteryfl": ("#334155", "#c3cfdf"),
 }
 APART = (  # fields in which runs of one label may differ
-    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "cross", "preset",
+    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "cross", "preset", "plugins",
 )  # fmt: skip
 
 

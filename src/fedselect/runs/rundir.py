@@ -30,6 +30,11 @@ MADE = re.compile(  # from a run, by `export` and `report --figures`
 
 def read_configs(out: Path) -> dict[str, Config]:
     """The configurations of a comparison, by run directory."""
+    return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in read_comparison(out).items()}
+
+
+def read_comparison(out: Path) -> dict[str, dict[str, Any]]:
+    """The same as the file has them: enough to say which runs there are."""
     path = out / "compare.json"
     raw = read_json(path, "it should list the runs of a comparison.")
     for name, config in raw.items():
@@ -39,7 +44,7 @@ def read_configs(out: Path) -> dict[str, Config]:
             raise InputError(f"{path}: {e}") from None
         if not isinstance(config, dict):
             raise InputError(f"{path}: {name} should be a configuration, not {config!r}.")
-    return {name: Config.from_dict(c, f"{path}: {name}") for name, c in raw.items()}
+    return raw
 
 
 def read_config(out: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-LATER: dict[str, Any] = {"task": {"name": "classification"}, "headline": None}
+LATER: dict[str, Any] = {"plugins": [], "task": {"name": "classification"}, "headline": None}
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
 GONE: dict[str, dict[str, Any]] = {}
 """Options that a method no longer has, each with the value under which it did nothing."""

@@ -17,9 +17,9 @@ from fedselect.core.files import read_json
 from fedselect.network.client import Node
 from fedselect.network.drive import prepare, serve
 from fedselect.network.letters import Letter, unseal
-from fedselect.network.plan import Home, Plan, Scalars, check_name
+from fedselect.network.plan import Home, Plan, Scalars, check_name, need_plugins
 from fedselect.network.server import Reply
-from fedselect.runs.config import Config
+from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.progress import describe
 from fedselect.simulate.records import Record
 
@@ -34,9 +34,12 @@ server_app = ServerApp()
 @client_app.train()
 def answer(message: Message, context: Context) -> Message:
     """One letter of the server, answered from this node's data and vault; what is wrong here is said in words."""
+    flat = cast(Scalars, context.run_config)
     try:
+        load_plugins()
+        need_plugins(flat, "client")
         home = Home.from_flat(cast(Scalars, context.node_config))
-        plan = home.adapt(Plan.from_flat(cast(Scalars, context.run_config), f"flower-{context.run_id}"))
+        plan = home.adapt(Plan.from_flat(flat, f"flower-{context.run_id}"))
         node = Node(plan.task(home.device), home.client, home.load(plan), home.vault)
         reply = node.answer(from_record(message.content))
     except FedselectError as e:
@@ -58,6 +61,8 @@ def main(grid: Grid, context: Context) -> None:
     else:
         out = Path("fedselect-runs") / name
         if not (out / "plan.json").exists():
+            load_plugins()
+            need_plugins(config, "server")
             prepare(out, Plan.from_flat(config, name))
     serve(out, GridNodes(grid), keys, _say)
 

@@ -44,12 +44,12 @@ def checked(install: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def commands(folder: Path) -> Path:
-    """Commands for PATH that start Flower's app processes through here."""
+    """Commands for PATH that start Flower's app processes through here, with no module from the current directory."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in COMMANDS:
         start = f"import sys; sys.argv[0] = '{name}'; from fedselect.network.flower.guard import main; main()"
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{start}" "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -c "{start}" "$@"\n')
         script.chmod(0o700)
     return folder
 
