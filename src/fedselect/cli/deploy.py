@@ -28,7 +28,10 @@ from fedselect.runs.config import Config, at_path
 from fedselect.runs.progress import measured, progress
 from fedselect.runs.rundir import again, finished, read_records
 
-_MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
+_MORE = (
+    "Options of the method, the data, the model, the aggregator and of local training are flags too, as in "
+    "[bold]fedselect run[/bold]."
+)
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
 
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
@@ -36,6 +39,7 @@ Clients = Annotated[int, typer.Option(help="How many clients.")]
 DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+AggregatorName = Annotated[str | None, typer.Option("--aggregate", help="What the server makes of uploads. (default: mean)")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the partition, the initial model and training. (default: 0)")]
 MinClients = Annotated[
     int, typer.Option(help="Go on with as many clients; with fewer a round is asked again, then the run stops.")
@@ -57,6 +61,7 @@ def demo(
     clients: Clients = 3,
     data: DataName = "digits",
     model: ModelName = None,
+    aggregate: AggregatorName = None,
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 3,
     seed: Seed = None,
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/deploy-demo"),
@@ -70,7 +75,8 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    config = configure({}, method, data, model, {**flags(ctx.args), "clients": str(clients)}, rounds=rounds, seed=seed)
+    given = {**flags(ctx.args), "clients": str(clients)}
+    config = configure({}, method, data, model, given, aggregate=aggregate, rounds=rounds, seed=seed)
     shape = Shape.of(config.make_data())
     _warn(insecure)
     if old:
@@ -185,6 +191,7 @@ def run(
     root: SiteDir,
     method: Method = None,
     model: ModelName = None,
+    aggregate: AggregatorName = None,
     min_clients: MinClients = 1,
     timeout: Timeout = 600.0,
     wait: Wait = 60.0,
@@ -204,7 +211,7 @@ def run(
     part = server_part(root)
     known = Site.read(part)
     if resume:
-        if ctx.args or any(v is not None for v in (method, model, *given.values())):
+        if ctx.args or any(v is not None for v in (method, model, aggregate, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
         submit(part, place)
@@ -213,7 +220,7 @@ def run(
         more = flags(ctx.args)
         if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
-        config = configure({"data": known.data}, method, None, model, more, **given)
+        config = configure({"data": known.data}, method, None, model, more, aggregate=aggregate, **given)
         place = start(part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(part, place, watch)

@@ -45,17 +45,25 @@ def configure(
     data: str | None,
     model: str | None,
     given_flags: dict[str, str],
+    *,
     among: list[str] | None = None,
     where: str = "this run",
+    aggregate: str | None = None,
     **fields: Any,
 ) -> Config:
     """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes."""
     parts: dict[str, dict[str, Any]] = {}
-    for part in ("method", "data", "model", "training"):
+    for part in ("method", "data", "model", "training", "aggregate"):
         if not isinstance(raw.get(part, {}), dict):
             raise InputError(f"{where}: {part} must be a table.")
         parts[part] = dict(raw.get(part, {}))
-    for part, name, default in (("method", method, "fedselect"), ("data", data, "digits"), ("model", model, None)):
+    chosen = {
+        "method": (method, "fedselect"),
+        "data": (data, "digits"),
+        "model": (model, None),
+        "aggregate": (aggregate, "mean"),
+    }
+    for part, (name, default) in chosen.items():
         if name and name != parts[part].get("name", default):
             parts[part] = {}  # options of another one mean nothing here
         if name or default:
@@ -66,8 +74,9 @@ def configure(
     elif method and method != dict(raw.get("method", {})).get("name", method):
         raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
+    names = among or [parts["method"]["name"]]
     for flag, value in given_flags.items():
-        for home, option in place(flag, among or [parts["method"]["name"]], parts["data"]["name"], parts["model"].get("name")):
+        for home, option in place(flag, names, parts["data"]["name"], parts["model"].get("name"), parts["aggregate"]["name"]):
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}

@@ -25,14 +25,16 @@ from fedselect.simulate import ranks
 from fedselect.simulate.records import Record
 
 _MORE = (
-    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
-    "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
+    "Options of the method, the data, the model, the aggregator and of local training are flags too: [bold]--limit 0.5 "
+    "--clients 8 --width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] "
+    "show them."
 )
 _STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
 DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+AggregatorName = Annotated[str | None, typer.Option("--aggregate", help="What the server makes of uploads. (default: mean)")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")]
 Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
 ConfigFile = Annotated[
@@ -60,6 +62,7 @@ def run(
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,
+    aggregate: AggregatorName = None,
     out: Out = None,
     config: ConfigFile = None,
     overwrite: Overwrite = False,
@@ -67,7 +70,8 @@ def run(
 ) -> None:
     """Train one federation with one method."""
     raw = read(config) if config else {}
-    made = configure(raw, method, data, model, flags(ctx.args), where=str(config or "this run"), **given)
+    where = str(config or "this run")
+    made = configure(raw, method, data, model, flags(ctx.args), where=where, aggregate=aggregate, **given)
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
@@ -83,6 +87,7 @@ def compare(
     ] = None,
     data: DataName = None,
     model: ModelName = None,
+    aggregate: AggregatorName = None,
     seeds: Seeds = None,
     out: Out = None,
     config: ConfigFile = None,
@@ -105,7 +110,7 @@ def compare(
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             whose = f"{config}: {name}" if config else name
-            made = configure(one, None, data, model, more, among=names, where=whose, **given)
+            made = configure(one, None, data, model, more, among=names, where=whose, aggregate=aggregate, **given)
             runs[f"{name}-seed{made.seed}"] = made
     _train_all(runs, out or _free("compare"), overwrite, shown, report)
 
@@ -117,6 +122,7 @@ def sweep(
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,
+    aggregate: AggregatorName = None,
     seeds: Seeds = None,
     out: Out = None,
     config: ConfigFile = None,
@@ -132,7 +138,8 @@ def sweep(
     for values in itertools.product(*grid.values()):
         one = dict(zip(grid, values, strict=True))
         for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
-            made = configure(raw, method, data, model, one, where=str(config or "this run"), seed=s, **given)
+            where = str(config or "this run")
+            made = configure(raw, method, data, model, one, where=where, seed=s, aggregate=aggregate, **given)
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made

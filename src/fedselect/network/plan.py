@@ -21,7 +21,7 @@ from fedselect.simulate.inputs import pick_device
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every")
-_TABLES = ("method", "model", "data", "training")
+_TABLES = ("method", "model", "data", "training", "aggregate")
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
 from fedselect.data import DATA, Federation
 from fedselect.core.errors import InputError, unknown
 from fedselect.runs.presets import preset, suited
@@ -25,6 +26,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
+    "aggregate": ("aggregator", AGGREGATORS),
 }
 
 
@@ -35,12 +37,13 @@ def _option(default: Any, help: str, said: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `method`, `data` and `model` are {"name": ..., option: value, ...}, with every option filled in."""
+    """One run. `method`, `data`, `model` and `aggregate` are {"name": ..., option: value, ...}, with every option filled in."""
 
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    aggregate: dict[str, Any] = field(default_factory=dict)
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
     fraction: float = _option(1.0, "Share of clients that train in a round.")
@@ -78,19 +81,33 @@ class Config:
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
         check_late(parse_late(self.late), self.rounds)
-        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
+        aggregate = _entry("aggregate", {"name": "mean", **self.aggregate})
+        done = dataclasses.replace(
+            self, method=_entry("method", method), data=data, model=model, training=training, aggregate=aggregate
+        )
         done.make_method()
+        done.make_aggregator()
         done.make_training()
         return done
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a method without those that are gone, where they did nothing."""
+        """The options of a method without those that are gone, where they did nothing; of one that moved, where it is now."""
         gone = GONE.get(str(method.get("name")), {})
-        return {k: v for k, v in method.items() if k not in gone or v != gone[k]}
+        present = {k: v for k, v in method.items() if k not in gone or v != gone[k]}
+        for name in gone.keys() & present.keys():
+            if owner := _owner(name):
+                raise InputError(
+                    f"{name} is an option of {owner} now, not of a method: write it under [{owner.split()[0]}], or give "
+                    f"--{name.replace('_', '-')}."
+                )
+        return present
 
     def make_method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))
+
+    def make_aggregator(self) -> Aggregator:
+        return build("aggregator", self.aggregate["name"], AGGREGATORS, _rest(self.aggregate))
 
     def make_training(self) -> Training:
         return Training(**self.training)
@@ -123,6 +140,7 @@ class Config:
             precision=self.precision,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
+            aggregator=self.make_aggregator(),
         )
         if self.cross:
             simulation.need(simulation.method.view)
@@ -160,7 +178,7 @@ def read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def place(name: str, methods: list[str], data: str, model: str | None) -> list[tuple[str, str]]:
+def place(name: str, methods: list[str], data: str, model: str | None, aggregate: str = "mean") -> list[tuple[str, str]]:
     """Which tables a flag belongs to: [(table, option)], among the options of what was chosen.
 
     `name` may single a method out: fedselect.limit.
@@ -182,6 +200,7 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
     homes.append(("data", options(DATA[data])))
     homes.append(("model", options(find("model", model or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
     homes.append(("training", options(Training)))
+    homes.append(("aggregate", options(find("aggregator", aggregate, AGGREGATORS))))
     found = [(home, name) for home, known in homes if name in known]
     if not found:
         if elsewhere := _owner(name):
@@ -203,7 +222,8 @@ def _misplaced(field: str) -> str | None:
 
 def _owner(option: str) -> str:
     """Who has an option: method fedselect or layers. Nobody: an empty text."""
-    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA)):
+    tables = {"training": {"": Training}, **{name: table for name, (_, table) in TABLES.items()}}
+    for kind, table in tables.items():
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
             return " ".join(filter(None, (kind, " or ".join(names))))

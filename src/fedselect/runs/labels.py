@@ -27,7 +27,7 @@ APART = (  # fields in which runs of one label may differ
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One label for each configuration; equal ones (the seed aside) have the same.
 
-    Options of a method and of training are named where runs of that method differ in them; data, model and rounds where
+    Options of a method, of training and of an aggregator are named where runs of that method differ in them; data, model and rounds where
     they are not what most of the runs have.
     """
     known = [{k: v for k, v in flat(c).items() if k not in APART} for c in configs]
@@ -40,7 +40,7 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             if key != "method.name"
             and (
                 any(f.get(key) != value for f in alike)
-                if key.startswith(("method.", "training."))
+                if key.startswith(("method.", "training.", "aggregate."))
                 else 2 * sum(f.get(key) == value for f in known) <= len(known)
             )
         ]

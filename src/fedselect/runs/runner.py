@@ -174,7 +174,7 @@ def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda n
 
     Those that are over are left out but counted, so that runs which began together go on together after an interruption.
     """
-    apart = ("seed", "method", "preset", "cross")
+    apart = ("seed", "method", "aggregate", "preset", "cross")
     alike: dict[Any, list[str]] = {}
     for name, config in configs.items():
         rest = {k: v for k, v in config.to_json().items() if k not in apart}

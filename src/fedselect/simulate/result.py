@@ -150,7 +150,7 @@ def run(
 ) -> Result:
     """Train a federation in memory. `on_round` is given each round's record.
 
-    `how`: fraction, late, chunk, rows, device, precision, deterministic and eval_every, which Simulation explains.
+    `how`: fraction, late, chunk, rows, device, precision, deterministic, eval_every and aggregator, which Simulation explains.
     """
     _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)
