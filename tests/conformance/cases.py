@@ -59,7 +59,6 @@ PAIRS = [
 AGGREGATES = {
     "momentum": ("fedavg", "cnn-batchnorm", fs.Mean(server_momentum=0.5)),
     "momentum, masks": ("fedselect", "mlp", fs.Mean(server_momentum=0.5)),
-    "momentum, side statistics": ("fedpac", "mlp", fs.Mean(server_momentum=0.5)),
     "median": ("fedavg", "cnn-batchnorm", fs.Median()),
     "median, masks": ("fedselect", "mlp", fs.Median()),
     "median, nothing sent": ("local", "mlp", fs.Median()),
