@@ -1,6 +1,7 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
+from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, Fold, Mean, Median
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
@@ -34,10 +35,12 @@ from fedselect.training.work import Pass, Work
 __version__ = package_version()
 
 __all__ = [
+    "AGGREGATORS",
     "DATA",
     "METHODS",
     "MODELS",
     "TASKS",
+    "Aggregator",
     "CheckpointError",
     "Classification",
     "ClientData",
@@ -57,12 +60,15 @@ __all__ = [
     "Federation",
     "FedselectError",
     "Fixed",
+    "Fold",
     "Images",
     "InputError",
     "LGFedAvg",
     "Local",
     "LotteryFL",
     "Mask",
+    "Mean",
+    "Median",
     "Method",
     "Metric",
     "Model",

@@ -22,7 +22,7 @@ READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},
     "fedselect-authors": {"scope": "tensor", "weights_only": True, "strict": False, "since": "update", "every": 2, "first": 1},
     "fedselect-least": {"by": "least", "share": "all"},
-    "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9, "server_momentum": 0.5},
+    "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9},
     "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
     "fedselect-frozen": {"freeze": "head", "finetune": 1, "view": "merged"},
     "fedselect-tuned": {
@@ -56,6 +56,14 @@ PAIRS = [
     for model in MODELS
 ]
 """Every case with every model; those beside the covering ones in `make test-all` alone."""
+AGGREGATES = {
+    "momentum": ("fedavg", "cnn-batchnorm", fs.Mean(server_momentum=0.5)),
+    "momentum, masks": ("fedselect", "mlp", fs.Mean(server_momentum=0.5)),
+    "median": ("fedavg", "cnn-batchnorm", fs.Median()),
+    "median, masks": ("fedselect", "mlp", fs.Median()),
+    "median, nothing sent": ("local", "mlp", fs.Median()),
+}
+"""(method, model, aggregator): what folds uploads in another way than the plain mean."""
 ROUNDS = 3
 TRAINING = Training(batch_size=8, momentum=0.9, weight_decay=1e-3, clip=1.0)
 SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
@@ -95,6 +103,7 @@ def everything(sim: Simulation) -> dict[str, torch.Tensor]:
     """All a simulation knows, flat: the server's state, every client's state, both models of every client."""
     everybody = range(sim.clients)
     found = {f"server/{k}/{n}": v for k, t in sim.server.items() for n, v in t.items()}
+    found |= {f"aggregate/{k}/{n}": v for k, t in sim.memory.items() for n, v in t.items()}
     found |= {f"rows/{k}/{n}": v for k, t in sim.store.rows.items() for n, v in t.items()}
     return found | {f"{view}/{n}": v for view in ("local", "merged") for n, v in sim.models(everybody, view).items()}
 
@@ -108,11 +117,11 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tol: fl
             assert torch.equal(v, b[name]), name
 
 
-def deployed(case: str, model: str, folder: Path) -> tuple[Server, Room]:
+def deployed(case: str, model: str, folder: Path, aggregator: fs.Aggregator | None = None) -> tuple[Server, Room]:
     """The same by letters: a node for each client with its own data and vault, and a server that sees replies alone."""
     data = federation()
     made = task(CASES[case](), MODELS[model], data, seed=11, training=TRAINING)
-    return Server(made, QUICK, folder / "masks"), Room(made, data, folder)
+    return Server(made, QUICK, folder / "masks", aggregator=aggregator), Room(made, data, folder)
 
 
 def kept(room: Room, view: str) -> dict[str, torch.Tensor]:

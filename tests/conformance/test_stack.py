@@ -27,7 +27,7 @@ SETTINGS = {
     ),
     "fedselect, joint": (
         fs.FedSelect,
-        [{"order": "joint", "decay": 0.9, "server_momentum": 0.3}, {"order": "joint", "server_momentum": 0.5, "limit": 0.1}],
+        [{"order": "joint", "decay": 0.9}, {"order": "joint", "limit": 0.1}],
     ),
     "fedselect, own answers, averaged": (
         fs.FedSelect,

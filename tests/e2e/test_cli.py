@@ -11,6 +11,7 @@ from children import FEDSELECT, Children, call
 from PIL import Image
 
 import fedselect as fs
+from fedselect.aggregate.aggregator import AGGREGATORS
 from fedselect.core import snapshots
 from fedselect.data import DATA
 from fedselect.methods import METHODS
@@ -116,6 +117,43 @@ def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, t
     assert json.loads((tmp_path / "b" / "config.json").read_text())["method"] == {"name": "local", "epochs": 3, "lr": 0.1}
 
 
+def aggregate(run):
+    return json.loads((run / "config.json").read_text())["aggregate"]
+
+
+def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tmp_path):
+    assert aggregate(done) == {"name": "mean", "server_momentum": 0.0}
+    args = ("run", "--config", done / "config.json", "-q", "--out")
+    assert cli(*args, tmp_path / "median", "--aggregate", "median").code == 0
+    assert aggregate(tmp_path / "median") == {"name": "median"}
+    assert cli(*args, tmp_path / "ahead", "--server-momentum", "0.5").code == 0
+    assert aggregate(tmp_path / "ahead") == {"name": "mean", "server_momentum": 0.5}
+    assert metrics(tmp_path / "median") != metrics(done)
+    kept = json.loads((tmp_path / "ahead" / "checkpoint" / "000002" / "manifest.json").read_text())["tensors"]
+    assert any(name.startswith("aggregate/velocity/") for name in kept)
+    assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
+    none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
+    assert "there is no option 'server_momentum' in this run; aggregate mean has it" in none
+
+
+def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):
+    out = tmp_path / "s"
+    said = cli("sweep", *TINY, "--server-momentum", "0,0.5,0.9", "--method", "fedavg", "--rounds", 2, "--out", out)
+    assert said.code == 0
+    assert [aggregate(p)["server_momentum"] for p in sorted(out.glob("fedavg*"))] == [0.0, 0.5, 0.9]
+    assert "server_momentum=0.5" in said.out
+    assert "server_momentum=0.9" in said.out
+
+
+def test_an_option_that_moved_to_the_aggregator_is_said_to_be_there(cli, tmp_path):
+    (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.5\n')
+    said = cli("run", "--config", tmp_path / "c.toml", *TINY, "--out", tmp_path / "a").sentence()
+    assert "server_momentum is an option of aggregate mean now" in said
+    assert "write it under [aggregate], or give --server-momentum" in said
+    (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.0\n')  # as older runs have it
+    assert cli("run", "--config", tmp_path / "c.toml", *TINY, "--rounds", 1, "--out", tmp_path / "a").code == 0
+
+
 @pytest.mark.parametrize(("pause", "told"), [(10.0, ["round 3/3"]), (0.0, ["round 1/3", "round 2/3", "round 3/3"])])
 def test_in_a_pipe_a_run_prints_its_end_and_a_line_after_every_pause(cli, tmp_path, monkeypatch, pause, told):
     moments = iter(range(100))  # a second a look at the clock
@@ -199,8 +237,8 @@ def test_resume_finishes_a_run(cli, halfway, tmp_path):
 
 @pytest.mark.parametrize(
     ("args", "names"),
-    [(["methods"], METHODS), (["data", "list"], DATA), (["models"], MODELS)],
-    ids=["methods", "data", "models"],
+    [(["methods"], METHODS), (["data", "list"], DATA), (["models"], MODELS), (["aggregators"], AGGREGATORS)],
+    ids=["methods", "data", "models", "aggregators"],
 )
 def test_lists_name_everything_there_is(cli, args, names):
     said = cli(*args)

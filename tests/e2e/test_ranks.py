@@ -57,8 +57,11 @@ def test_a_command_that_ends_leaves_the_group(tmp_path):
 
 
 def test_two_processes_find_what_one_finds(start, tmp_path):
-    """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort."""
-    how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross"]
+    """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort.
+
+    And with server momentum: what an aggregator remembers is the same in every process.
+    """
+    how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross", "--server-momentum", "0.5"]
     waiting = [start(*how, "--out", tmp_path / str(n), processes=n) for n in (1, 2)]
     shown = [finish(p) for p in waiting]
     one, two = (records(tmp_path / n) for n in "12")

@@ -250,6 +250,16 @@ def test_the_right_local_run_is_taken_whatever_comes_first_and_however_it_was_ex
     assert [(g["alone"], g["why"]) for g in data["groups"]] == [(None, ""), (None, ""), (1, ""), (1, "")]
 
 
+def test_training_alone_is_so_whatever_the_aggregator(start):
+    """Also of a run from before there were any."""
+    alone = start("local")
+    saved = json.loads((alone / "config.json").read_text())
+    del saved["aggregate"]
+    (alone / "config.json").write_text(json.dumps(saved))
+    data = gather([alone, start("fedavg"), start("fedavg", aggregate={"server_momentum": 0.5})])
+    assert partners(data) == [("local", 0, None), ("fedavg", 0, "local"), ("fedavg server_momentum=0.5", 0, "local")]
+
+
 def test_of_several_settings_of_local_the_best_is_training_alone(start):
     places = [start("local", s, {"lr": lr}) for lr in (0.0001, 0.1, 0.001) for s in (0, 1)]
     data = gather([*places, start("fedavg", 0), start("fedavg", 1)])
@@ -400,7 +410,9 @@ def networked(deployed):
 def test_of_a_deployed_run_the_configuration_is_what_its_clients_share(compared, networked):
     found = gather([networked])
     assert [r["deployed"] for r in found["runs"]] == [True]
-    assert set(found["groups"][0]["config"]) == {"method", "model", "training", "rounds", "fraction", "data"}
+    assert set(found["groups"][0]["config"]) == {
+        "method", "model", "training", "aggregate", "rounds", "fraction", "data",
+    }  # fmt: skip
     assert found["groups"][0]["config"]["data"] == {"name": "digits"}
     simulated = gather([compared])
     assert not any(r["deployed"] for r in simulated["runs"])

@@ -30,6 +30,21 @@ def test_a_plan_comes_back_from_flowers_configuration(method):
     assert again == made
 
 
+@pytest.mark.parametrize("aggregate", [{"name": "median"}, {"name": "mean", "server_momentum": 0.5}], ids=str)
+def test_a_plan_carries_the_aggregator(aggregate):
+    wants = dataclasses.replace(config(), aggregate=aggregate).complete()
+    again = Plan.from_flat(Plan(wants, "site", "r", 2, DIGITS).to_flat(), "r")
+    assert again.config.aggregate == aggregate
+    assert again.digest() != Plan(config(), "site", "r", 2, DIGITS).digest()
+
+
+def test_a_plan_from_before_there_were_aggregators_takes_the_mean():
+    flat = Plan(config(), "site", "r", 2, DIGITS).to_flat()
+    older = {k: v for k, v in flat.items() if not k.startswith("aggregate.")} | {"method.server_momentum": 0.0}
+    assert older.keys() != flat.keys()
+    assert Plan.from_flat(older, "r") == Plan.from_flat(flat, "r")
+
+
 def test_a_run_without_a_name_takes_flowers():
     assert Plan.from_flat({**Plan(config(), "", "", 2, DIGITS).to_flat()}, "flower-7").run == "flower-7"
 

@@ -273,6 +273,17 @@ def test_a_resumed_server_goes_on_to_the_same_bits(small, digits, room, server, 
     assert all(v.equal(server_state(server)[n]) for n, v in server_state(resumed).items())
 
 
+def test_a_momentum_that_runs_away_is_not_kept(small, room, tmp_path):
+    """The server's values may still be finite then."""
+    server = Server(small, QUICK, tmp_path / "masks", aggregator=fs.Mean(server_momentum=1.0))
+    server.step(room)
+    server.memory = {"velocity": {n: torch.full_like(v, torch.inf) for n, v in server.memory["velocity"].items()}}
+    before = server_state(server)
+    with pytest.raises(fs.RunError, match=r"together makes .* NaN or Inf; nothing of it was kept"):
+        server.step(room)
+    assert all(v.equal(before[n]) for n, v in server_state(server).items())
+
+
 def test_closing_twice_measures_the_same(room, server):
     rounds(server, room, 2)
     first, second = server.close(room), server.close(room)

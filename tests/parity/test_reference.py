@@ -35,12 +35,13 @@ TRAININGS = {
 }
 
 
-def both(method, training, norm, fraction, slow_round):
+def both(method, training, norm, fraction, slow_round, aggregator=None):
     """Run four rounds fast and slowly; return the two sets of client values, the masks and the simulation."""
     torch.manual_seed(0)
     module = net(norm)
     data = federation()
-    sim = Simulation(method, fs.Model.wrap(module), fs.Federation(data, 3), seed=SEED, training=training, fraction=fraction)
+    how = {"seed": SEED, "training": training, "fraction": fraction, "aggregator": aggregator}
+    sim = Simulation(method, fs.Model.wrap(module), fs.Federation(data, 3), **how)
     clients = [Client(i, module, *c.train) for i, c in enumerate(data)]
     server = {n: p.detach().clone() for n, p in module.double().named_parameters()}
     how = {k: getattr(training, k) for k in ("batch_size", "momentum", "weight_decay", "clip")}
@@ -93,15 +94,16 @@ def test_fedselect(training, norm, fraction):
 )
 def test_fedselect_beyond_the_paper(more, norm, fraction):
     options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
-    method = fs.FedSelect(**options)
-    velocity = {} if "server_momentum" in more else None
+    momentum = options.get("server_momentum", 0.0)
+    method = fs.FedSelect(**{k: v for k, v in options.items() if k != "server_momentum"})
+    velocity = {} if momentum else None
     frozen = ("4." if norm else "3.") if "freeze" in more else None
     options = {k: v for k, v in options.items() if k not in FROZEN}
 
     def slow(*args, **kw):
         fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity, frozen=frozen)
 
-    sim, clients, server = both(method, TRAININGS["momentum"], norm, fraction, slow)
+    sim, clients, server = both(method, TRAININGS["momentum"], norm, fraction, slow, fs.Mean(momentum))
     assert_same(sim, clients, server)
     assert_same_masks(sim, clients)
 

@@ -593,6 +593,17 @@ def test_stored_runs_still_have_their_names():
     assert all(same)
 
 
+def test_the_aggregator_shows_in_the_identity_of_a_run_unless_it_is_the_first_one():
+    plain = Config.from_dict({"method": {"name": "fedselect"}}, "test")
+    older = plain.to_json()
+    del older["aggregate"]
+    older["method"] = {**older["method"], "server_momentum": 0.0}
+    assert identity(Config.from_dict(older, "older")) == identity(plain)
+    chosen = [{"name": "mean", "server_momentum": 0.5}, {"name": "mean", "server_momentum": 0.9}, {"name": "median"}]
+    others = [identity(Config.from_dict({**plain.to_json(), "aggregate": a}, "test")) for a in chosen]
+    assert len({identity(plain), *others}) == 4
+
+
 def test_identity_leaves_out_what_came_later_and_keeps_what_is_gone(monkeypatch):
     monkeypatch.setattr(checkpoint, "LATER", {"colour": "red", "training": {"speed": 1}})
     monkeypatch.setattr(checkpoint, "GONE", {"fedselect": {"old": 0.0}})

@@ -175,12 +175,6 @@ def test_pictures_and_numbers_are_not_mixed():
         fs.Federation([fs.ClientData((x, y), (x.float() / 255, y))], 2)
 
 
-def test_a_servers_momentum_is_one_number(digits):
-    method = fs.FedSelect(server_momentum=torch.full((len(digits.clients),), 0.5))
-    with pytest.raises(fs.InputError, match="server_momentum belongs to the server: give one number"):
-        Simulation(method, fs.models.mlp(digits), digits)
-
-
 def test_a_model_that_draws_is_refused_in_one_sentence(digits, recwarn):
     """With no word before it of clients one by one, which do not run either."""
     layers = (nn.Flatten(), nn.Unflatten(1, (8, 8)), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedselect.runs.labels import COLOURS, colours, labels
+from fedselect.runs.labels import COLOURS, colours, labels, same
 
 
 def config(method="fedselect", seed=0, rounds=5, data="digits", **options):
@@ -22,6 +22,19 @@ def config(method="fedselect", seed=0, rounds=5, data="digits", **options):
 )
 def test_labels_name_what_tells_runs_apart(configs, named):
     assert labels(configs) == named
+
+
+MEAN = {"name": "mean", "server_momentum": 0.0}
+
+
+def test_aggregators_are_named_and_one_from_before_there_were_any_is_the_mean():
+    older, plain = config(server_momentum=0.0), config() | {"aggregate": MEAN}
+    ahead, median = (config() | {"aggregate": a} for a in ({**MEAN, "server_momentum": 0.5}, {"name": "median"}))
+    assert same(older) == same(plain)
+    assert len({same(c) for c in (plain, ahead, median)}) == 3
+    assert labels([older, plain, ahead, median]) == [
+        "fedselect", "fedselect", "fedselect server_momentum=0.5", "fedselect aggregate=median",
+    ]  # fmt: skip
 
 
 def test_a_method_has_its_own_colour_and_a_second_setting_another():

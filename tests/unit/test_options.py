@@ -122,7 +122,7 @@ def test_nearest_ignores_case():
     assert nearest("fedselct", ["FedSelect"]) == ["FedSelect"]
 
 
-TABLES = {"data": DATA, "model": MODELS, "training": {"training": Training}, "method": METHODS}
+TABLES = {"data": DATA, "model": MODELS, "training": {"training": Training}, "method": METHODS, "aggregate": fs.AGGREGATORS}
 
 
 def names(table):

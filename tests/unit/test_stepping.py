@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fedselect as fs
+from fedselect.core import snapshots
 
 
 def net():
@@ -35,6 +36,19 @@ def test_saved_and_resumed_is_uninterrupted(digits, tmp_path, rows):
     assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items())
 
 
+def test_what_was_saved_before_there_were_aggregators_can_be_resumed(digits, tmp_path):
+    """Then `Partial` had a server_momentum of its own, 0 where nobody asked for it, and nothing was said of an aggregator."""
+    first = simulation(digits)
+    first.step()
+    first.save(tmp_path)
+    (place,) = snapshots.places(tmp_path)
+    said = snapshots.manifest(place, "")
+    assert said["config"]["method"]["server_momentum"] == 0.0
+    assert "aggregate" not in said["config"]
+    assert not [n for n in said["tensors"] if n.startswith("aggregate/")]
+    assert simulation(digits).resume(tmp_path)
+
+
 def test_there_may_be_nothing_to_resume_and_two_states_are_kept(digits, tmp_path):
     made = simulation(digits)
     assert not made.resume(tmp_path / "state")
@@ -58,9 +72,10 @@ def half(digits):
         (lambda d: simulation(d, training=fs.Training(batch_size=8)), "batch_size was 32, is 8"),
         (lambda d: simulation(d, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), "parameters was"),
         (lambda d: fs.Simulation(fs.FedSelect(rate=0.2), net(), d, seed=5, fraction=0.6), "initial values was"),
+        (lambda d: simulation(d, aggregator=fs.Median()), r"aggregate was None, is \{'kind': 'Median'\}"),
         (lambda d: simulation(half(d)), "train data was 60 samples .*, is 30 samples"),
     ],
-    ids=["rate", "method", "seed", "training", "model", "values", "data"],
+    ids=["rate", "method", "seed", "training", "model", "values", "aggregator", "data"],
 )
 def test_what_another_simulation_saved_is_refused(digits, tmp_path, other, said):
     simulation(digits).save(tmp_path)

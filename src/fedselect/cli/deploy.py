@@ -28,7 +28,10 @@ from fedselect.runs.config import Config, at_path
 from fedselect.runs.progress import measured, progress
 from fedselect.runs.rundir import again, finished, headline, read_config, read_records
 
-_MORE = "Options of the method, the data, the model and of local training are flags too, as in [bold]fedselect run[/bold]."
+_MORE = (
+    "Options of the method, the data, the model, the aggregator and of local training are flags too, as in "
+    "[bold]fedselect run[/bold]."
+)
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
 
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
@@ -36,7 +39,6 @@ Clients = Annotated[int, typer.Option(help="How many clients.")]
 DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the partition, the initial model and training. (default: 0)")]
 MinClients = Annotated[
     int, typer.Option(help="Go on with as many clients; with fewer a round is asked again, then the run stops.")
 ]
@@ -51,6 +53,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
+@with_run_options("seed", "task", "headline", "aggregate")
 def demo(
     ctx: typer.Context,
     method: Method = None,
@@ -58,11 +61,11 @@ def demo(
     data: DataName = "digits",
     model: ModelName = None,
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 3,
-    seed: Seed = None,
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/deploy-demo"),
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier demo.")] = False,
     insecure: Insecure = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """One machine, one command: certificates, keys, a SuperLink, SuperNodes, a run and its report; then all is stopped."""
     launch.need_flower()
@@ -70,7 +73,8 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    config = configure({}, method, data, model, {**flags(ctx.args), "clients": str(clients)}, rounds=rounds, seed=seed)
+    dealt = {**flags(ctx.args), "clients": str(clients)}
+    config = configure({}, method, data, model, dealt, rounds=rounds, **given)
     shape = Shape.of(config.make_data())
     _warn(insecure)
     if old:
@@ -179,7 +183,7 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline")
+@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "aggregate")
 def run(
     ctx: typer.Context,
     root: SiteDir,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedselect.core.errors import InputError
-from fedselect.runs.config import TABLES, Config, at_path, place
+from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, place
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that takes such flags."""
@@ -62,6 +62,7 @@ def configure(
     data: str | None,
     model: str | None,
     given_flags: dict[str, str],
+    *,
     among: list[str] | None = None,
     where: str = "this run",
     **fields: Any,
@@ -72,9 +73,9 @@ def configure(
         if not isinstance(raw.get(part, {}), dict):
             raise InputError(f"{where}: {part} must be a table.")
         parts[part] = dict(raw.get(part, {}))
-    chosen = {"method": (method, "fedselect"), "data": (data, "digits"), "model": (model, None)}
-    chosen["task"] = (fields.pop("task", None), "classification")
-    for part, (name, default) in chosen.items():
+    chosen = {"method": method, "data": data, "model": model, **{part: fields.pop(part, None) for part in FLAGGED}}
+    for part, name in chosen.items():
+        default = DEFAULTS.get(part)
         if name and name != parts[part].get("name", default):
             parts[part] = {}  # options of another one mean nothing here
         if name or default:
@@ -85,9 +86,9 @@ def configure(
     elif method and method != dict(raw.get("method", {})).get("name", method):
         raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
+    names = among or [parts["method"]["name"]]
     for flag, value in given_flags.items():
-        among = among or [parts["method"]["name"]]
-        for home, option in place(flag, among, {part: table.get("name") for part, table in parts.items()}):
+        for home, option in place(flag, names, {part: table.get("name") for part, table in parts.items()}):
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}

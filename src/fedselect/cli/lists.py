@@ -1,4 +1,4 @@
-"""Commands that say what there is: methods, models, data, version."""
+"""Commands that say what there is: methods, models, aggregators, data, version."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +7,7 @@ import typer
 from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
+from fedselect.aggregate.aggregator import AGGREGATORS
 from fedselect.cli import show
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
@@ -23,7 +24,7 @@ data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download da
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (methods, models, version):
+    for command in (methods, models, aggregators, version):
         app.command()(command)
     app.add_typer(data_app, name="data")
 
@@ -81,6 +82,11 @@ def data_list() -> None:
 def models() -> None:
     """List the models and their options."""
     _list("model", MODELS)
+
+
+def aggregators() -> None:
+    """List what the server can make of uploads, and the options."""
+    _list("aggregator", AGGREGATORS)
 
 
 def version() -> None:

@@ -26,8 +26,9 @@ from fedselect.simulate import ranks
 from fedselect.simulate.records import Record
 
 _MORE = (
-    "Options of the method, the data, the model and of local training are flags too: [bold]--limit 0.5 --clients 8 "
-    "--width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] show them."
+    "Options of the method, the data, the model, the aggregator and of local training are flags too: [bold]--limit 0.5 "
+    "--clients 8 --width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] "
+    "show them."
 )
 _STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 
@@ -68,7 +69,8 @@ def run(
 ) -> None:
     """Train one federation with one method."""
     raw = read(config) if config else {}
-    made = configure(raw, method, data, model, flags(ctx.args), where=str(config or "this run"), **given)
+    where = str(config or "this run")
+    made = configure(raw, method, data, model, flags(ctx.args), where=where, **given)
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
@@ -133,7 +135,8 @@ def sweep(
     for values in itertools.product(*grid.values()):
         one = dict(zip(grid, values, strict=True))
         for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
-            made = configure(raw, method, data, model, one, where=str(config or "this run"), seed=s, **given)
+            where = str(config or "this run")
+            made = configure(raw, method, data, model, one, where=where, seed=s, **given)
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made

@@ -39,7 +39,6 @@ def FedSelect(
     relative: Literal["no", "tensor", "weights"] = "no",
     order: Literal["alternate", "joint"] = "alternate",
     decay: Scalar = 1.0,
-    server_momentum: Scalar = 0.0,
     server_average: Scalar = 0.0,
     freeze: Literal["nothing", "head"] = "nothing",
     finetune: int = 0,
@@ -67,8 +66,7 @@ def FedSelect(
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
-        server_momentum=server_momentum, server_average=server_average, freeze=head if freeze == "head" else nothing,
-        answers=answers, view=view,
+        server_average=server_average, freeze=head if freeze == "head" else nothing, answers=answers, view=view,
     )  # fmt: skip
 
 

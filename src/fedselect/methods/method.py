@@ -43,7 +43,7 @@ class Received:
     """A round's uploads as the server sees them, folded entry by entry; rows of `extra` follow `ids`."""
 
     ids: Tensor
-    mean: Tree  # over the clients that sent the entry, by weight; of no use where nobody did: merge(heard, mean, before)
+    mean: Tree  # of the clients that sent the entry, or what else the aggregator makes of them; where nobody did, of no use
     heard: Mask  # entries that anybody sent
     extra: State
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedselect.core.checks import check_choice, check_not_negative, check_positive, check_shares
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge, negate, zeros
+from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge, negate
 from fedselect.methods.common import Answers, Stats, Weight, head_bias, only_own, towards, weights
 from fedselect.methods.method import Carried, Down, Method, Received, Up, View
 from fedselect.methods.select import Selector, Which, nothing
@@ -44,7 +44,6 @@ class Partial(Method):
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
     decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
-    server_momentum: Scalar = 0.0  # of the aggregate's steps
     server_average: Scalar = 0.0  # of its moving mean over rounds, which then takes its place in the merged view
     freeze: Which = nothing  # what keeps its initial value until fine-tuning
     answers: Answers = "all"  # own: the merged model, from fine-tuning on, with classes that the client trains on alone
@@ -57,7 +56,7 @@ class Partial(Method):
         check_choice(("all", "own"), answers=self.answers)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
-        check_shares(decay=self.decay, server_momentum=self.server_momentum, server_average=self.server_average)
+        check_shares(decay=self.decay, server_average=self.server_average)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
@@ -74,14 +73,11 @@ class Partial(Method):
                 raise InputError("server_average is of the merged model, which view=local does not report; use view=merged.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
-        for name in ("server_momentum", "server_average"):
-            if isinstance(value := getattr(self, name), Tensor) and value.ndim:
-                raise InputError(f"{name} belongs to the server: give one number, not one for each client.")
+        if isinstance(self.server_average, Tensor) and self.server_average.ndim:
+            raise InputError("server_average belongs to the server: give one number, not one for each client.")
         if self.answers == "own":
             head_bias(model)  # or say that there is none
         state: State = {"params": clone(params)}
-        if _given(self.server_momentum):
-            state["velocity"] = zeros({n: params[n] for n in model.params})
         if _given(self.server_average):
             state |= {"average": clone(params), "past": {"rounds": torch.zeros_like(params[model.params[0]].sum())}}
         return state
@@ -108,14 +104,7 @@ class Partial(Method):
         return {"params": after, **memory, **kept}, Up(after, shared, weights(work, self.weight))
 
     def server(self, server: State, got: Received) -> State:
-        params = merge(got.heard, got.mean, server["params"])
-        state: State = {"params": params}
-        if "velocity" in server:
-            state["velocity"] = {
-                n: self.server_momentum * v + params[n] - server["params"][n] for n, v in server["velocity"].items()
-            }
-            ahead = {n: server["params"][n] + v for n, v in state["velocity"].items()}
-            state["params"] = merge(got.heard, {**params, **ahead}, params)
+        state: State = {"params": merge(got.heard, got.mean, server["params"])}
         if "average" in server:
             past = server["past"]["rounds"] + 1
             step = (1 - self.server_average) / (1 - self.server_average**past)  # the first value has no weight of its own

@@ -58,7 +58,7 @@ def say(out: Path, status: str, error: str = "", **more: Any) -> None:
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
     """Returns who has no final model yet, and why."""
-    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys)
+    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
     vault = Vault(out / "checkpoint")
     told, _ = intact_rounds(out / "metrics.jsonl")
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next

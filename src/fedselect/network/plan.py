@@ -22,7 +22,7 @@ from fedselect.simulate.inputs import pick_device
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
-_TABLES = ("method", "model", "data", "training", "task")
+_TABLES = ("method", "model", "data", "training", "task", "aggregate")
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
 
 

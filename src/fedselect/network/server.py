@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedselect.aggregate import codec
-from fedselect.aggregate.masked import MaskedSum
+from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, expand, flat, nested, not_finite
@@ -91,17 +91,27 @@ class Guest:
 
 
 class Server:
-    """A federation as its server knows it. `state`, `round` and `accepted` are all there is to save.
+    """A federation as its server knows it. `state`, `memory`, `round` and `accepted` are all there is to save.
 
-    `masks` is a folder for what clients want, which they say anew to every server. `keys` says which client a node is,
-    where the engine knows nodes by their keys; elsewhere the first to claim a number has it.
+    `memory` is what the aggregator remembers between rounds. `masks` is a folder for what clients want, which they say anew
+    to every server. `keys` says which client a node is, where the engine knows nodes by their keys; elsewhere the first to
+    claim a number has it.
     """
 
-    def __init__(self, task: Task, limits: Limits, masks: Path, keys: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        limits: Limits,
+        masks: Path,
+        keys: dict[int, int] | None = None,
+        aggregator: Aggregator | None = None,
+    ) -> None:
         if limits.min_clients > task.clients:
             raise InputError(f"min_clients is {limits.min_clients}, but there are {task.clients} clients.")
         self.task, self.limits, self.keys = task, limits, keys
+        self.aggregator = Mean() if aggregator is None else aggregator
         self.state = task.method.init(task.initial, task.clients, task.model)
+        self.memory = self.aggregator.start({n: task.initial[n] for n in task.model.params})
         self.round = 0
         self.accepted = [0] * task.clients  # the last round of each client that was taken in
         self._examiner = Examiner(task, limits.max_norm)
@@ -126,7 +136,7 @@ class Server:
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
-        self.state = self._next(order, folded, [updates[i] for i in order])
+        self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.round = outcome.round
         for i in order:
             self.accepted[i] = self.round
@@ -147,13 +157,14 @@ class Server:
         return outcome
 
     def save(self, vault: Vault, notes: dict[str, Any]) -> None:
-        vault.save(self.round, flat("server", self.state), {**notes, "accepted": self.accepted}, keep={self.round - 1})
+        tensors = {**flat("server", self.state), **flat("aggregate", self.memory)}
+        vault.save(self.round, tensors, {**notes, "accepted": self.accepted}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
         """Go back to where the server was after a round; returns what was noted then."""
         found = vault.load(round)
-        state = nested("server", found.tensors)
-        self.state = {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
+        tensors = {n: v.to(self.task.device) for n, v in found.tensors.items()}
+        self.state, self.memory = nested("server", tensors), nested("aggregate", tensors)
         self.round, self.accepted = round, list(found.notes["accepted"])
         return found.notes
 
@@ -215,7 +226,7 @@ class Server:
             self._mask(i).write_bytes(bits.numpy().tobytes())
         return turned
 
-    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[MaskedSum, dict[int, State]]:
+    def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[Fold, dict[int, State]]:
         """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept.
 
         Where the round before is to be measured, all others do that and no more.
@@ -235,7 +246,7 @@ class Server:
             for i in others:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
-        folded, extras = MaskedSum(), {}
+        folded, extras = self.aggregator.fold(self.memory, params), {}
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
                 if i in others:
@@ -256,21 +267,21 @@ class Server:
                 outcome.measured[i] = update.measured
         return folded, extras
 
-    def _next(self, order: list[int], folded: MaskedSum, extras: list[State]) -> State:
-        """The state after a round of these clients; one that is not finite takes nobody's place."""
+    def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
+        """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
         extra = {
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.task.device) for n in tree} for k, tree in extras[0].items()
         }
-        got = Received(torch.tensor(order, device=self.task.device), *folded.mean(), extra)
-        state = self.task.method.server(self.state, got)
-        lost = not_finite(flat("server", state))
+        mean, heard, memory = folded.finish()
+        state = self.task.method.server(self.state, Received(torch.tensor(order, device=self.task.device), mean, heard, extra))
+        lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
         if lost is not None:
             raise RunError(
                 f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but together makes "
                 f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with "
                 "--resume, or begin another run with a lower learning rate."
             )
-        return state
+        return state, memory
 
     def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
         """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""
@@ -285,7 +296,7 @@ class Server:
                 outcome.missed[i] = reply
                 self._guests.pop(i)
 
-    def _fold(self, folded: MaskedSum, update: Update) -> None:
+    def _fold(self, folded: Fold, update: Update) -> None:
         device = self.task.device
         sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
         values = {n: v.to(device) for n, v in expand(update.values, 1).items()}

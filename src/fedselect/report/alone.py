@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedselect.runs.labels import APART, flat
+from fedselect.runs.labels import flat, settings
 from fedselect.tasks import Measure
 
 Data = dict[str, Any]
@@ -15,9 +15,10 @@ NONE = "Run the method local on the same seeds to see who gains by taking part."
 def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[Data], headline: Measure) -> None:
     """Say of each run, under "alone", the number of the run of local that it is compared with, or None.
 
-    Such a run has the same configuration but for its method and how it was executed, the same seed and as many clients, and
-    is as far. Of several groups of local the best is taken, for all methods of that configuration. Of each group "alone" is
-    the number of the group it is compared with, or None, and "why" says which runs are compared with nothing, and why.
+    Such a run has the same configuration but for its method, its aggregator (local sends nothing) and how it was executed, the
+    same seed and as many clients, and is as far. Of several groups of local the best is taken, for all methods of that
+    configuration. Of each group "alone" is the number of the group it is compared with, or None, and "why" says which runs are
+    compared with nothing, and why.
     """
     kinds = [json.dumps(_setting(c), sort_keys=True) for c in configs]
     solo = [groups[r["group"]]["method"] == "local" for r in runs]
@@ -47,7 +48,7 @@ def gains(data: Data, group: int) -> list[float]:
 
 
 def _setting(config: Data) -> Data:
-    return {k: v for k, v in config.items() if k not in (*APART, "method")}
+    return {k: v for k, v in settings(config).items() if k not in ("method", "aggregate")}
 
 
 def _comparable(run: Data, other: Data) -> bool:

@@ -33,7 +33,8 @@ from fedselect.simulate.records import Record
 Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
-AGREED = ("method", "model", "training", "rounds", "fraction")  # what the clients of a deployment share, beside the data's kind
+AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction")
+"""What the clients of a deployment share, beside the data's kind."""
 
 
 def gather(places: Sequence[Path]) -> Data:
@@ -157,7 +158,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
 def _settings(path: Path, config: Data) -> Data:
     """What a run depends on, its seed aside; of a deployed run what its server knows, for each client has its own data."""
     if deployed(path):
-        return {**{k: config[k] for k in AGREED}, "data": {"name": config["data"]["name"]}}
+        return {**{k: config[k] for k in AGREED if k in config}, "data": {"name": config["data"]["name"]}}
     return {k: v for k, v in config.items() if k not in APART}
 
 

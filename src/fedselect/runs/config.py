@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from fedselect.core import plugins
+from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
 from fedselect.data import DATA, Federation
 from fedselect.core.errors import InputError, unknown
 from fedselect.runs.presets import preset, suited
@@ -30,6 +31,7 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("data", DATA),
     "model": ("model", MODELS),
     "task": ("task", TASKS),
+    "aggregate": ("aggregator", AGGREGATORS),
 }
 
 
@@ -45,13 +47,14 @@ def _table(name: str, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `method`, `data`, `model` and `task` are {"name": ..., option: value, ...}, with every option filled in."""
+    """One run. What has a name is a table, {"name": ..., option: value, ...}, with every option filled in."""
 
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = _table("classification", "What outputs and targets mean.")
+    aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
     fraction: float = _option(1.0, "Share of clients that train in a round.")
@@ -92,21 +95,33 @@ class Config:
         if isinstance(self.chunk, str) and self.chunk != "auto":
             raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
         check_late(parse_late(self.late), self.rounds)
-        task = _entry("task", self.task)
-        done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training, task=task)
+        tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
+        tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
+        done = dataclasses.replace(self, **tables)
         done.make_method()
+        done.make_aggregator()
         done.make_training()
         done.metrics()
         return dataclasses.replace(done, plugins=plugins.used((table, getattr(done, table)["name"]) for table in TABLES))
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a method without those that are gone, where they did nothing."""
+        """The options of a method without those that are gone, where they did nothing; of one that moved, where it is now."""
         gone = GONE.get(str(method.get("name")), {})
-        return {k: v for k, v in method.items() if k not in gone or v != gone[k]}
+        present = {k: v for k, v in method.items() if k not in gone or v != gone[k]}
+        for name in gone.keys() & present.keys():
+            if owner := _owner(name):
+                raise InputError(
+                    f"{name} is an option of {owner} now, not of a method: write it under [{owner.split()[0]}], or give "
+                    f"--{name.replace('_', '-')}."
+                )
+        return present
 
     def make_method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))
+
+    def make_aggregator(self) -> Aggregator:
+        return build("aggregator", self.aggregate["name"], AGGREGATORS, _rest(self.aggregate))
 
     def make_training(self) -> Training:
         return Training(**self.training)
@@ -150,6 +165,7 @@ class Config:
             precision=self.precision,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
+            aggregator=self.make_aggregator(),
         )
         if self.cross:
             simulation.need(simulation.method.view)
@@ -173,6 +189,13 @@ class Config:
 def load_plugins(named: Iterable[str] = ()) -> None:
     """Load the plugins that are installed, those in the environment, and these."""
     plugins.load(named, {name: rows for name, (_, rows) in TABLES.items()})
+
+
+DEFAULTS = {"method": "fedselect", "data": "digits"}
+"""What is taken from a table where no name is given; which model suits depends on the data."""
+FLAGGED = tuple(f.name for f in dataclasses.fields(Config) if f.name in TABLES and "help" in f.metadata)
+"""Tables of which an option of every run gives the name."""
+DEFAULTS |= {f.name: f.metadata["default"] for f in dataclasses.fields(Config) if f.name in FLAGGED}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -215,7 +238,9 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
     homes.append(("data", options(DATA[data])))
     homes.append(("model", options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
     homes.append(("training", options(Training)))
-    homes.append(("task", options(find("task", chosen.get("task") or "classification", TASKS))))
+    for table in FLAGGED:
+        kind, rows = TABLES[table]
+        homes.append((table, options(find(kind, chosen.get(table) or DEFAULTS[table], rows))))
     found = [(home, name) for home, known in homes if name in known]
     if not found:
         if elsewhere := _owner(name):
@@ -237,7 +262,8 @@ def _misplaced(field: str) -> str | None:
 
 def _owner(option: str) -> str:
     """Who has an option: method fedselect or layers. Nobody: an empty text."""
-    for kind, table in (("training", {"": Training}), ("method", METHODS), ("model", MODELS), ("data", DATA), ("task", TASKS)):
+    tables = {"training": {"": Training}, **{name: table for name, (_, table) in TABLES.items()}}
+    for kind, table in tables.items():
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
             return " ".join(filter(None, (kind, " or ".join(names))))

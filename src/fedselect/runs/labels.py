@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedselect.simulate.checkpoint import as_first_written
+
 COLOURS = {  # of each method: on light paper, on dark
     "fedselect": ("#1d4ed8", "#86a9ff"),
     "local": ("#6b7280", "#a3abb8"),
@@ -27,10 +29,10 @@ APART = (  # fields in which runs of one label may differ
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One label for each configuration; equal ones (the seed aside) have the same.
 
-    Options of a method and of training are named where runs of that method differ in them; data, model and rounds where
+    Options of a method, of training and of an aggregator are named where runs of that method differ in them; data, model and rounds where
     they are not what most of the runs have.
     """
-    known = [{k: v for k, v in flat(c).items() if k not in APART} for c in configs]
+    known = [flat(settings(c)) for c in configs]
     out = []
     for own in known:
         alike = [f for f in known if f["method.name"] == own["method.name"]]
@@ -40,7 +42,7 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             if key != "method.name"
             and (
                 any(f.get(key) != value for f in alike)
-                if key.startswith(("method.", "training."))
+                if key.startswith(("method.", "training.", "aggregate."))
                 else 2 * sum(f.get(key) == value for f in known) <= len(known)
             )
         ]
@@ -50,7 +52,12 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def same(config: Mapping[str, Any]) -> str:
     """Equal for runs that would count as the same seed of the same label."""
-    return json.dumps({k: v for k, v in config.items() if k == "seed" or k not in APART}, sort_keys=True)
+    return json.dumps([config.get("seed"), settings(config)], sort_keys=True)
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells runs apart; a run from before a setting existed is one with its default."""
+    return {k: v for k, v in as_first_written(config).items() if k not in APART}
 
 
 def colours(methods: Sequence[str]) -> list[tuple[str, str]]:

@@ -175,7 +175,7 @@ def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda n
 
     Those that are over are left out but counted, so that runs which began together go on together after an interruption.
     """
-    apart = ("seed", "method", "preset", "cross", "plugins")
+    apart = ("seed", "method", "aggregate", "preset", "cross", "plugins")
     alike: dict[Any, list[str]] = {}
     for name, config in configs.items():
         rest = {k: v for k, v in config.to_json().items() if k not in apart}

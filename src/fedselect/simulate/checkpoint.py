@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedselect.aggregate.aggregator import Mean
 from fedselect.core import snapshots
 from fedselect.core.errors import CheckpointError
-from fedselect.core.tree import flat, nested, together
+from fedselect.core.tree import State, flat, nested, together
 from fedselect.simulate import ranks
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.task import Classification
@@ -43,17 +44,22 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-LATER: dict[str, Any] = {"plugins": [], "task": {"name": "classification"}, "headline": None}
+LATER: dict[str, Any] = {
+    "plugins": [],
+    "task": {"name": "classification"},
+    "headline": None,
+    "aggregate": {"name": "mean", "server_momentum": 0.0},
+}
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
-GONE: dict[str, dict[str, Any]] = {}
-"""Options that a method no longer has, each with the value under which it did nothing."""
+GONE: dict[str, dict[str, Any]] = {"fedselect": {"server_momentum": 0.0}, "Partial": {"server_momentum": 0.0}}
+"""Options that a method no longer has, each with the value under which it did nothing; by its name, or by its class."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as the first version wrote it, so that a run made then and the same run made now have one identity."""
     out = _without(config, LATER)
     method = out.get("method")
-    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name")))):
+    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name", method.get("kind"))))):
         out["method"] = {**gone, **method}
     return out
 
@@ -76,6 +82,7 @@ def owner(simulation: "Simulation") -> Run:
         "task": {"name": "classification"} if s.task == Classification() else _plain(s.task),
         "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
+        **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     return Run(
@@ -111,7 +118,12 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
     store, round = simulation.store, simulation.round
     rows = ranks.collect({**store.dump(), "": {"joined": store.joined}}, simulation.clients)
     if ranks.rank() == 0:
-        tensors = {**flat("server", simulation.server), "joined": rows.pop("")["joined"], **flat("rows", rows)}
+        tensors = {
+            **flat("server", simulation.server),
+            **flat("aggregate", simulation.memory),
+            "joined": rows.pop("")["joined"],
+            **flat("rows", rows),
+        }
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
         snapshots.save(folder, round, tensors, said, keep=before[-1:])
@@ -223,10 +235,15 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
             "resume with the memory and the chunk it was made with."
         )
     simulation.round = int(said["round"])
-    server = {k: {n: v.to(simulation.device) for n, v in t.items()} for k, t in nested("server", tensors).items()}
-    simulation.server = {k: together(t, clients=False) for k, t in server.items()}
+    simulation.server = _placed(nested("server", tensors), simulation.device)
+    simulation.memory = _placed(nested("aggregate", tensors), simulation.device)
     rows = nested("rows", tensors)
     if store.kind == Store.kind:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
     store.load(rows)
     store.joined = ranks.own_rows(tensors["joined"])
+
+
+def _placed(state: State, device: torch.device) -> State:
+    """The server's part of a checkpoint as a run has it on this device."""
+    return {k: together({n: v.to(device) for n, v in t.items()}, clients=False) for k, t in state.items()}

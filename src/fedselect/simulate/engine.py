@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedselect.aggregate import codec
-from fedselect.aggregate.masked import MaskedSum
+from fedselect.aggregate.aggregator import Aggregator, Mean, check_aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
@@ -48,10 +48,11 @@ class Simulation:
     where it has the same hardware. `Result(simulation, history)` takes out models and masks.
 
     `task`: what outputs and targets mean, classification unless another is given. `headline`: the metric that tables show
-    first, one of the task's. `fraction`: the share of clients that take part in a round.
-    `late`: (how many clients join late, in which round, counted from 1). `chunk`: how many clients run at once.
-    `rows`: what is stored per client between rounds, all or personal. `device`: auto, cpu or cuda.
-    `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations.
+    first, one of the task's. `aggregator`: how uploads become the shared values; by default their mean, `Mean()`.
+    `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
+    from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
+    `device`: auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
+    evaluations.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class Simulation:
         precision: str = "auto",
         deterministic: bool = False,
         eval_every: int = 1,
+        aggregator: Aggregator | None = None,
     ) -> None:
         check_method(method)
+        self.aggregator = Mean() if aggregator is None else aggregator
+        check_aggregator(self.aggregator)
         if training is not None and not isinstance(training, Training):
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
         model, data = as_model(model), as_federation(data)
@@ -103,6 +107,8 @@ class Simulation:
             self._from[-late[0] :] = late[1] - 1
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
+        self.memory = self.aggregator.start({n: self.initial[n] for n in model.params})  # what it remembers between rounds
+        self._check_processes()
         self.fits = self._fit()
         if 1 in sizes:  # it may be too little for a BatchNorm
             self._try_step(sizes.index(1))
@@ -167,7 +173,7 @@ class Simulation:
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         notes, finite = Notes(self.clients, columns(self.metrics)), Finite(self.data)
-        folded = MaskedSum()
+        folded = self.aggregator.fold(self.memory, self._shared())
         extras: list[State] = []
         order: list[Tensor] = []
         mine = ranks.own(cohort)
@@ -197,10 +203,13 @@ class Simulation:
             del state, up, loss, scores
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
-        ranks.add_up(folded, self.device)
-        server = self.method.server(self.server, self._received(order, extras, *folded.mean()))
+        if folded.sums is not None:
+            ranks.add_up(folded.sums, self.device)
+        mean, heard, memory = folded.finish()
+        server = self.method.server(self.server, self._received(order, extras, mean, heard))
         self.server = {k: together(t, clients=False) for k, t in server.items()}
-        del folded, extras, server
+        self.memory = {k: together(t, clients=False) for k, t in memory.items()}
+        del folded, extras, server, mean, heard, memory
         self.round += 1
         if evaluate:
             yield from self._evaluate(here, notes, finite)
@@ -358,6 +367,17 @@ class Simulation:
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         taps = self.fitted.taps
         return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
+
+    def _shared(self) -> Tree:
+        """The values that the server shares now."""
+        return self.method.down(self.server, torch.zeros(1, dtype=torch.int64, device=self.device)).shared["params"]
+
+    def _check_processes(self) -> None:
+        if ranks.world() > 1 and self.aggregator.fold(self.memory, self._shared()).sums is None:
+            raise InputError(
+                f"the aggregator {type(self.aggregator).__name__} needs every upload in one process, and this run has "
+                f"{ranks.world()}; start it without torchrun, or choose another."
+            )
 
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))

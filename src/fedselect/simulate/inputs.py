@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import nn
 
+from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core.errors import InputError
 from fedselect.data import ClientData, Federation
 from fedselect.models import Model
@@ -27,6 +28,7 @@ class How(TypedDict, total=False):
     precision: str
     deterministic: bool
     eval_every: int
+    aggregator: Aggregator | None
 
 
 def pick_device(name: str) -> torch.device:

@@ -158,8 +158,8 @@ def run(
 ) -> Result:
     """Train a federation in memory. `on_round` is given each round's record.
 
-    `how`: task, headline, fraction, late, chunk, rows, device, precision, deterministic and eval_every; Simulation
-    explains them.
+    `how`: task, headline, aggregator, fraction, late, chunk, rows, device, precision, deterministic and eval_every;
+    Simulation explains them.
     """
     _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, **how)

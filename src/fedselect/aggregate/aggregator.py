@@ -1,0 +1,126 @@
+"""Aggregator: how a round's uploads become one value for each entry; the same in a simulation and at a network's server."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from numbers import Real
+
+from torch import Tensor
+
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.aggregate.spool import Spool
+from fedselect.core.checks import check_shares
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, State, Tree, merge, zeros
+
+
+class Fold(ABC):
+    """One round: uploads go in as they come, the aggregate comes out."""
+
+    sums: MaskedSum | None = None
+    """Sums that several processes add up before `finish`; None: this fold needs every upload in one process."""
+
+    @abstractmethod
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        """Take in uploads of some clients, stacked; entries that `sent` does not mark may hold anything."""
+
+    @abstractmethod
+    def finish(self) -> tuple[Tree, Mask, State]:
+        """The aggregate, the mask of the entries that anybody sent, and what to remember until the next round."""
+
+
+class Aggregator(ABC):
+    """A frozen dataclass of options; what must last from round to round goes into its state, never on self."""
+
+    def start(self, params: Tree) -> State:
+        """The state before the first round; `params`: initial values of the parameters, without BatchNorm statistics."""
+        return {}
+
+    @abstractmethod
+    def fold(self, state: State, params: Tree) -> Fold:
+        """Begin a round; `params`: the values that the server shares now, BatchNorm statistics among them."""
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """The weighted mean; with server_momentum, the shared parameters also go on by a part of their last step (FedAvgM)."""
+
+    server_momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.server_momentum, Real):
+            raise InputError(f"server_momentum belongs to the server: give one number, not {self.server_momentum!r}.")
+        check_shares(server_momentum=self.server_momentum)
+
+    def start(self, params: Tree) -> State:
+        return {"velocity": zeros(params)} if self.server_momentum else {}
+
+    def fold(self, state: State, params: Tree) -> Fold:
+        return MeanFold(self.server_momentum, state, params)
+
+
+class MeanFold(Fold):
+    """Sums over the senders of each entry; memory is that of the model, however many clients."""
+
+    sums: MaskedSum
+
+    def __init__(self, momentum: float, state: State, params: Tree) -> None:
+        self.sums = MaskedSum()
+        self._momentum, self._state, self._params = momentum, state, params
+
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        self.sums.add(values, sent, weight)
+
+    def finish(self) -> tuple[Tree, Mask, State]:
+        mean, heard = self.sums.mean()
+        if "velocity" not in self._state:
+            return mean, heard, {}
+        before, after = self._params, merge(heard, mean, self._params)
+        velocity = {n: self._momentum * v + after[n] - before[n] for n, v in self._state["velocity"].items()}
+        ahead = {n: before[n] + v for n, v in velocity.items() if n in mean}
+        return {**mean, **ahead}, heard, {"velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Median(Aggregator):
+    """The median of each entry over the clients that sent it; of an even number, the mean of the two in the middle.
+
+    Weights are ignored: every client counts once. Uploads wait for the end of the round in a temporary file.
+    """
+
+    def fold(self, state: State, params: Tree) -> Fold:
+        return MedianFold()
+
+
+class MedianFold(Fold):
+    """Uploads on disk, folded some entries at a time."""
+
+    def __init__(self) -> None:
+        self._spool = Spool()
+
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        self._spool.add(values, sent)
+
+    def finish(self) -> tuple[Tree, Mask, State]:
+        middle, heard = self._spool.reduce(median)
+        return middle, heard, {}
+
+
+def median(values: Tensor, sent: Tensor) -> Tensor:
+    """Of (clients, entries) the median of each entry over those that sent it, 0 where nobody did; NaN counts as the largest."""
+    ordered = values.masked_fill(~sent, float("nan")).sort(0).values  # what was not sent lies at the end
+    count = sent.sum(0, keepdim=True)
+    low, high = (ordered.gather(0, at)[0] for at in ((count - 1).clamp_min(0) // 2, count // 2))
+    return ((low + high) / 2).masked_fill(count[0] == 0, 0.0)
+
+
+AGGREGATORS: dict[str, Callable[..., Aggregator]] = {"mean": Mean, "median": Median}
+
+
+def check_aggregator(aggregator: object) -> None:
+    """What an aggregator must be, said before it is used."""
+    if not isinstance(aggregator, Aggregator):
+        raise InputError(f"aggregator must be an aggregator such as fs.Mean(), not {aggregator!r}.")
+    if not is_dataclass(aggregator):
+        name = type(aggregator).__name__
+        raise InputError(f"{name} must be a dataclass, its options the fields: put @dataclass(frozen=True) before the class.")
