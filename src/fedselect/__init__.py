@@ -27,7 +27,8 @@ from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Selector, layers
 from fedselect.models import MODELS, Model
 from fedselect.simulate import Result, Simulation, compare, run
-from fedselect.training.step import Training
+from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
+from fedselect.training.settings import Training
 from fedselect.training.work import Pass, Work
 
 __version__ = package_version()
@@ -36,6 +37,11 @@ __all__ = [
     "DATA",
     "METHODS",
     "MODELS",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "SGD",
+    "Adam",
+    "AdamW",
     "CheckpointError",
     "ClientData",
     "DataError",
@@ -62,6 +68,7 @@ __all__ = [
     "Mask",
     "Method",
     "Model",
+    "Optimizer",
     "Partial",
     "Pass",
     "PersonalLayers",
@@ -69,6 +76,7 @@ __all__ = [
     "Received",
     "Result",
     "RunError",
+    "Schedule",
     "Selector",
     "Simulation",
     "State",

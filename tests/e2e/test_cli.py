@@ -614,10 +614,10 @@ def test_a_run_that_an_earlier_version_began_goes_on(cli, halfway, tmp_path):
 
 
 def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
-    as_of_a_version_without("decay", halfway)
+    as_of_a_version_without("first", halfway)
     method = json.loads((halfway / "config.json").read_text())["method"]
-    edit(halfway / "config.json", method={**method, "decay": 0.5})
-    assert "000002 is of another configuration (decay was 1.0, is 0.5); put " in cli("resume", halfway, "-q").sentence()
+    edit(halfway / "config.json", method={**method, "first": 5})
+    assert "000002 is of another configuration (first was 0, is 5); put " in cli("resume", halfway, "-q").sentence()
 
 
 @pytest.mark.parametrize("command", ["resume", "report"])

@@ -35,6 +35,9 @@ TRAININGS = {
 }
 
 
+FALLING = fs.Training(batch_size=5, momentum=0.9, weight_decay=0.01, schedule="step", decay=0.7)
+
+
 def both(method, training, norm, fraction, slow_round):
     """Run four rounds fast and slowly; return the two sets of client values, the masks and the simulation."""
     torch.manual_seed(0)
@@ -93,7 +96,8 @@ def test_fedselect(training, norm, fraction):
 )
 def test_fedselect_beyond_the_paper(more, norm, fraction):
     options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
-    method = fs.FedSelect(**options)
+    method = fs.FedSelect(**{k: v for k, v in options.items() if k != "decay"})
+    training = FALLING if "decay" in more else TRAININGS["momentum"]
     velocity = {} if "server_momentum" in more else None
     frozen = ("4." if norm else "3.") if "freeze" in more else None
     options = {k: v for k, v in options.items() if k not in FROZEN}
@@ -101,7 +105,7 @@ def test_fedselect_beyond_the_paper(more, norm, fraction):
     def slow(*args, **kw):
         fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity, frozen=frozen)
 
-    sim, clients, server = both(method, TRAININGS["momentum"], norm, fraction, slow)
+    sim, clients, server = both(method, training, norm, fraction, slow)
     assert_same(sim, clients, server)
     assert_same_masks(sim, clients)
 

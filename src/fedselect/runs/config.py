@@ -18,7 +18,7 @@ from fedselect.core.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import check_late
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}
 TABLES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -80,14 +80,17 @@ class Config:
         check_late(parse_late(self.late), self.rounds)
         done = dataclasses.replace(self, method=_entry("method", method), data=data, model=model, training=training)
         done.make_method()
-        done.make_training()
+        done.make_training().check_rounds(self.rounds)
         return done
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a method without those that are gone, where they did nothing."""
         gone = GONE.get(str(method.get("name")), {})
-        return {k: v for k, v in method.items() if k not in gone or v != gone[k]}
+        for k, v in method.items():
+            if k in gone and v != gone[k]:
+                raise InputError(_instead(k, v))
+        return {k: v for k, v in method.items() if k not in gone}
 
     def make_method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))
@@ -123,6 +126,7 @@ class Config:
             precision=self.precision,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
+            rounds=self.rounds,
         )
         if self.cross:
             simulation.need(simulation.method.view)
@@ -170,11 +174,18 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
         find("method", method, METHODS)
     find("data", data, DATA)
     head, _, option = name.rpartition(".")
+    if head == "training":
+        option = option.replace("-", "_")
+        if option not in options(Training):
+            raise unknown("training option", option, options(Training))
+        return [("training", option)]
     if head:
         if head not in methods:
             raise unknown("method in this command", head, methods)
         option = option.replace("-", "_")
         known = options(METHODS[head])
+        if option in GONE.get(head, {}):
+            raise InputError(_instead(option, "0.98"))
         if option not in known:
             raise unknown(f"option of method {head}:", option, known)
         return [(f"method:{head}", option)]
@@ -183,6 +194,10 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
     homes.append(("model", options(find("model", model or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
     homes.append(("training", options(Training)))
     found = [(home, name) for home, known in homes if name in known]
+    own = [home.removeprefix("method:") for home, _ in found if home.startswith("method:")]
+    if own and ("training", name) in found:
+        flags = " or ".join(f"--{home}.{name.replace('_', '-')}" for home in (*own, "training"))
+        raise InputError(f"{name} is an option of {' and '.join(own)} and of training; say which is meant: {flags}.")
     if not found:
         if elsewhere := _owner(name):
             raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
@@ -191,6 +206,17 @@ def place(name: str, methods: list[str], data: str, model: str | None) -> list[t
             run = run - {name} | {"seeds", "methods"}
         raise unknown("option", name, run.union(*(known for _, known in homes)))
     return found
+
+
+_INSTEAD = {
+    "decay": 'learning rates of all methods follow a schedule: in place of decay = {0} under [method] write schedule = "step", '
+    "decay = {0}, decay_every = 1 under [training] (--schedule step --decay {0} --decay-every 1).",
+}
+
+
+def _instead(option: str, value: Any) -> str:
+    """What to write in place of an option that a method no longer has."""
+    return f"{option} is no longer an option of a method; {_INSTEAD[option].format(value)}"
 
 
 def _misplaced(field: str) -> str | None:

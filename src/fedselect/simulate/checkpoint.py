@@ -42,17 +42,22 @@ class Run:
         return ", ".join(differing(self.renewed(said["config"]), self.config))
 
 
-LATER: dict[str, Any] = {}
+LATER: dict[str, Any] = {
+    "training": {
+        "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+        "schedule": "constant", "warmup": 0, "decay": 1.0, "decay_every": 1,
+    },
+}  # fmt: skip
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
-GONE: dict[str, dict[str, Any]] = {}
-"""Options that a method no longer has, each with the value under which it did nothing."""
+GONE: dict[str, dict[str, Any]] = {"fedselect": {"decay": 1.0}, "Partial": {"decay": 1.0}}
+"""Options that a method, by its name or its class, no longer has, each with the value under which it did nothing."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as the first version wrote it, so that a run made then and the same run made now have one identity."""
     out = _without(config, LATER)
     method = out.get("method")
-    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name")))):
+    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name", method.get("kind"))))):
         out["method"] = {**gone, **method}
     return out
 
@@ -76,6 +81,8 @@ def owner(simulation: "Simulation") -> Run:
         "initial values": _digest(*s.initial.values()),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
+    if s.training.the_schedule.needs_rounds:
+        config["rounds"] = s.total
     return Run(
         as_first_written(config),
         mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.",

@@ -28,7 +28,8 @@ from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import cross_entropy
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
-from fedselect.training.step import Training, one_by_one, precision, step
+from fedselect.training.settings import Training
+from fedselect.training.step import one_by_one, precision, step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -48,7 +49,8 @@ class Simulation:
 
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what rests of clients between rounds, all or personal. `device`:
-    auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations.
+    auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between evaluations. `rounds`:
+    how many there will be in all, for a schedule that depends on it.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Simulation:
         precision: str = "auto",
         deterministic: bool = False,
         eval_every: int = 1,
+        rounds: int | None = None,
     ) -> None:
         check_method(method)
         if training is not None and not isinstance(training, Training):
@@ -77,7 +80,8 @@ class Simulation:
         check_clients(method, self.clients)
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
-        self.training = training or Training()
+        self.training, self.total = training or Training(), rounds
+        self.training.check_rounds(rounds)
         keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
@@ -377,6 +381,7 @@ class Simulation:
             round=round,
             seed=self.seed,
             initial=lambda: expand(self.initial, len(ids)),
+            rounds=self.total,
         )
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
@@ -425,7 +430,8 @@ class Simulation:
         room = 0.5 * (_free_on(self.device) if self.device.type == "cuda" else _host_memory())
         if self.device.type == "cpu" and not alone:
             room = min(room, CPU_ROOM)
-        return min(MOST, max(1, int(room / (10 * weights + (0 if alone else 2 * kept)))))
+        trees = 9 + len(self.training.the_optimizer.memory)
+        return min(MOST, max(1, int(room / (trees * weights + (0 if alone else 2 * kept)))))
 
     def _try_step(self, client: int) -> None:
         """One step of one client, thrown away: does this model run stacked, and on as little as this client has?"""
@@ -435,13 +441,13 @@ class Simulation:
         why, others = "", self.fitted.others()
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
-            speed = {n: torch.zeros_like(v) for n, v in tree.items()}
+            memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
             everything = dict.fromkeys(self.model.params, True)
             try:
                 step(
                     self.fitted,
                     tree,
-                    speed,
+                    memory,
                     x,
                     y,
                     torch.zeros_like(y[:, 0]),

@@ -64,6 +64,7 @@ class Work:
         round: int,
         seed: int | Tensor,
         initial: Callable[[], Tree],
+        rounds: int | None = None,
     ) -> None:
         self.model = programs.model
         self.ids = ids
@@ -75,6 +76,7 @@ class Work:
         self._data = train
         self._val = val
         self._seed = seed
+        self._rounds = rounds
         self._programs = programs
         assert train.sizes is not None
         self._batch = [min(n, programs.training.batch_size) for n in train.sizes]
@@ -140,12 +142,17 @@ class Work:
         objective: Objective = cross_entropy,
         ctx: State | None = None,
         key: str = "train",
+        scheduled: bool = True,
     ) -> Tree:
-        """Local training with a fresh optimizer, momentum carried from pass to pass; `tree` itself is left alone.
+        """Local training with a fresh optimizer, its memory carried from pass to pass; `tree` itself is left alone.
 
-        A client whose mask marks nothing sits a pass out entirely.
+        A client whose mask marks nothing sits a pass out entirely. `scheduled`: whether rates follow the schedule.
         """
         ctx = ctx or {}
+        factor = self._programs.training.factor(self.round, self._rounds) if scheduled else 1.0
+        if factor != 1.0:
+            rates = {id(p.lr): _times(p.lr, factor) for p in passes}
+            passes = [Pass(p.only, rates[id(p.lr)], p.epoch) for p in passes]
         if not one_by_one(self._programs.fitted, self.ids.device):
             order = self._longest_first()
             if order is not None:
@@ -153,19 +160,19 @@ class Work:
             out = self._programs.place("values", tree)
             if out is tree:
                 out = ordered(tree)
-            speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
-            self._train(out, speed, passes, objective, ctx, key)
+            memory = self._programs.rest({n: out[n] for n in self.model.params})
+            self._train(out, memory, passes, objective, ctx, key)
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
         out = ordered(tree)
-        speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}
+        memory = self._programs.rest({n: out[n][:1] for n in self.model.params})
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
-            for v in speed.values():
+            for v in (v for past in memory.values() for v in past.values()):
                 v.zero_()
             alone = self.rows(row)
             alone.loss = self.loss[row].clone()
             mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
-            alone._train(take(out, row), speed, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
+            alone._train(take(out, row), memory, mine, objective, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
         return out
 
@@ -175,18 +182,19 @@ class Work:
         return None if order == list(range(len(order))) else torch.tensor(order)
 
     def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> Tree:
-        """`train` with the clients in another order; what comes back is in theirs."""
+        """`train` with the clients in another order and the rates as they are; what comes back is in theirs."""
         there = self.rows(order)
         at = order.to(self.ids.device, non_blocking=True)
         there.loss = self.loss[at]  # that of clients who sit all passes out stays
         masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
         mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
-        out = there.train(take(tree, at), mine, objective=objective, ctx={k: take(t, at) for k, t in ctx.items()}, key=key)
+        own = {k: take(t, at) for k, t in ctx.items()}
+        out = there.train(take(tree, at), mine, objective=objective, ctx=own, key=key, scheduled=False)
         back = order.argsort().to(at.device, non_blocking=True)
         self.loss = there.loss[back]
         return take(out, back)
 
-    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
+    def _train(self, tree: Tree, memory: State, passes: Sequence[Pass], objective: Objective, ctx: State, key: str) -> None:
         """Train `tree` in place."""
         base = self.keys(key)
         batches = self.n.clamp_max(self._programs.training.batch_size)
@@ -202,15 +210,16 @@ class Work:
             total = torch.zeros_like(self.loss)
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
-                mine, speed = take(tree, rows), take(velocity, rows)
+                mine, past = take(tree, rows), {k: take(t, rows) for k, t in memory.items()}
                 total[rows] += self._programs.train(
-                    mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
+                    mine, past, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
                     {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
                     objective, size, first, last,
                 )  # fmt: skip
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
-                    put(velocity, rows, speed)
+                    for k, t in memory.items():
+                        put(t, rows, past[k])
             active = moving[id(p.only)]
             if active is not False:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
@@ -226,6 +235,7 @@ class Work:
             round=self.round,
             seed=self._seed[at] if isinstance(self._seed, Tensor) else self._seed,
             initial=lambda: take(self.initial, at),
+            rounds=self._rounds,
         )
 
     def _active(self, only: Mask) -> bool | Tensor:
@@ -256,6 +266,10 @@ class Work:
                     together = torch.tensor(running)
                 yield together, done, last, size
                 done = last
+
+
+def _times(lr: Rate, factor: float) -> Rate:
+    return {n: v * factor for n, v in lr.items()} if isinstance(lr, Mapping) else lr * factor
 
 
 def _take_rate(lr: Rate, rows: Rows) -> Rate:
