@@ -10,12 +10,12 @@ import pytest
 import fedselect as fs
 
 PUBLIC = [
-    "CheckpointError", "ClientData", "DATA", "DataError", "DeltaSelect", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU",
-    "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Images",
-    "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Method", "Model", "Partial", "Pass",
-    "PersonalLayers", "RandomSelect", "Received", "Result", "RunError", "Selector", "Simulation", "State", "Training",
-    "TrainingError", "Tree", "Up", "Work", "__version__", "compare", "deal_images", "from_datasets", "layers", "load",
-    "merge", "models", "negate", "run",
+    "Adam", "AdamW", "CheckpointError", "ClientData", "DATA", "DataError", "DeltaSelect", "Ditto", "Down", "FedAvg",
+    "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError",
+    "Fixed", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Method", "Model",
+    "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Received", "Result", "RunError",
+    "SCHEDULES", "SGD", "Schedule", "Selector", "Simulation", "State", "Training", "TrainingError", "Tree", "Up", "Work",
+    "__version__", "compare", "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
