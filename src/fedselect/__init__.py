@@ -29,7 +29,8 @@ from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Selector,
 from fedselect.models import MODELS, Model
 from fedselect.simulate import Result, Simulation, compare, run
 from fedselect.tasks import TASKS, Classification, Metric, Task
-from fedselect.training.step import Training
+from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
+from fedselect.training.settings import Training
 from fedselect.training.work import Pass, Work
 
 __version__ = package_version()
@@ -39,7 +40,12 @@ __all__ = [
     "DATA",
     "METHODS",
     "MODELS",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "SGD",
     "TASKS",
+    "Adam",
+    "AdamW",
     "Aggregator",
     "CheckpointError",
     "Classification",
@@ -72,6 +78,7 @@ __all__ = [
     "Method",
     "Metric",
     "Model",
+    "Optimizer",
     "Partial",
     "Pass",
     "PersonalLayers",
@@ -79,6 +86,7 @@ __all__ = [
     "Received",
     "Result",
     "RunError",
+    "Schedule",
     "Selector",
     "Simulation",
     "State",

@@ -1,5 +1,6 @@
 """What the conformance suite runs: every method of the table, plus the readings of FedSelect, on awkward clients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from fedselect.network.server import Server
 from fedselect.network.vault import Vault
 from fedselect.simulate import Simulation
 from fedselect.simulate.jobs import Job
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 READINGS = {
     "fedselect-tensor": {"scope": "tensor", "weights_only": True, "strict": False},
     "fedselect-authors": {"scope": "tensor", "weights_only": True, "strict": False, "since": "update", "every": 2, "first": 1},
     "fedselect-least": {"by": "least", "share": "all"},
-    "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor", "decay": 0.9},
+    "fedselect-joint": {"order": "joint", "start_with": "head", "relative": "tensor"},
     "fedselect-live": {"counts": "live", "start_with": "head+norms", "relative": "weights", "first": 1},
     "fedselect-frozen": {"freeze": "head", "finetune": 1, "view": "merged"},
     "fedselect-tuned": {
@@ -40,6 +41,9 @@ CASES = {
     **{name: lambda o=o: _quick(fs.FedSelect, **o) for name, o in READINGS.items()},
     "fedselect-random": lambda: _quick(fs.FedSelect, by="random"),
     "lg-fedavg-authors": lambda: _quick(fs.LGFedAvg, shared="convolutions", warmup=1),
+    "fedselect-adamw-cosine": lambda: _quick(fs.FedSelect, lr=0.01, personal_lr=0.02),
+    "fedbabu-adam": lambda: _quick(fs.FedBABU, lr=0.01),
+    "fedrep-nesterov": lambda: _quick(fs.FedRep),
 }
 MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
@@ -47,7 +51,7 @@ MODELS = {
 }
 BOTH = {"fedselect", "fedselect-tuned", "fedbabu", "ditto", "fedpac", "lotteryfl"}
 """With both models: what has code of its own, and one alias for each way of training."""
-NORMS = {"fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
+NORMS = {"fedselect-adamw-cosine", "fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
 COVERING = {(case, model) for case in CASES for model in MODELS if case in BOTH or (model == "mlp") != (case in NORMS)}
 PAIRS = [
@@ -66,6 +70,16 @@ AGGREGATES = {
 """(method, model, aggregator): what folds uploads in another way than the plain mean."""
 ROUNDS = 3
 TRAINING = Training(batch_size=8, momentum=0.9, weight_decay=1e-3, clip=1.0)
+TRAININGS = {
+    "fedselect-joint": replace(TRAINING, schedule="step", decay=0.9),
+    "fedselect-adamw-cosine": Training(
+        batch_size=8, optimizer="adamw", weight_decay=0.1, clip=1.0, schedule="cosine", warmup=1
+    ),
+    "fedbabu-adam": Training(batch_size=8, optimizer="adam", beta2=0.99),
+    "fedrep-nesterov": replace(TRAINING, nesterov=True, schedule="step", decay=0.5, warmup=2),
+}
+"""Cases that train in another way than the others."""
+TOTAL = 6  # rounds that a schedule expects
 SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
 
 
@@ -85,7 +99,8 @@ def federation() -> fs.Federation:
 
 def simulation(case: str, model: str, data: fs.Federation | None = None, **how) -> Simulation:
     data = data or federation()
-    return Simulation(CASES[case](), MODELS[model](data), data, seed=11, training=TRAINING, **how)
+    training = TRAININGS.get(case, TRAINING)
+    return Simulation(CASES[case](), MODELS[model](data), data, seed=11, training=training, rounds=TOTAL, **how)
 
 
 def a_round(sim: Simulation, ids: torch.Tensor) -> tuple[State, Up]:
@@ -120,7 +135,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tol: fl
 def deployed(case: str, model: str, folder: Path, aggregator: fs.Aggregator | None = None) -> tuple[Server, Room]:
     """The same by letters: a node for each client with its own data and vault, and a server that sees replies alone."""
     data = federation()
-    made = task(CASES[case](), MODELS[model], data, seed=11, training=TRAINING)
+    made = task(CASES[case](), MODELS[model], data, seed=11, training=TRAININGS.get(case, TRAINING), rounds=TOTAL)
     return Server(made, QUICK, folder / "masks", aggregator=aggregator), Room(made, data, folder)
 
 

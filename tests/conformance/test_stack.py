@@ -1,6 +1,7 @@
 """Several runs as one program: each comes out bit for bit as it would alone, on a CPU."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import fedselect as fs
 from fedselect.core.tree import block, lay
 from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack, _cat, _cut, _spread, stacks
+from fedselect.training.settings import Training
 
 SETTINGS = {
     "fedselect": (fs.FedSelect, [{"rate": 0.1, "limit": 0.3}, {"rate": 0.05, "limit": 0.1}, {"lr": 0.05, "personal_lr": 0.02}]),
@@ -19,7 +21,7 @@ SETTINGS = {
     ),
     "fedselect, float32 numbers": (
         fs.FedSelect,
-        [{"rate": torch.full((6,), 0.1), "decay": torch.full((6,), 0.9), "lr": torch.linspace(0.01, 0.06, 6)}, {"decay": 0.9}],
+        [{"rate": torch.full((6,), 0.1), "lr": torch.linspace(0.01, 0.06, 6)}, {"personal_lr": torch.full((6,), 0.1)}],
     ),
     "fedselect, fine-tuned": (
         fs.FedSelect,
@@ -27,7 +29,7 @@ SETTINGS = {
     ),
     "fedselect, joint": (
         fs.FedSelect,
-        [{"order": "joint", "decay": 0.9}, {"order": "joint", "limit": 0.1}],
+        [{"order": "joint"}, {"order": "joint", "limit": 0.1}],
     ),
     "fedselect, own answers, averaged": (
         fs.FedSelect,
@@ -42,13 +44,20 @@ SETTINGS = {
 }  # fmt: skip
 
 
+TRAININGS = {
+    "fedavg": Training(batch_size=8, optimizer="adam", schedule="cosine", warmup=1),
+    "fedselect, joint": replace(TRAINING, nesterov=True, schedule="step", decay=0.9),
+}
+
+
 def runs(case, model, **how):
     method, settings = SETTINGS[case]
+    how = {"training": TRAININGS.get(case, TRAINING), "rounds": 4, **how}
     out = []
     for seed in (11, 3):
         for setting in settings:
             data = federation()
-            out.append(Simulation(method(**setting), MODELS[model](data), data, seed=seed, training=TRAINING, **how))
+            out.append(Simulation(method(**setting), MODELS[model](data), data, seed=seed, **how))
     return out
 
 

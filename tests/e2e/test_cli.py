@@ -652,10 +652,27 @@ def test_a_run_that_an_earlier_version_began_goes_on(cli, halfway, tmp_path):
 
 
 def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
-    as_of_a_version_without("decay", halfway)
+    as_of_a_version_without("first", halfway)
     method = json.loads((halfway / "config.json").read_text())["method"]
-    edit(halfway / "config.json", method={**method, "decay": 0.5})
-    assert "000002 is of another configuration (decay was 1.0, is 0.5); put " in cli("resume", halfway, "-q").sentence()
+    edit(halfway / "config.json", method={**method, "first": 5})
+    assert "000002 is of another configuration (first was 0, is 5); put " in cli("resume", halfway, "-q").sentence()
+
+
+def test_a_run_with_another_optimizer_and_a_schedule_resumes(cli, tmp_path):
+    flags = ("--optimizer", "adamw", "--weight-decay", 0.01, "--schedule", "cosine", "--warmup", 1, "--rounds", 2, "--lr", 0.01)
+    assert cli("run", *TINY, "--method", "fedavg", *flags, "-q", "--out", tmp_path / "a").code == 0
+    training = json.loads((tmp_path / "a" / "config.json").read_text())["training"]
+    assert (training["optimizer"], training["schedule"], training["warmup"]) == ("adamw", "cosine", 1)
+    whole = metrics(tmp_path / "a")
+    (tmp_path / "a" / "summary.json").unlink()
+    assert cli("resume", tmp_path / "a", "-q").code == 0
+    assert metrics(tmp_path / "a") == whole
+
+
+def test_a_falling_rate_says_which_schedule_it_means(cli):
+    said = cli("run", *TINY, "--decay", 0.98).sentence()
+    assert "has no use for decay" in said
+    assert "(--schedule step --decay 0.98)" in said
 
 
 @pytest.mark.parametrize("command", ["resume", "report"])

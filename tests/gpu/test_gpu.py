@@ -11,7 +11,7 @@ import fedselect as fs
 from fedselect.simulate import Simulation
 from fedselect.simulate.stack import Stack
 from fedselect.training import recorded
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():

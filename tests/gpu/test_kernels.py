@@ -12,7 +12,8 @@ from fedselect.methods.select import top as plain_top
 from fedselect.training import layers, transforms
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room, copy
-from fedselect.training.step import Training, _sgd
+from fedselect.training.settings import Training
+from fedselect.training.step import _sgd
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from local import QUICK, Room, task
 
 import fedselect as fs
 from fedselect.network.server import Server
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 
 @pytest.fixture

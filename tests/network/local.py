@@ -12,7 +12,7 @@ from fedselect.network.client import Node
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.server import Limits, Outcome, Reply, Server
 from fedselect.simulate import Simulation
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 QUICK = Limits(wait=0.2, poll=0.01, timeout=5.0)
 
@@ -53,9 +53,16 @@ class Room:
 
 
 def task(
-    method: fs.Method, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, *, seed: int, training: Training
+    method: fs.Method,
+    model: Callable[[fs.Federation], fs.Model],
+    data: fs.Federation,
+    *,
+    seed: int,
+    training: Training,
+    rounds: int | None = None,
 ) -> Task:
-    return Task(method, model(data), training, fs.Classification(), seed, len(data.clients), data, method_name="m")
+    task = fs.Classification()
+    return Task(method, model(data), training, task, seed, len(data.clients), data, method_name="m", rounds=rounds)
 
 
 def rounds(server: Server, room: Room, count: int) -> list[Outcome]:

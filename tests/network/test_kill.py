@@ -20,7 +20,7 @@ from fedselect.network.letters import unseal
 from fedselect.network.client import Node
 from fedselect.core import snapshots
 from fedselect.network import vault
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 from fedselect.training.work import Work
 
 def at(module, name, count, after=False):

@@ -16,7 +16,7 @@ import fedselect as fs
 from fedselect.aggregate import codec
 from fedselect.network.letters import Letter, put_packet
 from fedselect.network.server import Server
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 CLIENTS = 200
 pair = (torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))

@@ -12,7 +12,7 @@ from fedselect.network.letters import Letter
 from fedselect.network.server import Limits, Server
 from fedselect.network.vault import Vault
 from fedselect.simulate import Simulation
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 
 def simulated(small, digits, cohorts, monkeypatch):

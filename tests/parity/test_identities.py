@@ -1,5 +1,7 @@
 """Methods that must coincide, to the bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,9 +11,9 @@ from fedselect.simulate import Simulation
 TRAINING = fs.Training(batch_size=8, momentum=0.9, weight_decay=1e-3, clip=1.0)
 
 
-def simulate(method: fs.Method, rounds: int, **model_options) -> Simulation:
+def simulate(method: fs.Method, rounds: int, training: fs.Training = TRAINING, **model_options) -> Simulation:
     data = fs.load("digits", clients=4, classes_per_client=3, train=20, test=12, seed=2)
-    sim = Simulation(method, fs.models.small_cnn(data, width=2, **model_options), data, seed=7, training=TRAINING)
+    sim = Simulation(method, fs.models.small_cnn(data, width=2, **model_options), data, seed=7, training=training)
     for _ in range(rounds):
         sim.step()
     return sim
@@ -30,6 +32,14 @@ def test_limit_0_is_fedavg(stats, weight):
     common = {"epochs": 2, "lr": 0.05, "norm_stats": stats, "weight": weight}
     selected = simulate(fs.FedSelect(limit=0.0, personal_lr=0.3, **common), 3, norm="batch")
     assert_same_models(selected, simulate(fs.FedAvg(**common), 3, norm="batch"))
+
+
+@pytest.mark.parametrize("optimizer", [{"nesterov": True}, {"optimizer": "adam"}, {"optimizer": "adamw", "weight_decay": 0.1}])
+def test_limit_0_is_fedavg_with_every_optimizer(optimizer):
+    training = fs.Training(batch_size=8, schedule="step", decay=0.5, **optimizer)
+    common = {"epochs": 2, "lr": 0.01, "norm_stats": "local"}
+    selected = simulate(fs.FedSelect(limit=0.0, personal_lr=0.3, **common), 3, training, norm="batch")
+    assert_same_models(selected, simulate(fs.FedAvg(**common), 3, training, norm="batch"))
 
 
 def test_rate_0_is_fedavg():
@@ -52,7 +62,8 @@ def test_limit_0_with_a_frozen_head_and_fine_tuning_is_fedbabu(stats):
 
 def test_fine_tuning_keeps_its_rate_when_the_others_fall():
     common = {"epochs": 1, "lr": 0.05, "finetune": 2, "finetune_lr": 0.1, "norm_stats": "shared", "view": "merged"}
-    falling, steady = (simulate(fs.FedSelect(decay=d, limit=0.0, **common), 1) for d in (0.5, 1.0))
+    schedule = replace(TRAINING, schedule="step", decay=0.5)
+    falling, steady = (simulate(fs.FedSelect(limit=0.0, **common), 1, training) for training in (schedule, TRAINING))
     assert_same_models(falling, steady)  # the first round has the rates as given; fine-tuning after it as well
     falling.step(), steady.step()
     assert not torch.equal(falling.server["params"]["fc.weight"], steady.server["params"]["fc.weight"])

@@ -35,6 +35,9 @@ TRAININGS = {
 }
 
 
+FALLING = fs.Training(batch_size=5, momentum=0.9, weight_decay=0.01, schedule="step", decay=0.7)
+
+
 def both(method, training, norm, fraction, slow_round, aggregator=None):
     """Run four rounds fast and slowly; return the two sets of client values, the masks and the simulation."""
     torch.manual_seed(0)
@@ -95,7 +98,8 @@ def test_fedselect(training, norm, fraction):
 def test_fedselect_beyond_the_paper(more, norm, fraction):
     options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
     momentum = options.get("server_momentum", 0.0)
-    method = fs.FedSelect(**{k: v for k, v in options.items() if k != "server_momentum"})
+    method = fs.FedSelect(**{k: v for k, v in options.items() if k not in ("decay", "server_momentum")})
+    training = FALLING if "decay" in more else TRAININGS["momentum"]
     velocity = {} if momentum else None
     frozen = ("4." if norm else "3.") if "freeze" in more else None
     options = {k: v for k, v in options.items() if k not in FROZEN}
@@ -103,7 +107,7 @@ def test_fedselect_beyond_the_paper(more, norm, fraction):
     def slow(*args, **kw):
         fedselect_round(*args, **kw, **options, weights=[1.0] * 4, velocity=velocity, frozen=frozen)
 
-    sim, clients, server = both(method, TRAININGS["momentum"], norm, fraction, slow, fs.Mean(momentum))
+    sim, clients, server = both(method, training, norm, fraction, slow, fs.Mean(momentum))
     assert_same(sim, clients, server)
     assert_same_masks(sim, clients)
 

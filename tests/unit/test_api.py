@@ -10,13 +10,13 @@ import pytest
 import fedselect as fs
 
 PUBLIC = [
-    "AGGREGATORS", "Aggregator", "CheckpointError", "Classification", "ClientData", "DATA", "DataError", "DeltaSelect",
-    "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect",
-    "Federation", "FedselectError", "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS",
-    "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "Partial", "Pass", "PersonalLayers", "RandomSelect",
-    "Received", "Result", "RunError", "Selector", "Simulation", "State", "TASKS", "Task", "Training", "TrainingError",
-    "Tree", "Up", "Work", "__version__", "compare", "deal_images", "from_datasets", "layers", "load", "merge", "models",
-    "negate", "run",
+    "AGGREGATORS", "Adam", "AdamW", "Aggregator", "CheckpointError", "Classification", "ClientData", "DATA", "DataError",
+    "DeltaSelect", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep",
+    "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL",
+    "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "OPTIMIZERS", "Optimizer", "Partial",
+    "Pass", "PersonalLayers", "RandomSelect", "Received", "Result", "RunError", "SCHEDULES", "SGD", "Schedule", "Selector",
+    "Simulation", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "Up", "Work", "__version__", "compare",
+    "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them

@@ -7,7 +7,7 @@ import pytest
 
 from fedselect.core.options import options
 from fedselect.methods import METHODS
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "methods.md"

@@ -75,7 +75,7 @@ def test_other_things_are_refused_in_words(digits, wrong):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"lr": "0.1"}, "lr"), ({"limit": [0.1, 0.3]}, "limit"), ({"decay": None}, "decay")]
+    ("wrong", "said"), [({"lr": "0.1"}, "lr"), ({"limit": [0.1, 0.3]}, "limit"), ({"server_average": None}, "server_average")]
 )
 def test_an_option_that_is_no_number_is_refused_by_its_name(wrong, said):
     with pytest.raises(fs.InputError, match=f"{said} must be a number, or a tensor of one for each client, not "):

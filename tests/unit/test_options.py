@@ -13,7 +13,7 @@ from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.runs.config import Config
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fedselect.training.batches import Split
 from fedselect.training.buffers import Room, copy, ordered
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, _identity, nothing_let_go
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 from fedselect.training.work import Pass, Work
 
 CLIENTS, N, SIZE, CLASSES = 3, 20, 4, 4
@@ -99,18 +99,18 @@ def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
 
 
 def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_entropy, size=SIZE, times=2):
-    """`times` passes over a copy of the tree: the values, their momentum, and the losses of each pass."""
+    """`times` passes over a copy of the tree: the values, the optimizer's memory, and the losses of each pass."""
     tree = {n: v.clone() for n, v in tree.items()}
-    velocity = {n: torch.zeros_like(tree[n]) for n in programs.model.params}
+    memory = programs.rest({n: tree[n] for n in programs.model.params})
     only = dict.fromkeys(programs.model.params, True) if only is None else only
     losses = {}
     for epoch in range(times):
         shuffle = client_keys(0, torch.arange(len(data.n)), epoch, "train")
         order = permutations(shuffle, data.n, data.longest)
         losses[f"loss {epoch}"] = programs.train(
-            tree, velocity, only, lr, ctx or {}, data, order, shuffle, objective, size, 0, -(-N // size)
+            tree, memory, only, lr, ctx or {}, data, order, shuffle, objective, size, 0, -(-N // size)
         )
-    return {**tree, **{f"velocity {n}": v for n, v in velocity.items()}, **losses}
+    return {**tree, **{f"{k} {n}": v for k, t in memory.items() for n, v in t.items()}, **losses}
 
 
 @pytest.fixture
@@ -155,6 +155,11 @@ def by_entry(tree, model):
             **dict.fromkeys(rest, 0.05)}  # fmt: skip
 
 
+def by_every_entry(tree, model):
+    g = torch.Generator().manual_seed(2)
+    return {n: torch.rand(tree[n].shape, generator=g) / 5 for n in model.params}
+
+
 def far(out, y, params, ctx):
     return cross_entropy(out, y, params, ctx) + sum(((params[n] - v) ** 2).sum() for n, v in ctx["points"].items())
 
@@ -181,6 +186,10 @@ CASES = {
     "batch norm, dead taps": {"build": cnn},
     "batch norm, dead taps, masks": {"build": cnn, "only": halves, "augment": "crop-flip"},
     "dropout": {"build": dropping},
+    "rates by entry, dead taps": {"build": cnn, "lr": by_every_entry, "only": halves},
+    "nesterov": {"training": Training(batch_size=SIZE, momentum=0.9, nesterov=True, clip=0.5), "only": halves},
+    "adam, pulled": {"training": Training(batch_size=SIZE, optimizer="adam"), "ctx": pulled, "only": halves},
+    "adamw": {"training": Training(batch_size=SIZE, optimizer="adamw", weight_decay=0.1), "lr": by_entry, "only": halves},
 }
 
 
@@ -206,6 +215,16 @@ def test_dead_taps_are_left_out_of_the_recording(made):
     edge[1, 1] = False
     assert got["4.weight"][..., edge].equal(tree["4.weight"][..., edge])
     assert (got["4.weight"][..., 1, 1] != tree["4.weight"][..., 1, 1]).any()
+
+
+def test_dead_taps_do_not_move_with_adam_either(made, as_written):
+    programs, tree, data = setting(cnn, Training(batch_size=SIZE, optimizer="adam"))
+    got, want = train(programs, tree, data), as_written(programs, tree, data)
+    assert len(made) == 1
+    counted = [r.pop("steps 4.weight") for r in (got, want)]  # steps of taps that are left out are not counted
+    assert_equal(want, got)
+    assert [c[0, 0, 0, 1, 1] for c in counted] == [counted[0].max()] * 2
+    assert counted[0].min() < counted[1].min()
 
 
 @pytest.mark.parametrize("case", ["fedselect", "fedpac"])
@@ -397,7 +416,7 @@ def test_predictions_are_each_clients_own(build):
 def test_on_a_cpu_trees_stay_where_they_are():
     programs, tree, _ = setting(cnn)
     assert programs.place("values", tree) is tree
-    rest = programs.rest("momentum", tree)
+    (rest,) = programs.rest(tree).values()
     assert all((v == 0).all() and v.shape == tree[n].shape for n, v in rest.items())
     assert not {v.data_ptr() for v in rest.values()} & {v.data_ptr() for v in tree.values()}
 

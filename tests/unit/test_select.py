@@ -15,7 +15,7 @@ from fedselect.simulate import Simulation
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 from fedselect.training.work import Work
 
 shares = st.integers(0, 20).map(lambda k: k / 20)

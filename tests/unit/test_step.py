@@ -1,5 +1,6 @@
 """One stacked step against torch.optim.SGD, client by client in float64."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ import fedselect as fs
 from fedselect.core.random import client_keys
 from fedselect.tasks.losses import Goal
 from fedselect.training.fitted import Fitted
+from fedselect.training.settings import Training
 from fedselect.training.stacked import Taps
-from fedselect.training.step import Plan, Training, find_plan, forward, precision, step
+from fedselect.training.step import Plan, find_plan, forward, precision, step
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
 cross_entropy = Goal(fs.Classification())
@@ -52,7 +54,8 @@ def run(how, only=None, lr=0.1, ctx=lambda tree, model: {}):
     )
     only = only(model) if only else dict.fromkeys(model.params, True)
     keys = client_keys(0, torch.arange(CLIENTS), 0, "train")
-    losses = [step(Fitted(model), tree, velocity, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
+    memory = {"momentum": velocity}
+    losses = [step(Fitted(model), tree, memory, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
     return model, start, tree, velocity, losses
 
 
@@ -120,10 +123,10 @@ def test_the_clipped_norm_is_that_of_the_entries_in_training():
     clip = 1e-3  # far below any gradient here: every client's step then has exactly this norm
     model, tree, x, y = setting()
     before = {n: v.clone() for n, v in tree.items()}
-    velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
+    memory = {"momentum": {n: torch.zeros_like(v) for n, v in tree.items()}}
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     how = Training(momentum=0.0, clip=clip)
-    step(Fitted(model), tree, velocity, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
+    step(Fitted(model), tree, memory, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
     moved = sum((tree[n] - before[n]).flatten(1).square().sum(1) for n in model.params).sqrt()
     torch.testing.assert_close(moved, torch.full_like(moved, clip), rtol=1e-2, atol=0.0)
 
@@ -147,7 +150,8 @@ def test_a_rate_for_each_tensor_and_entry():
     velocity = {n: torch.zeros_like(tree[n]) for n in model.params}
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     everything = dict.fromkeys(model.params, True)
-    step(Fitted(model), tree, velocity, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
+    memory = {"momentum": velocity}
+    step(Fitted(model), tree, memory, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
     for n in model.params:  # after the first step the velocity is the gradient
         rate = lr[n].view(-1, 1) if n == "6.bias" else lr[n]
         torch.testing.assert_close(tree[n], before[n] - rate * velocity[n], rtol=1e-12, atol=1e-14)
@@ -165,9 +169,9 @@ def test_a_parameter_the_model_does_not_use_stays_put():
 
     model = fs.Model.wrap(Spare())
     tree = {n: v.expand(2, *v.shape).clone() for n, v in model.init(0).items()}
-    velocity = {n: torch.zeros_like(v) for n, v in tree.items()}
+    memory = {"momentum": {n: torch.zeros_like(v) for n, v in tree.items()}}
     x, y, keys = torch.ones(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    step(Fitted(model), tree, velocity, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
+    step(Fitted(model), tree, memory, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
     assert (tree["spare"] == 1.0).all()  # as under torch.optim.SGD, which skips parameters without a gradient
 
 
@@ -217,6 +221,14 @@ class Padded(nn.Module):
             y = self.norm(self.conv(x))
             x = torch.cat([y, y], 2)  # as tall as it was
         return self.fc(self.point(self.drop(y)).flatten(1))
+
+
+@dataclass(frozen=True)
+class Signs(fs.Optimizer):
+    """Moves every entry by its rate, whatever its gradient."""
+
+    def update(self, value, gradient, memory, rate):
+        return torch.where(gradient < 0, value + rate, value - rate), {}
 
 
 LIVE = Taps(1, 7, 1, 4)
@@ -293,6 +305,8 @@ NO_PLAN = {
     "seen by the objective from the side": (Padded, {"objective": mirrored}),
     "weight decay": (Padded, {"how": Training(weight_decay=0.1)}),
     "clipped, where zeros count in the order of a sum": (Padded, {"how": Training(clip=0.1)}),
+    "weight decay of its own": (Padded, {"how": Training(optimizer=fs.SGD(weight_decay=0.1))}),
+    "an optimizer that does not say that it leaves such taps alone": (Padded, {"how": Training(optimizer=Signs())}),
     "frozen": (Padded, {"only": {"fc.weight": True}}),
     "padded to the same size": (lambda: nn.Sequential(nn.Conv2d(2, 2, 9, padding="same"), nn.Flatten(), nn.Linear(16, 3)), {}),
 }  # fmt: skip
@@ -328,7 +342,8 @@ def test_a_step_by_the_plan_is_one_without(momentum, masked):
     ends = []
     for by in (plan, Plan()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
-        losses = [step(Fitted(model), tree, velocity, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
+        memory = {"momentum": velocity}
+        losses = [step(Fitted(model), tree, memory, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
         ends.append({**tree, **{f"velocity {n}": v for n, v in velocity.items()}, "losses": torch.stack(losses)})
     for n, v in ends[0].items():
         torch.testing.assert_close(v, ends[1][n], rtol=0.0, atol=0.0, msg=lambda m, n=n: f"{n}: {m}")
@@ -405,7 +420,8 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
         everything = dict.fromkeys(model.params, True)
         losses = [
-            step(Fitted(model), tree, velocity, *batch, everything, 0.1, cross_entropy, {}, Training(), by) for _ in range(3)
+            step(Fitted(model), tree, {"momentum": velocity}, *batch, everything, 0.1, cross_entropy, {}, Training(), by)
+            for _ in range(3)
         ]
         ends.append({**tree, "losses": torch.stack(losses)})
     assert all(v.equal(ends[1][n]) for n, v in ends[0].items())
@@ -415,8 +431,9 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
 def test_a_step_that_does_not_follow_its_plan_is_not_taken():
     model, tree, speed, batch = padded(lambda: Normed(USES["relu and more"][0]))
     everything = dict.fromkeys(model.params, True)
+    plan = Plan(rectified=frozenset({0}))
     with pytest.raises(RuntimeError, match="used in another way than before"):
-        step(Fitted(model), tree, speed, *batch, everything, 0.1, cross_entropy, {}, Training(), Plan(rectified=frozenset({0})))
+        step(Fitted(model), tree, {"momentum": speed}, *batch, everything, 0.1, cross_entropy, {}, Training(), plan)
 
 
 def test_the_precision_of_products_is_set_for_the_time_being():

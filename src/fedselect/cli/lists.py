@@ -18,7 +18,7 @@ from fedselect.data.fetch import fetch
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.runs import presets
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")
 

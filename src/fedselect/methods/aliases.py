@@ -38,7 +38,6 @@ def FedSelect(
     start_with: Start = "nothing",
     relative: Literal["no", "tensor", "weights"] = "no",
     order: Literal["alternate", "joint"] = "alternate",
-    decay: Scalar = 1.0,
     server_average: Scalar = 0.0,
     freeze: Literal["nothing", "head"] = "nothing",
     finetune: int = 0,
@@ -65,7 +64,7 @@ def FedSelect(
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
-        select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr, decay=decay,
+        select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr,
         server_average=server_average, freeze=head if freeze == "head" else nothing, answers=answers, view=view,
     )  # fmt: skip
 

@@ -43,7 +43,6 @@ class Partial(Method):
     finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
-    decay: Scalar = 1.0  # of the rates, from round to round; fine-tuning begins anew each time and keeps its own
     server_average: Scalar = 0.0  # of its moving mean over rounds, which then takes its place in the merged view
     freeze: Which = nothing  # what keeps its initial value until fine-tuning
     answers: Answers = "all"  # own: the merged model, from fine-tuning on, with classes that the client trains on alone
@@ -56,7 +55,7 @@ class Partial(Method):
         check_choice(("all", "own"), answers=self.answers)
         check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
         check_not_negative(mu=self.mu)
-        check_shares(decay=self.decay, server_average=self.server_average)
+        check_shares(server_average=self.server_average)
         if sum(epochs for _, epochs in self.phases) < 1:
             raise InputError("epochs must be at least 1: nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
@@ -96,8 +95,7 @@ class Partial(Method):
         memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
         shared = negate(mask)
-        lr, personal_lr = self._rates(work.round)
-        passes = list(self._passes(self.phases, mask, shared, work, lr, personal_lr, self.freeze))
+        passes = list(self._passes(self.phases, mask, shared, work, self.lr, self.personal_lr, self.freeze))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
@@ -124,7 +122,7 @@ class Partial(Method):
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
         passes = self._passes(self.finetune, kept, negate(kept), work, lr, None)
-        return work.train(merged, list(passes), key="finetune")
+        return work.train(merged, list(passes), key="finetune", scheduled=False)  # it begins anew each time
 
     def wants(self, model: Model, state: State) -> Mask:
         return negate(self._kept(model, state))
@@ -145,13 +143,6 @@ class Partial(Method):
 
     def _full(self, model: Model, memory: State) -> Mask:
         return {**self.select.mask(model, memory), **dict.fromkeys(model.stats, self.norm_stats == "local")}
-
-    def _rates(self, round: int) -> tuple[Scalar, Scalar | None]:
-        """Of the shared and of the personal entries, in this round."""
-        if not isinstance(self.decay, Tensor) and self.decay == 1:
-            return self.lr, self.personal_lr
-        left = self.decay**round
-        return self.lr * left, None if self.personal_lr is None else self.personal_lr * left
 
     def _passes(
         self,

@@ -17,7 +17,7 @@ from fedselect.tasks.task import Task as LearningTask
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 from fedselect.training.work import Work
 
 
@@ -39,12 +39,14 @@ class Task:
     plan: str = ""  # digest of everything the run depends on
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
+    rounds: int | None = None  # in all, for a schedule that depends on it
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline))
+        self.training.check_rounds(self.rounds)
         fitted = Fitted(self.model, self.device)
         object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
@@ -84,6 +86,7 @@ class Task:
             round=round - 1,
             seed=self.seed,
             initial=lambda: expand(self.initial, 1),
+            rounds=self.rounds,
         )
 
     def rehearse(self) -> Up:

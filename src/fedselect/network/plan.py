@@ -73,6 +73,7 @@ class Plan:
             self.digest(),
             pick_device(device),
             {"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
+            self.config.rounds,
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -23,7 +23,8 @@ from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import check_late
 from fedselect.tasks import TASKS, Task
 from fedselect.tasks.metrics import Metric
-from fedselect.training.step import Training
+from fedselect.training.optim import OPTIMIZERS, SCHEDULES
+from fedselect.training.settings import Training
 
 DEFAULT_MODEL = {"digits": "small_cnn"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,22 +101,23 @@ class Config:
         done = dataclasses.replace(self, **tables)
         done.make_method()
         done.make_aggregator()
-        done.make_training()
+        done.make_training().check_rounds(self.rounds)
         done.metrics()
-        return dataclasses.replace(done, plugins=plugins.used((table, getattr(done, table)["name"]) for table in TABLES))
+        return dataclasses.replace(done, plugins=plugins.used(done._rows()))
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """The rows of tables that this run uses."""
+        yield from ((table, getattr(self, table)["name"]) for table in TABLES)
+        yield from ((kind, self.training[kind]) for kind in ("optimizer", "schedule"))
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a method without those that are gone, where they did nothing; of one that moved, where it is now."""
         gone = GONE.get(str(method.get("name")), {})
-        present = {k: v for k, v in method.items() if k not in gone or v != gone[k]}
-        for name in gone.keys() & present.keys():
-            if owner := _owner(name):
-                raise InputError(
-                    f"{name} is an option of {owner} now, not of a method: write it under [{owner.split()[0]}], or give "
-                    f"--{name.replace('_', '-')}."
-                )
-        return present
+        for k, v in method.items():
+            if k in gone and v != gone[k]:
+                raise InputError(_instead(k, v))
+        return {k: v for k, v in method.items() if k not in gone}
 
     def make_method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))
@@ -166,6 +168,7 @@ class Config:
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             aggregator=self.make_aggregator(),
+            rounds=self.rounds,
         )
         if self.cross:
             simulation.need(simulation.method.view)
@@ -188,7 +191,7 @@ class Config:
 
 def load_plugins(named: Iterable[str] = ()) -> None:
     """Load the plugins that are installed, those in the environment, and these."""
-    plugins.load(named, {name: rows for name, (_, rows) in TABLES.items()})
+    plugins.load(named, {**{name: rows for name, (_, rows) in TABLES.items()}, "optimizer": OPTIMIZERS, "schedule": SCHEDULES})
 
 
 DEFAULTS = {"method": "fedselect", "data": "digits"}
@@ -226,11 +229,18 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
     data = str(chosen["data"])
     find("data", data, DATA)
     head, _, option = name.rpartition(".")
+    if head == "training":
+        option = option.replace("-", "_")
+        if option not in options(Training):
+            raise unknown("training option", option, options(Training))
+        return [("training", option)]
     if head:
         if head not in methods:
             raise unknown("method in this command", head, methods)
         option = option.replace("-", "_")
         known = options(METHODS[head])
+        if option in GONE.get(head, {}):
+            raise InputError(_instead(option, "0.98"))
         if option not in known:
             raise unknown(f"option of method {head}:", option, known)
         return [(f"method:{head}", option)]
@@ -242,6 +252,10 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
         kind, rows = TABLES[table]
         homes.append((table, options(find(kind, chosen.get(table) or DEFAULTS[table], rows))))
     found = [(home, name) for home, known in homes if name in known]
+    own = [home.removeprefix("method:") for home, _ in found if home.startswith("method:")]
+    if own and ("training", name) in found:
+        flags = " or ".join(f"--{home}.{name.replace('_', '-')}" for home in (*own, "training"))
+        raise InputError(f"{name} is an option of {' and '.join(own)} and of training; say which is meant: {flags}.")
     if not found:
         if elsewhere := _owner(name):
             raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
@@ -250,6 +264,18 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
             run = run - {name} | {"seeds", "methods"}
         raise unknown("option", name, run.union(*(known for _, known in homes)))
     return found
+
+
+_INSTEAD = {
+    "decay": 'learning rates of all methods follow a schedule: in place of decay = {0} under [method] write schedule = "step", '
+    "decay = {0}, decay_every = 1 under [training] (--schedule step --decay {0} --decay-every 1).",
+    "server_momentum": "every method may have it: write it under [aggregate], or give --server-momentum {0}.",
+}
+
+
+def _instead(option: str, value: Any) -> str:
+    """What to write in place of an option that a method no longer has."""
+    return f"{option} is no longer an option of a method; {_INSTEAD[option].format(value)}"
 
 
 def _misplaced(field: str) -> str | None:

@@ -49,10 +49,15 @@ LATER: dict[str, Any] = {
     "task": {"name": "classification"},
     "headline": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
-}
+    "training": {
+        "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+        "schedule": "constant", "warmup": 0, "decay": 1.0, "decay_every": 1,
+    },
+}  # fmt: skip
 """Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
-GONE: dict[str, dict[str, Any]] = {"fedselect": {"server_momentum": 0.0}, "Partial": {"server_momentum": 0.0}}
-"""Options that a method no longer has, each with the value under which it did nothing; by its name, or by its class."""
+_MOVED = {"decay": 1.0, "server_momentum": 0.0}
+GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
+"""Options that a method, by its name or its class, no longer has, each with the value under which it did nothing."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +90,8 @@ def owner(simulation: "Simulation") -> Run:
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
+    if s.training.the_schedule.needs_rounds:
+        config["rounds"] = s.total
     return Run(
         as_first_written(config),
         mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.",

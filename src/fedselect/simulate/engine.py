@@ -29,7 +29,8 @@ from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
-from fedselect.training.step import Training, one_by_one, precision, step
+from fedselect.training.settings import Training
+from fedselect.training.step import one_by_one, precision, step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -52,7 +53,7 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations.
+    evaluations. `rounds`: how many there will be in all, for a schedule that depends on it.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Simulation:
         deterministic: bool = False,
         eval_every: int = 1,
         aggregator: Aggregator | None = None,
+        rounds: int | None = None,
     ) -> None:
         check_method(method)
         self.aggregator = Mean() if aggregator is None else aggregator
@@ -86,7 +88,8 @@ class Simulation:
         check_clients(method, self.clients)
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
-        self.training = training or Training()
+        self.training, self.total = training or Training(), rounds
+        self.training.check_rounds(rounds)
         self.task = as_task(task, data)
         self.metrics = self.task.measured(headline)
         keep_memory()
@@ -403,6 +406,7 @@ class Simulation:
             round=round,
             seed=self.seed,
             initial=lambda: expand(self.initial, len(ids)),
+            rounds=self.total,
         )
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
@@ -451,7 +455,8 @@ class Simulation:
         room = 0.5 * (_free_on(self.device) if self.device.type == "cuda" else _host_memory())
         if self.device.type == "cpu" and not alone:
             room = min(room, CPU_ROOM)
-        return min(MOST, max(1, int(room / (10 * weights + (0 if alone else 2 * kept)))))
+        trees = 9 + len(self.training.the_optimizer.memory)
+        return min(MOST, max(1, int(room / (trees * weights + (0 if alone else 2 * kept)))))
 
     def _try_step(self, client: int) -> None:
         """One step of one client, thrown away: does this model run stacked, and on as little as this client has?"""
@@ -461,13 +466,13 @@ class Simulation:
         why, others = "", self.fitted.others()
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
-            speed = {n: torch.zeros_like(v) for n, v in tree.items()}
+            memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
             everything = dict.fromkeys(self.model.params, True)
             try:
                 step(
                     self.fitted,
                     tree,
-                    speed,
+                    memory,
                     x,
                     y,
                     torch.zeros_like(y[:, 0]),

@@ -16,7 +16,7 @@ from fedselect.simulate.engine import Simulation
 from fedselect.simulate.inputs import How, as_federation, as_model, check_late
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
-from fedselect.training.step import Training
+from fedselect.training.settings import Training
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def compare(
     _check_rounds(rounds, how)
     model, data, seeds = as_model(model), as_federation(data), list(seeds)
     runs = {
-        (name, seed): Simulation(method, model, data, seed=seed, training=training, **how)
+        (name, seed): Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
         for name, method in methods.items()
         for seed in seeds
     }
@@ -162,7 +162,7 @@ def run(
     Simulation explains them.
     """
     _check_rounds(rounds, how)
-    simulation = Simulation(method, model, data, seed=seed, training=training, **how)
+    simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
     history: list[Record] = []
     for r in range(rounds):
         history.append(simulation.step(evaluate=True if r == rounds - 1 else None))

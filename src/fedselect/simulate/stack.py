@@ -34,7 +34,8 @@ def stacks(run: Simulation) -> tuple[Any, ...] | None:
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
-    asked = (run.training, run.task, *(m.name for m in run.metrics), run.eval_every)
+    total = run.total if run.training.the_schedule.needs_rounds else None
+    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every)
     how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
     return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
@@ -129,6 +130,7 @@ class Stack:
                 round=whole.round,
                 seed=torch.cat(seeds),
                 initial=lambda: _spread([r.initial for r in runs], counts),
+                rounds=runs[0].total,
             )
             answer = do(whole, _join([r._for(j.ids) for r, j in zip(runs, jobs, strict=True)], counts, device), work)
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]

@@ -25,7 +25,8 @@ from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room
 from fedselect.training.fitted import Fitted
-from fedselect.training.step import AS_WRITTEN, Plan, Rate, Training, find_plan, forward, one_by_one, step
+from fedselect.training.settings import Training
+from fedselect.training.step import AS_WRITTEN, Plan, Rate, find_plan, forward, one_by_one, step
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
@@ -68,8 +69,11 @@ class Programs:
         values = self._room(group, placed).read(len(next(iter(placed.values()))))
         return {n: values[n] for n in placed}
 
-    def rest(self, group: str, like: Tree) -> Tree:
-        """Zeros for these parameters where recordings find them."""
+    def rest(self, like: Tree) -> State:
+        """What the optimizer remembers of these parameters before its first step, where recordings find it: zeros."""
+        return {name: self._zeros(_memory(name), like) for name in self.training.the_optimizer.memory}
+
+    def _zeros(self, group: str, like: Tree) -> Tree:
         first = next(iter(like.values()))
         if not self._captures(first):
             return {n: torch.zeros_like(v) for n, v in like.items()}
@@ -78,7 +82,7 @@ class Programs:
         return room.of(len(first))
 
     def train(
-        self, tree: Tree, velocity: Tree, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
+        self, tree: Tree, memory: State, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
         objective: Objective, size: int, first: int, last: int,
     ) -> Tensor:  # fmt: skip
         """Steps `first` to `last` of a pass over the clients' data in this order, `size` samples at a time, in place.
@@ -92,7 +96,8 @@ class Programs:
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
         inputs: State = {
-            "tree": tree, "velocity": velocity, "only": {n: m for n, m in only.items() if isinstance(m, Tensor)},
+            "tree": tree, **{_memory(k): t for k, t in memory.items()},
+            "only": {n: m for n, m in only.items() if isinstance(m, Tensor)},
             "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
             "batch": {"order": order, "shuffle": shuffle, "start": data.start, "n": data.n},
             "sums": {"at": torch.full((1,), first, device=shuffle.device),
@@ -111,9 +116,8 @@ class Programs:
 
         def body(i: State, plan: Plan = AS_WRITTEN) -> None:
             masks, rate, context = given(i)
-            losses = step(
-                self.fitted, i["tree"], i["velocity"], *batch(i, plan), masks, rate, objective, context, self.training, plan
-            )
+            past = {k: i[_memory(k)] for k in memory}
+            losses = step(self.fitted, i["tree"], past, *batch(i, plan), masks, rate, objective, context, self.training, plan)
             i["sums"]["loss"] += losses
             i["sums"]["at"] += 1
 
@@ -216,6 +220,11 @@ class Programs:
                 self._recorded.clear()  # what was recorded works in the old room
             room = self._rooms[key] = Room(like, self.model.convolutions)
         return room
+
+
+def _memory(name: str) -> str:
+    """The group of tensors in which the optimizer remembers this."""
+    return f"memory {name}"
 
 
 def keep_memory() -> None:

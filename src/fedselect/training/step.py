@@ -1,25 +1,27 @@
-"""The hot step: one batch of every client, forward, backward and masked SGD, for all stacked clients at once."""
+"""The hot step: one batch of every client, forward, backward and a masked update, for all stacked clients at once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, along, rows, take
 from fedselect.models import Model, Output
 from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
+from fedselect.training.optim import SGD
+from fedselect.training.settings import Training
 from fedselect.training.stacked import Forward, Taps
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
-Moved = tuple[Tensor, Tensor, Tensor, bool | Tensor, Tensor | None]
-"""Values, momentum, gradient, mask and, where there is one, anchor of one parameter."""
+V = TypeVar("V")
+Moved = tuple[Tensor, V, Tensor, bool | Tensor, Tensor | None]
+"""Values, memory, gradient, mask and, where there is one, anchor of one parameter; the memory of SGD is its momentum alone."""
 Crops = Mapping[str, Taps]
 """Of which kernels only some taps take part in training, by name."""
 
@@ -37,26 +39,6 @@ class Plan:
 AS_WRITTEN = Plan()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How every client trains, whatever the method: SGD on shuffled batches."""
-
-    batch_size: int = 32
-    momentum: float = 0.5
-    weight_decay: float = 0.0
-    clip: float | None = None  # largest gradient norm over the entries in training, per client
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
-        if not 0.0 <= self.momentum < 1.0:
-            raise InputError(f"momentum must be in [0, 1), not {self.momentum}.")
-        if not self.weight_decay >= 0.0:
-            raise InputError(f"weight_decay must not be negative, not {self.weight_decay}.")
-        if self.clip is not None and not self.clip > 0.0:
-            raise InputError(f"clip must be positive, not {self.clip}.")
 
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
@@ -82,7 +64,7 @@ def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
 def step(
     fitted: Fitted,
     tree: Tree,
-    velocity: Tree,
+    memory: State,
     x: Tensor,
     y: Tensor,
     keys: Tensor,
@@ -93,9 +75,9 @@ def step(
     training: Training,
     plan: Plan = AS_WRITTEN,
 ) -> Tensor:
-    """One SGD step on `tree` and `velocity`, in place; returns each client's loss (C,).
+    """One step of the optimizer on `tree` and its `memory`, in place; returns each client's loss (C,).
 
-    Only entries marked in `only` move; the others keep their value and their momentum. Running statistics follow the
+    Only entries marked in `only` move; the others keep their value and their memory. Running statistics follow the
     data: every training pass updates them, whatever is frozen.
     """
     crops = plan.crops
@@ -115,12 +97,15 @@ def step(
     fitted.steady = True
     anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
     with torch.no_grad():
-        moved: list[Moved] = []
+        moved: list[Moved[Tree]] = []
         for n, g in zip(trained, grads, strict=True):
             p, m = part(n, tree[n]), only[n]
             at = part(n, anchor[n]) if n in anchor else None
-            moved.append((p, part(n, velocity[n]), g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
-        _sgd(moved, [lr[n] if isinstance(lr, Mapping) else lr for n in trained], training, mu)
+            past = {k: part(n, t[n]) for k, t in memory.items()}
+            moved.append((p, past, g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
+        by_name = lr if isinstance(lr, Mapping) else dict.fromkeys(trained, lr)
+        rates = [part(n, r) if isinstance(r := by_name[n], Tensor) and r.ndim > 1 else r for n in trained]
+        _update(moved, rates, training, mu)
     return losses.detach().view(len(x))
 
 
@@ -132,7 +117,7 @@ def find_plan(
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
         _losses(mode, fitted, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
-    whole = how.weight_decay or how.clip or "pull" in ctx  # what moves every entry, or is summed over all
+    whole = not how.the_optimizer.still or how.clip or "pull" in ctx  # what moves every entry, or is summed over all
     crops = {} if whole else mode.crops()
     return Plan(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(x) else frozenset())
 
@@ -189,33 +174,58 @@ def _first(value: Any) -> Any:
     return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
 
 
-def _sgd(moved: list[Moved], rates: list[Scalar], how: Training, mu: Tensor | None = None) -> None:
-    """SGD as torch.optim.SGD does it, on the marked entries, in place; `mu`: how hard clients are pulled to their anchors."""
-    if mu is not None and how.clip is not None:  # what is clipped has to be there as a whole
-        moved = [(p, v, _pulled(g, p, a, mu), m, None) for p, v, g, m, a in moved]
-    scale: Tensor | None = None
-    if how.clip is not None:
-        parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m, _ in moved]
-        norm = torch.zeros_like(rows(parts[0])[:, 0])
-        for g in parts:  # in order, so that the sum does not depend on how many clients there are
-            norm = norm + rows(g).square().sum(1)
-        norm = norm.sqrt()
-        scale = (how.clip / (norm + 1e-6)).clamp_max(1.0)
+def _update(moved: list[Moved[Tree]], rates: list[Scalar], how: Training, mu: Tensor | None) -> None:
+    """The optimizer's step on the marked entries, in place; `mu`: how hard clients are pulled to their anchors."""
+    optimizer = how.the_optimizer
+    if type(optimizer) is SGD and not optimizer.nesterov:
+        _sgd([(p, past["momentum"], g, m, a) for p, past, g, m, a in moved], rates, how, mu)
+        return
+    moved, scale = _clipped(moved, how.clip, mu)
+    for (p, past, g, m, a), lr in zip(moved, rates, strict=True):
+        g = _pulled(g, p, a, mu)
+        if scale is not None:
+            g = g * along(scale, g)
+        value, memory = optimizer.update(p, g, past, along(lr, g))
+        for into, new in ((p, value), *((past[n], memory[n]) for n in past)):
+            if isinstance(m, Tensor):
+                torch.where(m, new, into, out=into)
+            else:
+                into.copy_(new)
+
+
+def _sgd(moved: list[Moved[Tensor]], rates: list[Scalar], how: Training, mu: Tensor | None = None) -> None:
+    """The same for plain SGD, with as few operations as it takes; on a GPU by a kernel."""
+    sgd = how.the_optimizer
+    assert isinstance(sgd, SGD)
+    moved, scale = _clipped(moved, how.clip, mu)
     if moved and kernels.serve(moved[0][0]):
-        moved, rates = _by_kernel(moved, rates, scale, how, mu)
+        moved, rates = _by_kernel(moved, rates, scale, sgd, mu)
     for (p, v, g, m, a), lr in zip(moved, rates, strict=True):
         g = _pulled(g, p, a, mu)
         if scale is not None:
             g = g * along(scale, g)
-        if how.weight_decay:
-            g = g.add(p, alpha=how.weight_decay)
+        if sgd.weight_decay:
+            g = g.add(p, alpha=sgd.weight_decay)
         if isinstance(m, Tensor):  # what is not marked keeps its momentum, and its step is zero
-            if how.momentum:
-                g = torch.where(m, g.add(v, alpha=how.momentum), v, out=v)
+            if sgd.momentum:
+                g = torch.where(m, g.add(v, alpha=sgd.momentum), v, out=v)
             g = torch.where(m, g, 0.0)
-        elif how.momentum:
-            g = torch.add(g, v, alpha=how.momentum, out=v)
+        elif sgd.momentum:
+            g = torch.add(g, v, alpha=sgd.momentum, out=v)
         p.sub_(g * along(lr, g))
+
+
+def _clipped(moved: list[Moved[V]], clip: float | None, mu: Tensor | None) -> tuple[list[Moved[V]], Tensor | None]:
+    """What gradients are to be multiplied by, one number a client; what is clipped has to be there as a whole, pull and all."""
+    if clip is None:
+        return moved, None
+    if mu is not None:
+        moved = [(p, v, _pulled(g, p, a, mu), m, None) for p, v, g, m, a in moved]
+    parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m, _ in moved]
+    norm = torch.zeros_like(rows(parts[0])[:, 0])
+    for g in parts:  # in order, so that the sum does not depend on how many clients there are
+        norm = norm + rows(g).square().sum(1)
+    return moved, (clip / (norm.sqrt() + 1e-6)).clamp_max(1.0)
 
 
 def _pulled(g: Tensor, p: Tensor, anchor: Tensor | None, mu: Tensor | None) -> Tensor:
@@ -223,13 +233,13 @@ def _pulled(g: Tensor, p: Tensor, anchor: Tensor | None, mu: Tensor | None) -> T
 
 
 def _by_kernel(
-    moved: list[Moved], rates: list[Scalar], scale: Tensor | None, how: Training, mu: Tensor | None
-) -> tuple[list[Moved], list[Scalar]]:
+    moved: list[Moved[Tensor]], rates: list[Scalar], scale: Tensor | None, how: SGD, mu: Tensor | None
+) -> tuple[list[Moved[Tensor]], list[Scalar]]:
     """Do on the GPU, in one pass each, those that have one rate for each client; the others come back."""
     from fedselect.kernels.sgd import fits, sgd
 
-    left: list[tuple[Moved, Scalar]] = []
-    groups: dict[int, tuple[Tensor, list[Moved]]] = {}
+    left: list[tuple[Moved[Tensor], Scalar]] = []
+    groups: dict[int, tuple[Tensor, list[Moved[Tensor]]]] = {}
     for entry, lr in zip(moved, rates, strict=True):
         if fits(entry) and isinstance(lr, Tensor) and lr.ndim == 1:
             groups.setdefault(id(lr), (lr.to(entry[0].dtype).contiguous(), []))[1].append(entry)

@@ -80,6 +80,7 @@ class Work:
         round: int,
         seed: int | Tensor,
         initial: Callable[[], Tree],
+        rounds: int | None = None,
     ) -> None:
         self.model, self.task = programs.model, programs.task
         self.ids = ids
@@ -91,6 +92,7 @@ class Work:
         self._data = train
         self._val = val
         self._seed = seed
+        self._rounds = rounds
         self._programs = programs
         assert train.sizes is not None
         self._batch = [min(n, programs.training.batch_size) for n in train.sizes]
@@ -166,12 +168,17 @@ class Work:
         penalty: Objective | None = None,
         ctx: State | None = None,
         key: str = "train",
+        scheduled: bool = True,
     ) -> Tree:
-        """Local training with a fresh optimizer, momentum carried from pass to pass; `tree` itself is left alone.
+        """Local training with a fresh optimizer, its memory carried from pass to pass; `tree` itself is left alone.
 
         What is minimised is the task's loss or, if given, the objective in its place; the penalty is added to it.
-        A client whose mask marks nothing sits a pass out entirely.
+        `scheduled`: whether rates follow the schedule. A client whose mask marks nothing sits a pass out entirely.
         """
+        factor = self._programs.training.factor(self.round, self._rounds) if scheduled else 1.0
+        if factor != 1.0:
+            rates = {id(p.lr): _times(p.lr, factor) for p in passes}
+            passes = [Pass(p.only, rates[id(p.lr)], p.epoch) for p in passes]
         return self._minimise(tree, passes, Goal(self.task, objective, penalty), ctx or {}, key)
 
     def _minimise(self, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
@@ -182,19 +189,19 @@ class Work:
             out = self._programs.place("values", tree)
             if out is tree:
                 out = ordered(tree)
-            speed = self._programs.rest("momentum", {n: out[n] for n in self.model.params})
-            self._train(out, speed, passes, goal, ctx, key)
+            memory = self._programs.rest({n: out[n] for n in self.model.params})
+            self._train(out, memory, passes, goal, ctx, key)
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
         out = ordered(tree)
-        speed = {n: torch.empty_like(out[n][:1]) for n in self.model.params}
+        memory = self._programs.rest({n: out[n][:1] for n in self.model.params})
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
-            for v in speed.values():
+            for v in (v for past in memory.values() for v in past.values()):
                 v.zero_()
             alone = self.rows(row)
             alone.loss = self.loss[row].clone()
             mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
-            alone._train(take(out, row), speed, mine, goal, {n: take(t, row) for n, t in ctx.items()}, key)
+            alone._train(take(out, row), memory, mine, goal, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
         return out
 
@@ -215,7 +222,7 @@ class Work:
         self.loss = there.loss[back]
         return take(out, back)
 
-    def _train(self, tree: Tree, velocity: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> None:
+    def _train(self, tree: Tree, memory: State, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> None:
         """Train `tree` in place."""
         base = self.keys(key)
         batches = self.n.clamp_max(self._programs.training.batch_size)
@@ -231,15 +238,16 @@ class Work:
             total = torch.zeros_like(self.loss)
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
-                mine, speed = take(tree, rows), take(velocity, rows)
+                mine, past = take(tree, rows), {k: take(t, rows) for k, t in memory.items()}
                 total[rows] += self._programs.train(
-                    mine, speed, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
+                    mine, past, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
                     {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
                     goal, size, first, last,
                 )  # fmt: skip
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
-                    put(velocity, rows, speed)
+                    for k, t in memory.items():
+                        put(t, rows, past[k])
             active = moving[id(p.only)]
             if active is not False:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
@@ -255,6 +263,7 @@ class Work:
             round=self.round,
             seed=self._seed[at] if isinstance(self._seed, Tensor) else self._seed,
             initial=lambda: take(self.initial, at),
+            rounds=self._rounds,
         )
 
     def _active(self, only: Mask) -> bool | Tensor:
@@ -285,6 +294,10 @@ class Work:
                     together = torch.tensor(running)
                 yield together, done, last, size
                 done = last
+
+
+def _times(lr: Rate, factor: float) -> Rate:
+    return {n: v * factor for n, v in lr.items()} if isinstance(lr, Mapping) else lr * factor
 
 
 def _take_rate(lr: Rate, rows: Rows) -> Rate:
