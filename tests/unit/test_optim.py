@@ -310,19 +310,19 @@ def test_a_configuration_says_what_to_write_for_the_decay_that_a_method_had():
     with pytest.raises(fs.InputError, match=said):
         Config(method={"name": "fedselect", "decay": 0.98}).complete()
     with pytest.raises(fs.InputError, match=r"--schedule step --decay 0\.98 --decay-every 1"):
-        place("fedselect.decay", ["fedselect"], "digits", None)
+        place("fedselect.decay", ["fedselect"], {"data": "digits"})
     made = Config(training={"schedule": "step", "decay": 0.98, "decay_every": 1}).complete()
     assert made.make_training().factor(3, 30) == 0.98**3
 
 
 def test_a_flag_that_a_method_and_training_have_must_say_whose_it_is():
-    assert place("warmup", ["fedavg"], "digits", None) == [("training", "warmup")]
+    assert place("warmup", ["fedavg"], {"data": "digits"}) == [("training", "warmup")]
     with pytest.raises(fs.InputError, match=r"say which is meant: --lg-fedavg.warmup or --training.warmup\."):
-        place("warmup", ["fedavg", "lg-fedavg"], "digits", None)
-    assert place("lg-fedavg.warmup", ["lg-fedavg"], "digits", None) == [("method:lg-fedavg", "warmup")]
-    assert place("training.decay-every", ["lg-fedavg"], "digits", None) == [("training", "decay_every")]
+        place("warmup", ["fedavg", "lg-fedavg"], {"data": "digits"})
+    assert place("lg-fedavg.warmup", ["lg-fedavg"], {"data": "digits"}) == [("method:lg-fedavg", "warmup")]
+    assert place("training.decay-every", ["lg-fedavg"], {"data": "digits"}) == [("training", "decay_every")]
     with pytest.raises(fs.InputError, match="there is no training option 'warm'; did you mean 'warmup'"):
-        place("training.warm", ["lg-fedavg"], "digits", None)
+        place("training.warm", ["lg-fedavg"], {"data": "digits"})
 
 
 def test_runs_of_before_keep_their_identity():
