@@ -20,6 +20,7 @@ from reproduction_results import RUNS, Results, Table, collect, read, restore, w
 from fedselect.core.options import options
 from fedselect.methods import METHODS
 from fedselect.paper.numbers import PUBLISHED
+from fedselect.simulate.checkpoint import GONE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, IMAGES = "docs/reproduction.md", "README.md", "docs/img"
@@ -270,8 +271,8 @@ def tried(look: Table) -> list[Table]:
 
 
 def spelled(method: Table, training: Table) -> str:
-    """A method with the options that are not its usual ones."""
-    usual = {n: o.default for n, o in options(METHODS[method["name"]]).items()}
+    """A method with the options that are not its usual ones, also those that it no longer has."""
+    usual = {**GONE.get(method["name"], {}), **{n: o.default for n, o in options(METHODS[method["name"]]).items()}}
     own = {k: v for k, v in method.items() if k != "name" and v != usual.get(k)} | training
     return f"`{' '.join([method['name'], *(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in own.items())])}`"
 
