@@ -271,8 +271,8 @@ def tried(look: Table) -> list[Table]:
 
 
 def spelled(method: Table, training: Table) -> str:
-    """A method with the options that are not its usual ones."""
-    usual = {n: o.default for n, o in options(METHODS[method["name"]]).items()} | GONE.get(method["name"], {})
+    """A method with the options that are not its usual ones, also those that it no longer has."""
+    usual = {**GONE.get(method["name"], {}), **{n: o.default for n, o in options(METHODS[method["name"]]).items()}}
     own = {k: v for k, v in method.items() if k != "name" and v != usual.get(k)} | training
     return f"`{' '.join([method['name'], *(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in own.items())])}`"
 

@@ -658,7 +658,7 @@ def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
     assert "000002 is of another configuration (first was 0, is 5); put " in cli("resume", halfway, "-q").sentence()
 
 
-def test_a_run_with_another_optimizer_and_a_schedule_resumes(cli, tmp_path):
+def test_a_run_with_another_optimizer_and_a_schedule_is_read_back(cli, tmp_path):
     flags = ("--optimizer", "adamw", "--weight-decay", 0.01, "--schedule", "cosine", "--warmup", 1, "--rounds", 2, "--lr", 0.01)
     assert cli("run", *TINY, "--method", "fedavg", *flags, "-q", "--out", tmp_path / "a").code == 0
     training = json.loads((tmp_path / "a" / "config.json").read_text())["training"]
