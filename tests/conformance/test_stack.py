@@ -153,18 +153,23 @@ def test_a_share_that_is_the_floor_is_so_in_a_stack_too():
     assert kept[3].min() < 592
 
 
+def without_room(monkeypatch, run, full):
+    """Let the GPU's memory be too small for jobs of this run of which `full` says so."""
+    do = Stack._do
+
+    def tight(self, who, jobs):
+        if self.runs == [run] and full(jobs[0]):
+            raise torch.cuda.OutOfMemoryError("no room")
+        return do(self, who, jobs)
+
+    monkeypatch.setattr(Stack, "_do", tight)
+
+
 @pytest.mark.parametrize("tight_for", [("client", "personal", "score"), ("join",)])
 def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch, tight_for):
     data = federation()
     sims = [Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING, chunk=c) for c in (2, 6)]
-    do = sims[1]._do
-
-    def tight(job):
-        if job.what in tight_for and len(job.ids) > 2:
-            raise torch.cuda.OutOfMemoryError("no room")
-        return do(job)
-
-    monkeypatch.setattr(sims[1], "_do", tight)
+    without_room(monkeypatch, sims[1], lambda job: job.what in tight_for and len(job.ids) > 2)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     with pytest.warns(UserWarning, match="memory is full; going on with"):
         got = sims[1].step()
@@ -202,13 +207,11 @@ def test_what_did_not_fit_is_let_go_before_half_of_it_is_tried(monkeypatch):
     held = []
 
     def tight(job):
-        if job.what == "client" and len(job.ids) > 3:
-            held.append(weakref.ref(job))
-            raise torch.cuda.OutOfMemoryError("no room")
-        return do(job)
+        full = job.what == "client" and len(job.ids) > 3
+        held.extend([weakref.ref(job)] if full else [])
+        return full
 
-    do = sim._do
-    monkeypatch.setattr(sim, "_do", tight)
+    without_room(monkeypatch, sim, tight)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(held[0]()))
     with pytest.warns(UserWarning, match="memory is full"):
         sim.step()
@@ -219,13 +222,7 @@ def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
     data = federation()
     sim = Simulation(fs.FedAvg(), MODELS["mlp"](data), data, training=TRAINING, chunk=1)
 
-    def full(job):
-        if job.what == "client":
-            raise torch.cuda.OutOfMemoryError("no room")
-        return real(job)
-
-    real = sim._do
-    monkeypatch.setattr(sim, "_do", full)
+    without_room(monkeypatch, sim, lambda job: job.what == "client")
     with pytest.raises(fs.RunError, match="one client alone does not fit"):
         sim.step()
 

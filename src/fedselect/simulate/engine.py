@@ -21,16 +21,17 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.inputs import as_federation, as_model, as_task, check_how, deterministic, pick_device, pick_precision
-from fedselect.simulate.jobs import Asked, Full, Job, do
+from fedselect.simulate.inputs import as_federation, as_model, as_task, check_how, pick_device, pick_precision
+from fedselect.simulate.jobs import Asked, Full, Job
 from fedselect.simulate.records import SENT, Finite, Notes, Record, columns, mean_of, means
+from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import one_by_one, precision, step
+from fedselect.training.step import one_by_one, step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -123,13 +124,10 @@ class Simulation:
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
-        round = self.rounds(evaluate)
-        asked = [next(round)]
-        try:
-            while True:
-                asked.append(self._answer(round, asked.pop()))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        (outcome,) = Stack([self]).step(evaluate)
+        if isinstance(outcome, TrainingError):
+            raise outcome
+        return outcome
 
     def save(self, folder: str | Path) -> None:
         """Write where the simulation stands into a folder, whole or not at all; the state before it is kept too."""
@@ -143,20 +141,7 @@ class Simulation:
             checkpoint.load(found.place, self, run)
         return found is not None
 
-    def _answer(self, round: Generator[Asked, Any, Record], job: Asked) -> Asked:
-        """Do what a round asks, and get what it asks next; nothing of the job is held then, should the GPU be full of it."""
-        if job is None:
-            return round.send(None)
-        answer, full = None, False
-        try:
-            with deterministic(self.deterministic):
-                answer = self._do(job)
-        except torch.cuda.OutOfMemoryError:
-            full = True
-        del job
-        return round.throw(Full()) if full else round.send(answer)
-
-    def rounds(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
+    def asks(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
         """One round as questions to its clients; send the answer to each, and get the record at the end."""
         began = time.perf_counter()
         evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
@@ -255,7 +240,7 @@ class Simulation:
         state, down = self._open(ids)
         if view == "local":
             return clone(self.method.local(state))
-        return self._do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
+        return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
     def need(self, view: str) -> None:
         """Refuse what needs a view of clients' models that are not kept."""
@@ -279,20 +264,13 @@ class Simulation:
             out[r :: len(found)] = theirs[r :: len(found)]
         return out
 
-    def _do(self, job: Job) -> Any:
-        try:
-            with precision(self.precision):
-                if job.what == "score":
-                    return score(self._programs, job.state["model"], self._split["test"].rows(job.ids), self.metrics)
-                return do(job, self._for(job.ids), self._work(job.ids, job.round))
-        except IndexError as e:
-            if self._split["train"].x.dtype != torch.int64:
-                raise
-            low, high = self._ends(job.ids)
-            raise InputError(
-                f"{self.model.name} has no row for one of its inputs, which go from {low} to {high}; give it a larger "
-                "embedding, or other inputs."
-            ) from e
+    def out_of_rows(self, ids: Tensor) -> InputError:
+        """What to say where an embedding has no row for an input of these clients."""
+        low, high = self._ends(ids)
+        return InputError(
+            f"{self.model.name} has no row for one of its inputs, which go from {low} to {high}; give it a larger embedding, "
+            "or other inputs."
+        )
 
     def _ends(self, ids: Tensor) -> tuple[str, str]:
         """The least and the greatest whole number among the inputs of these clients, and whose it is."""
@@ -398,16 +376,7 @@ class Simulation:
         return state, self.method.down(self.server, ids.to(self.device, non_blocking=True))
 
     def _work(self, ids: Tensor, round: int) -> Work:
-        return Work(
-            self._programs,
-            self._split["train"].rows(ids),
-            self._split["val"].rows(ids),
-            ids=ids.to(self.device, non_blocking=True),
-            round=round,
-            seed=self.seed,
-            initial=lambda: expand(self.initial, len(ids)),
-            rounds=self.total,
-        )
+        return Stack([self]).work(ids, round)
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
         """Cut a cohort so that it fits; clients of like size lie side by side, so that they run without copies."""
@@ -431,7 +400,7 @@ class Simulation:
     def _try_join(self) -> State:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
         one = torch.zeros(1, dtype=torch.int64)
-        state = self._do(Job("join", one, 0))
+        state = Stack([self]).do(Job("join", one, 0))
         self.method.mask(self.model, state)
         self.method.wants(self.model, state)
         return state  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Stack: several runs of the same shapes as one program, their clients side by side.
+"""Stack: what drives rounds. One run is a stack of one; several of the same shapes are one program, their clients side by side.
 
 Settings and seeds stack along the client axis: what clients do is done for the clients of all runs at once, what a
 server does is done for each run. A client's numbers do not depend on who else is there, so every run comes out as it
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,16 +18,18 @@ from fedselect.core.errors import RunError, TrainingError
 from fedselect.core.tree import Tree, blocks, expand, lay
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ranks
-from fedselect.simulate.engine import Simulation
 from fedselect.simulate.inputs import deterministic
-from fedselect.simulate.jobs import Asked, Job, do
+from fedselect.simulate.jobs import Asked, Full, Job, do
 from fedselect.simulate.records import Record
 from fedselect.training.batches import Split
 from fedselect.training.step import one_by_one, precision
 from fedselect.training.work import Work, score
 
+if TYPE_CHECKING:
+    from fedselect.simulate.engine import Simulation
 
-def stacks(run: Simulation) -> tuple[Any, ...] | None:
+
+def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     """What runs must share to be stacked; None for a run that gains nothing from it."""
     if one_by_one(run.fitted, run.device) or run.chunk < run.clients or ranks.world() > 1:
         return None
@@ -42,20 +44,17 @@ def stacks(run: Simulation) -> tuple[Any, ...] | None:
 
 
 class Stack:
-    """Runs for which `stacks` says the same; they go from round to round together."""
+    """One run, or runs for which `stacks` says the same; they go from round to round together."""
 
-    def __init__(self, runs: Sequence[Simulation]) -> None:
+    def __init__(self, runs: Sequence["Simulation"]) -> None:
         self._set(runs)
 
-    def _set(self, runs: Sequence[Simulation]) -> None:
+    def _set(self, runs: Sequence["Simulation"]) -> None:
         self.runs = list(runs)
         self._most = len(runs)  # so many at a time
-        self._split: dict[str, Split] = {}
-        if len(runs) == 1:  # it is its own driver
-            return
         self._programs = runs[0]._programs
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
-        self._split = {part: _pool([r._split[part] for r in runs]) for part in ("train", "val", "test")}
+        self._split = {part: _pool([r._split[part] for r in runs]) for part in runs[0]._split}
 
     @property
     def round(self) -> int:
@@ -63,26 +62,22 @@ class Stack:
 
     def step(self, evaluate: bool | None = None) -> list[Record | TrainingError]:
         """One round of every run. A run that is no longer finite gives its error and is out of the stack."""
-        if len(self.runs) == 1:
-            try:
-                return [self.runs[0].step(evaluate)]
-            except TrainingError as e:
-                return [e]
-        rounds = [run.rounds(evaluate) for run in self.runs]
+        rounds = [run.asks(evaluate) for run in self.runs]
         asked: list[Asked] = [next(r) for r in rounds]
         outcomes: list[Record | TrainingError] = []
         while not outcomes:
             jobs = [job for job in asked if job is not None]
             answers = self._answer(jobs) if jobs else [None] * len(rounds)
-            del jobs  # and with them states that are no longer needed
             asked = []
+            del jobs  # and with them states that are no longer needed, should the GPU be full of them
             for r, answer in zip(rounds, answers, strict=True):
                 try:
-                    asked.append(r.send(answer))
+                    asked.append(r.throw(answer) if isinstance(answer, Full) else r.send(answer))
                 except StopIteration as done:
                     outcomes.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
                 except TrainingError as e:
                     outcomes.append(e)
+            del answers, answer  # the next jobs need their memory
         assert not asked  # runs of the same form ask the same questions
         if any(isinstance(o, TrainingError) for o in outcomes):
             kept = [r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)]
@@ -91,16 +86,27 @@ class Stack:
             self._set(kept or self.runs)
         return outcomes
 
+    def do(self, job: Job) -> Any:
+        """One job of the only run."""
+        return self._do([0], [job])[0]
+
+    def work(self, ids: Tensor, round: int) -> Work:
+        """The door to the data of these clients of the only run."""
+        return self._work([0], [Job("client", ids, round)])
+
     def _answer(self, jobs: list[Job]) -> list[Any]:
+        """Answers to the jobs of all runs; a run alone whose job does not fit into the GPU's memory is told so."""
         answers: list[Any] = []
         while len(answers) < len(jobs):
             who = list(range(len(jobs)))[len(answers) : len(answers) + self._most]
             full = False
             try:
-                with precision(self.runs[0].precision), deterministic(self.runs[0].deterministic):
+                with deterministic(self.runs[0].deterministic):
                     answers += self._do(who, [jobs[i] for i in who])
             except torch.cuda.OutOfMemoryError:
                 full = True  # go on outside, where nothing of the attempt is held any more
+            if full and len(jobs) == 1:
+                return [Full()]
             if full and len(who) == 1:
                 raise RunError(
                     "one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks."
@@ -113,27 +119,51 @@ class Stack:
         return answers
 
     def _do(self, who: list[int], jobs: list[Job]) -> list[Any]:
-        runs, first = [self.runs[i] for i in who], [self._first[i] for i in who]
-        counts = [len(j.ids) for j in jobs]
-        at = torch.cat([j.ids + f for j, f in zip(jobs, first, strict=True)])
-        whole = replace(jobs[0], ids=at, state=_cat([j.state for j in jobs]), down=_told(jobs))
-        if whole.what == "score":
-            answer: Any = score(self._programs, whole.state["model"], self._split["test"].rows(at), self.runs[0].metrics)
-        else:
-            device = runs[0].device
-            seeds = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)]
-            work = Work(
-                self._programs,
-                self._split["train"].rows(at),
-                self._split["val"].rows(at),
-                ids=torch.cat([j.ids for j in jobs]).to(device, non_blocking=True),
-                round=whole.round,
-                seed=torch.cat(seeds),
-                initial=lambda: _spread([r.initial for r in runs], counts),
-                rounds=runs[0].total,
-            )
-            answer = do(whole, _join([r._for(j.ids) for r, j in zip(runs, jobs, strict=True)], counts, device), work)
+        """The jobs of these runs, done as one."""
+        runs, counts = [self.runs[i] for i in who], [len(j.ids) for j in jobs]
+        whole = jobs[0]
+        if len(jobs) > 1:
+            ids = torch.cat([j.ids for j in jobs])
+            whole = replace(whole, ids=ids, state=_cat([j.state for j in jobs]), down=_told(jobs))
+        try:
+            with precision(runs[0].precision):
+                answer = self._done(whole, who, jobs)
+        except IndexError as e:
+            if runs[0]._split["train"].x.dtype != torch.int64:
+                raise
+            raise runs[0].out_of_rows(jobs[0].ids) from e
+        if len(jobs) == 1:
+            return [answer]
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]
+
+    def _done(self, whole: Job, who: list[int], jobs: list[Job]) -> Any:
+        """The answer to jobs that were put together into one."""
+        if whole.what == "score":
+            test = self._split["test"].rows(self._at(who, jobs))
+            return score(self._programs, whole.state["model"], test, self.runs[0].metrics)
+        methods = [self.runs[i]._for(j.ids) for i, j in zip(who, jobs, strict=True)]
+        counts = [len(j.ids) for j in jobs]
+        method = methods[0] if len(jobs) == 1 else _join(methods, counts, self.runs[0].device)
+        return do(whole, method, self._work(who, jobs))
+
+    def _at(self, who: list[int], jobs: list[Job]) -> Tensor:
+        """Where the clients of these jobs stand in the pool of all runs' data."""
+        return torch.cat([j.ids + self._first[i] for i, j in zip(who, jobs, strict=True)])
+
+    def _work(self, who: list[int], jobs: list[Job]) -> Work:
+        runs, counts, at = [self.runs[i] for i in who], [len(j.ids) for j in jobs], self._at(who, jobs)
+        device, seed = runs[0].device, runs[0].seed
+        each = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)] if len(runs) > 1 else []
+        return Work(
+            self._programs,
+            self._split["train"].rows(at),
+            self._split["val"].rows(at),
+            ids=torch.cat([j.ids for j in jobs]).to(device, non_blocking=True),
+            round=jobs[0].round,
+            rounds=runs[0].total,
+            seed=torch.cat(each) if each else seed,
+            initial=lambda: _spread([r.initial for r in runs], counts),
+        )
 
 
 def form(method: Any) -> tuple[Any, ...]:
@@ -166,6 +196,8 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
 
 def _pool(splits: Sequence[Split]) -> Split:
     """One pool of the data of all runs."""
+    if len(splits) == 1:
+        return splits[0]
     starts, at = [], 0
     for s in splits:
         starts.append(s.start + at)
@@ -195,6 +227,8 @@ def _told(jobs: Sequence[Job]) -> Down:
 
 def _spread(trees: Sequence[Tree], counts: list[int]) -> Tree:
     """Each server's values in a row for each of its clients."""
+    if len(trees) == 1:
+        return expand(trees[0], counts[0])
     lines = blocks(*trees, clients=False)
     if lines is None or any(list(t) != list(trees[0]) for t in trees):
         return _cat([expand(t, c) for t, c in zip(trees, counts, strict=True)])  # type: ignore[no-any-return]
