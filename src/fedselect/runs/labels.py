@@ -29,8 +29,8 @@ APART = (  # fields in which runs of one label may differ
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One label for each configuration; equal ones (the seed aside) have the same.
 
-    Options of a method, of training and of an aggregator are named where runs of that method differ in them; data, model and rounds where
-    they are not what most of the runs have.
+    Options of a method, of training and of an aggregator are named where runs of that method differ in them; data, model and
+    rounds where they are not what most of the runs have.
     """
     known = [flat(settings(c)) for c in configs]
     out = []
