@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from local import QUICK, Room, task
+from local import QUICK, Room, assignment
 
 import fedselect as fs
 from fedselect.core.options import options
@@ -135,7 +135,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tol: fl
 def deployed(case: str, model: str, folder: Path, aggregator: fs.Aggregator | None = None) -> tuple[Server, Room]:
     """The same by letters: a node for each client with its own data and vault, and a server that sees replies alone."""
     data = federation()
-    made = task(CASES[case](), MODELS[model], data, seed=11, training=TRAININGS.get(case, TRAINING), rounds=TOTAL)
+    made = assignment(CASES[case](), MODELS[model], data, seed=11, training=TRAININGS.get(case, TRAINING), rounds=TOTAL)
     return Server(made, QUICK, folder / "masks", aggregator=aggregator), Room(made, data, folder)
 
 
@@ -143,4 +143,4 @@ def kept(room: Room, view: str) -> dict[str, torch.Tensor]:
     """The models that clients kept when their run ended, stacked."""
     found = [Vault(room.node(i).vault.folder / MODEL).load(ROUNDS).tensors for i in range(len(SIZES))]
     models = [nested("model", tensors)[view] for tensors in found]
-    return {n: torch.stack([m[n] for m in models]) for n in room.task.initial}
+    return {n: torch.stack([m[n] for m in models]) for n in room.assigned.initial}

@@ -89,7 +89,7 @@ def test_by_messages_is_stacked_also_after_the_server_was_lost(case, whole, tmp_
     vault = Vault(tmp_path / "checkpoint")
     server.save(vault, {})
     server.step(room)  # lost: it was not saved
-    server = Server(room.task, QUICK, tmp_path / "masks-2", aggregator=aggregator)
+    server = Server(room.assigned, QUICK, tmp_path / "masks-2", aggregator=aggregator)
     server.load(vault, 1)
     for _ in range(ROUNDS - 1):
         server.step(room)

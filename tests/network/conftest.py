@@ -1,7 +1,7 @@
 """A small federation for the deployment's tests: three clients, a growing mask, letters in one process."""
 
 import pytest
-from local import QUICK, Room, task
+from local import QUICK, Room, assignment
 
 import fedselect as fs
 from fedselect.network.server import Server
@@ -10,9 +10,9 @@ from fedselect.training.settings import Training
 
 @pytest.fixture
 def small(digits):
-    """The task everybody works on."""
+    """What everybody works on."""
     method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1)
-    return task(method, lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=Training(batch_size=8))
+    return assignment(method, lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=Training(batch_size=8))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 import fedselect as fs
 from fedselect.core.errors import FedselectError
-from fedselect.network.assignment import Task
+from fedselect.network.assignment import Assignment
 from fedselect.network.client import Node
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.server import Limits, Outcome, Reply, Server
@@ -28,14 +28,14 @@ class Room:
     `spoil` may change a reply: (client, letter) -> letter, or what came in place of one.
     """
 
-    def __init__(self, task: Task, data: fs.Federation, folder: Path, here: list[int] | None = None) -> None:
-        self.task, self.data, self.folder = task, data, folder
-        self.here = list(range(task.clients)) if here is None else here
+    def __init__(self, assigned: Assignment, data: fs.Federation, folder: Path, here: list[int] | None = None) -> None:
+        self.assigned, self.data, self.folder = assigned, data, folder
+        self.here = list(range(assigned.clients)) if here is None else here
         self.spoil: Callable[[int, Letter], Reply] = lambda node, letter: letter
         self.asked: list[tuple[int, Letter]] = []
 
     def node(self, i: int) -> Node:
-        return Node(self.task, i, alone(self.data, i), self.folder / f"vault-{i}")
+        return Node(self.assigned, i, alone(self.data, i), self.folder / f"vault-{i}")
 
     def present(self) -> list[int]:
         return [100 + i for i in self.here]  # an engine's numbers are its own
@@ -52,7 +52,7 @@ class Room:
             yield number, unseal(*reply.seal()) if isinstance(reply, Letter) else reply
 
 
-def task(
+def assignment(
     method: fs.Method,
     model: Callable[[fs.Federation], fs.Model],
     data: fs.Federation,
@@ -60,9 +60,9 @@ def task(
     seed: int,
     training: Training,
     rounds: int | None = None,
-) -> Task:
+) -> Assignment:
     task = fs.Classification()
-    return Task(method, model(data), training, task, seed, len(data.clients), data, method_name="m", rounds=rounds)
+    return Assignment(method, model(data), training, task, seed, len(data.clients), data, method_name="m", rounds=rounds)
 
 
 def rounds(server: Server, room: Room, count: int) -> list[Outcome]:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from local import QUICK, Room, alone, rounds, task
+from local import QUICK, Room, alone, assignment, rounds
 
 import fedselect as fs
 from fedselect.aggregate import codec
@@ -48,7 +48,7 @@ def test_a_round_the_server_never_took_in_never_happened(trained):
     """Client 1 trains round 3 and its reply is lost; round 4 starts from round 2, as if it had sat round 3 out."""
     room, calls = trained
     node = room.node(1)
-    values = {"values": codec.pack(room.task.initial, node._wants(node._state(2))).values}
+    values = {"values": codec.pack(room.assigned.initial, node._wants(node._state(2))).values}
 
     def ask(round):
         head = {**letters_to(room, 1)[-1].head, "round": round, "base": 2}
@@ -142,7 +142,7 @@ def test_what_a_server_sends_is_checked_before_use(room, server, spoil, said):
 
 def test_a_client_whose_numbers_run_away_says_so_as_in_simulation(digits, tmp_path):
     method = fs.FedAvg(lr=1e30)
-    made = task(method, lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
+    made = assignment(method, lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
     room = Room(made, digits, tmp_path)
     with pytest.raises(fs.RunError) as deployed:
         Server(made, QUICK, tmp_path / "masks").step(room)
@@ -154,7 +154,7 @@ def test_a_client_whose_numbers_run_away_says_so_as_in_simulation(digits, tmp_pa
 
 @pytest.mark.parametrize("lr", [10.0, 1e30])  # updates of an absurd length, and NaN
 def test_a_run_whose_numbers_run_away_is_not_told_to_resume(digits, tmp_path, lr):
-    made = task(fs.FedAvg(lr=lr), lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
+    made = assignment(fs.FedAvg(lr=lr), lambda data: fs.models.mlp(data, hidden=8), digits, seed=4, training=fs.Training())
     with pytest.raises(fs.RunError) as failed:
         Server(made, QUICK, tmp_path / "masks").step(Room(made, digits, tmp_path))
     assert "lower the learning rate, or limit gradients with clip (--clip 1)" in str(failed.value)
@@ -198,7 +198,7 @@ def test_a_node_of_its_own_counts_live_entries_as_the_simulation_does(tmp_path):
     method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1, counts="live")
 
     def own():
-        return task(method, lambda d: fs.Model.wrap(net), data, seed=4, training=fs.Training(batch_size=4))
+        return assignment(method, lambda d: fs.Model.wrap(net), data, seed=4, training=fs.Training(batch_size=4))
 
     server, room = Server(own(), QUICK, tmp_path / "masks"), Room(own(), data, tmp_path)
     rounds(server, room, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 torch.set_num_threads(1)
 import fedselect as fs
-from local import alone, task
+from local import alone, assignment
 from fedselect.network.letters import unseal
 from fedselect.network.client import Node
 from fedselect.core import snapshots
@@ -38,7 +38,7 @@ def at(module, name, count, after=False):
 folder = Path(sys.argv[1])
 data = fs.load("digits", clients=3, classes_per_client=3, train=20, test=10, val=0, seed=0)
 method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1)
-made = task(method, lambda d: fs.models.mlp(d, hidden=8), data, seed=4, training=Training(batch_size=8))
+made = assignment(method, lambda d: fs.models.mlp(d, hidden=8), data, seed=4, training=Training(batch_size=8))
 letter = unseal((folder / "in.json").read_text(), torch.from_numpy(np.fromfile(folder / "in.bin", dtype=np.uint8)))
 Node(made, 1, alone(data, 1), folder / "vault-1").answer(letter)
 #LAST

@@ -11,7 +11,7 @@ import resource, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from local import QUICK, task
+from local import QUICK, assignment
 import fedselect as fs
 from fedselect.aggregate import codec
 from fedselect.network.letters import Letter, put_packet
@@ -21,7 +21,7 @@ from fedselect.training.settings import Training
 CLIENTS = 200
 pair = (torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
 data = fs.Federation([fs.ClientData(pair, pair)] * CLIENTS, classes=10)
-made = task(fs.FedSelect(), lambda d: fs.models.mlp(d, hidden=6500), data, seed=0, training=Training())
+made = assignment(fs.FedSelect(), lambda d: fs.models.mlp(d, hidden=6500), data, seed=0, training=Training())
 mask = {n: torch.ones_like(v, dtype=torch.bool) for n, v in made.initial.items()}
 
 class Crowd:

@@ -65,7 +65,7 @@ def test_a_run_without_a_name_takes_flowers():
 def test_a_configuration_that_cannot_be_used(changed, said):
     flat = Plan(config(), "site", "r", 2, DIGITS).to_flat()
     with pytest.raises(InputError, match=said):
-        Plan.from_flat({**flat, **changed}, "r").task("cpu")
+        Plan.from_flat({**flat, **changed}, "r").assignment("cpu")
 
 
 def test_a_configuration_that_lacks_something():

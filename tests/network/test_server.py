@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from local import QUICK, Room, rounds, server_state, task
+from local import QUICK, Room, assignment, rounds, server_state
 
 import fedselect as fs
 from fedselect.core import random
@@ -225,7 +225,7 @@ def test_something_that_is_no_letter_is_turned_away(room, server):
 
 def test_an_absurd_statistic_is_turned_away(digits, tmp_path):
     """FedPAC sends heads, prototypes and variances beside its values: all are measured."""
-    made = task(fs.FedPAC(), lambda d: fs.models.mlp(d, hidden=4), digits, seed=0, training=Training())
+    made = assignment(fs.FedPAC(), lambda d: fs.models.mlp(d, hidden=4), digits, seed=0, training=Training())
     for name, factor, why in (
         ("extra/head/3.weight", 1e6, "times the model's"),
         ("extra/prototypes/mean", 1e12, "the largest taken"),

@@ -21,7 +21,7 @@ ALIGNED = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """One tensor of some clients: where its values lie in the file, and the marks of those that were sent; None: all."""
 
     shape: torch.Size  # with the client axis
@@ -39,7 +39,7 @@ class Spool:
         with disk(self._folder):
             self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
         self._close = weakref.finalize(self, self._file.close)
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[Piece]] = {}
 
     def add(self, values: Tree, sent: Mask) -> None:
         """Write what these clients sent; tensors that nobody of them sends are left out."""
@@ -49,7 +49,7 @@ class Spool:
                 continue
             at = self._write(v)
             marked = self._write(marks) if isinstance(marks, Tensor) else None
-            self._parts.setdefault(name, []).append(Part(v.shape, v.dtype, v.device, at, marked))
+            self._parts.setdefault(name, []).append(Piece(v.shape, v.dtype, v.device, at, marked))
 
     def reduce(self, fn: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tree, Mask]:
         """`fn` of (values, sent), both (clients, entries), for all entries; and which of them anybody sent. Closes the file.
@@ -77,7 +77,7 @@ class Spool:
         return at
 
 
-def _reduced(whole: mmap.mmap, parts: list[Part], fn: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """One tensor, reduced over all its clients: its values, and which of them anybody sent."""
     first = parts[0]
     size, shape = first.shape[1:].numel(), first.shape[1:]
@@ -93,7 +93,7 @@ def _reduced(whole: mmap.mmap, parts: list[Part], fn: Callable[[Tensor, Tensor],
     return out.view(shape), heard.view(shape)
 
 
-def _sent(whole: mmap.mmap, part: Part) -> Tensor:
+def _sent(whole: mmap.mmap, part: Piece) -> Tensor:
     if part.marks is not None:
         return _read(whole, part.marks, torch.bool, part.shape)
     return torch.ones((), dtype=torch.bool).expand(part.shape[0], part.shape[1:].numel())

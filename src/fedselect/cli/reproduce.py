@@ -9,7 +9,7 @@ from fedselect.cli.flags import numbers, words
 from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError
 from fedselect.paper import write
-from fedselect.paper.make import Work, gather, rates, run, with_data
+from fedselect.paper.make import Reproduction, gather, rates, run, with_data
 from fedselect.paper.plan import How
 from fedselect.paper.progress import overall
 from fedselect.paper.protocol import Target, choose, targets
@@ -70,7 +70,7 @@ def reproduce(
             f"{out} is a run or a comparison; runs and results go into a folder of their own: choose another --out."
         )
     found = choose(targets(target), asked, words(methods) if methods is not None else None)
-    work = Work(with_data(found, how, asked is not None), how, out)
+    work = Reproduction(with_data(found, how, asked is not None), how, out)
     if dry_run:
         _list(work)
         return
@@ -83,7 +83,7 @@ def reproduce(
         _show(work, one, *gather(work, one, tuned))
 
 
-def _show(work: Work, target: Target, found: list[Any], made: list[Path]) -> None:
+def _show(work: Reproduction, target: Target, found: list[Any], made: list[Path]) -> None:
     if not found:
         say(f"{target.name}: no row has all its runs yet; without --there, what is missing is run.")
         return
@@ -94,12 +94,12 @@ def _show(work: Work, target: Target, found: list[Any], made: list[Path]) -> Non
     say(f"wrote {', '.join(map(str, made))}\n")
 
 
-def _list(work: Work) -> None:
+def _list(work: Reproduction) -> None:
     """How many runs and rounds there are, and how many of them are there already."""
     judged = work.judged()
     parts = {"tuning": work.tuning()}
     for target in work.targets:
-        parts[target.name] = Work([target], work.how, work.out).reported(rates(judged))
+        parts[target.name] = Reproduction([target], work.how, work.out).reported(rates(judged))
     seen: dict[Path, Config] = {}
     for name, runs in parts.items():
         fresh = {place: config for place, config in runs.items() if place not in seen}

@@ -21,7 +21,7 @@ from fedselect.core.errors import InputError
 GROUP = "fedselect.plugins"  # of entry points
 VARIABLE = "FEDSELECT_PLUGINS"  # modules or absolute paths of .py files, with commas between
 Tables = Mapping[str, dict[str, Any]]
-Row = tuple[str, str]
+Entry = tuple[str, str]
 """A table and a name in it: ("method", "fedavg")."""
 
 
@@ -30,7 +30,7 @@ class Plugin:
     """A loaded plugin: the name of its module, and the rows it added."""
 
     name: str
-    rows: frozenset[Row]
+    rows: frozenset[Entry]
 
 
 _LOADED: dict[str, Plugin] = {}
@@ -53,7 +53,7 @@ def load(named: Iterable[str], tables: Tables) -> None:
         os.environ[VARIABLE] = ",".join(there)
 
 
-def used(rows: Iterable[Row]) -> list[str]:
+def used(rows: Iterable[Entry]) -> list[str]:
     """The plugins that these rows come from."""
     wanted = set(rows)
     return sorted(p.name for p in _LOADED.values() if p.rows & wanted)
@@ -145,7 +145,7 @@ def _check_file(name: str, file: Path | None) -> None:
         raise InputError(f"the plugin {file} has the name of another module, {found or name}; rename it.")
 
 
-def _added(name: str, before: Tables, tables: Tables) -> frozenset[Row]:
+def _added(name: str, before: Tables, tables: Tables) -> frozenset[Entry]:
     """The rows that a module added; it may add any, but must leave the others alone."""
     for kind, old in before.items():
         for row, value in old.items():

@@ -1,4 +1,4 @@
-"""Task: what a federation trains together, the same at the server and at every client."""
+"""Assignment: what a federation trains together, the same at the server and at every client."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -12,8 +12,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
 from fedselect.models import Model
 from fedselect.tasks.metrics import Metric
-from fedselect.tasks.task import Targets
-from fedselect.tasks.task import Task as LearningTask
+from fedselect.tasks.task import Targets, Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs
@@ -22,13 +21,13 @@ from fedselect.training.work import Work
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """A method, a model and a seed for so many clients; `federation`, `run` and `plan` say whose, which time and how."""
 
     method: Method
     model: Model
     training: Training
-    task: LearningTask
+    task: Task
     seed: int
     clients: int
     data: Targets  # what everybody's data looks like

@@ -16,7 +16,7 @@ from fedselect.core.files import locked
 from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.data import Federation
 from fedselect.methods.method import check_upload
-from fedselect.network.assignment import Task, first, first_mask
+from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
 from fedselect.tasks.task import Targets
@@ -28,23 +28,23 @@ MODEL = "model"  # the finished model, beside the states of a run
 class Node:
     """One client: `data` is its own and holds nobody else's, `folder` is its vault."""
 
-    def __init__(self, task: Task, client: int, data: Federation, folder: Path) -> None:
-        if _ends(data) != _ends(task.data):
-            raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(task.data)}.")
-        self.task, self.client, self.data, self.folder = task, client, data, folder
-        self.method = task.of(client)
-        self.vault = Vault(folder / task.run)
+    def __init__(self, assigned: Assignment, client: int, data: Federation, folder: Path) -> None:
+        if _ends(data) != _ends(assigned.data):
+            raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(assigned.data)}.")
+        self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
+        self.method = assigned.of(client)
+        self.vault = Vault(folder / assigned.run)
 
     def answer(self, letter: Letter) -> Letter:
         """The reply to one letter of the server."""
         head = letter.head
-        whose: dict[str, Any] = dict(self.task.address)
+        whose: dict[str, Any] = dict(self.assigned.address)
         if head.get("kind") != "hello":  # which asks who is there
             whose["client"] = self.client
         for name, own in whose.items():
             if head.get(name) != own:
                 raise DataError(f"client {self.client} got a letter for {name} {head.get(name)!r}; it is of {own!r}.")
-        claim(self.folder, {**self.task.identity, "client": str(self.client)})
+        claim(self.folder, {**self.assigned.identity, "client": str(self.client)})
         answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
         if head.get("kind") not in answers:
             raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
@@ -57,7 +57,7 @@ class Node:
         if not isinstance(accepted, list) or len(accepted) <= self.client or type(asked := accepted[self.client]) is not int:
             raise DataError(f"client {self.client} is none of the clients of this run.")
         base = max((r for r in self.vault.rounds() if r <= asked), default=0)
-        said, parts = put_packet(codec.outline(self.task.initial, self._wants(self._state(base))))
+        said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
         return self._reply("hello", base, {"samples": len(self.data.clients[0].train[1]), **said}, parts)
 
     def _train(self, letter: Letter) -> Letter:
@@ -70,10 +70,10 @@ class Node:
         state = self._state(base)
         down = self._down(letter, state)
         measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
-        work = self.task.work(self.data, self.client, round)
+        work = self.assigned.work(self.data, self.client, round)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
-        check_upload(up, self.method.wants(self.task.model, state), work.n)
+        check_upload(up, self.method.wants(self.assigned.model, state), work.n)
         said, parts = put_packet(codec.pack(first(up.values), first_mask(up.sent)))
         loss = float(work.loss[0])
         head = {"round": round, "weight": float(up.weight[0]), "train_loss": None if loss != loss else loss, **said}
@@ -94,35 +94,37 @@ class Node:
 
     def _keep(self, round: int, views: dict[str, Tree]) -> None:
         """The finished model, and what one who loads it must know: how pictures become inputs, the classes, the network."""
-        test = self.task.split(self.data, "test")
-        kept = {view: self.task.model.state_dict(first(tree)) for view, tree in views.items()}
+        test = self.assigned.split(self.data, "test")
+        kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
-        whose = {"federation": self.task.federation, "client": str(self.client)}
-        notes = {"view": self.method.view, **self.task.card, **whose, "shape": list(self.task.data.shape), "kind": kind}
+        whose = {"federation": self.assigned.federation, "client": str(self.client)}
+        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
-        task, method = self.task, self.method
-        test = task.split(self.data, "test")
-        merged = method.personal(task.work(self.data, self.client, round), state, down)
+        assigned, method = self.assigned, self.method
+        test = assigned.split(self.data, "test")
+        merged = method.personal(assigned.work(self.data, self.client, round), state, down)
         self._check(round, merged)
         views = {"local": method.local(state), "merged": merged}
-        scores = {view: score(task.programs, tree, test, task.metrics) for view, tree in views.items()}
-        mask = first_mask(method.mask(task.model, state))
-        personal = sum(int(m.sum()) if isinstance(m, torch.Tensor) else task.initial[n].numel() * m for n, m in mask.items())
-        headline = task.metrics[0].name
+        scores = {view: score(assigned.programs, tree, test, assigned.metrics) for view, tree in views.items()}
+        mask = first_mask(method.mask(assigned.model, state))
+        personal = sum(
+            int(m.sum()) if isinstance(m, torch.Tensor) else assigned.initial[n].numel() * m for n, m in mask.items()
+        )
+        headline = assigned.metrics[0].name
         figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
         known = {name: None if bool(v[0].isnan()) else float(v[0]) for name, v in figures.items()}
-        return {**known, "share": personal / task.model.size}, merged
+        return {**known, "share": personal / assigned.model.size}, merged
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""
         if base == 0:
-            work = self.task.work(self.data, self.client, 1)
-            return self.method.join(work, expand(self.task.initial, 1))
+            work = self.assigned.work(self.data, self.client, 1)
+            return self.method.join(work, expand(self.assigned.initial, 1))
         found = self.vault.find(base)
         if found is None:
             raise CheckpointError(
@@ -130,26 +132,28 @@ class Node:
                 f"{', '.join(map(str, self.vault.rounds())) or 'none'}."
             )
         state = nested("state", found.tensors)
-        return {k: {n: v.to(self.task.device) for n, v in t.items()} for k, t in state.items()}
+        return {k: {n: v.to(self.assigned.device) for n, v in t.items()} for k, t in state.items()}
 
     def _down(self, letter: Letter, state: State) -> State:
         """What the server sent, as the method takes it. What it did not send is NaN: reading it would show."""
-        task, wants = self.task, self._wants(state)
+        assigned, wants = self.assigned, self._wants(state)
         check_finite({n: v for n, v in letter.parts.items() if n != "values"}, "the server sent")
         packet = take_packet(Letter({"whole": [], "partly": []}, letter.parts))
-        known = codec.outline(task.initial, wants)
-        values, sent = codec.unpack(codec.Packet(packet.values, known.bits, known.whole, known.partly), _cpu(task.initial))
+        known = codec.outline(assigned.initial, wants)
+        values, sent = codec.unpack(codec.Packet(packet.values, known.bits, known.whole, known.partly), _cpu(assigned.initial))
         check_finite(values, "the server sent")
         params = {n: torch.where(torch.as_tensor(sent[n]), v, torch.nan) for n, v in values.items()}
         others = {**nested("shared", letter.parts), **nested("rows", letter.parts)}
         if "params" in others:
             raise DataError("the server sent the shared values twice.")
-        return {k: {n: v.to(task.device).unsqueeze(0) for n, v in t.items()} for k, t in {"params": params, **others}.items()}
+        return {
+            k: {n: v.to(assigned.device).unsqueeze(0) for n, v in t.items()} for k, t in {"params": params, **others}.items()
+        }
 
     def _wants(self, state: State) -> Mask:
         return {
             n: m.cpu() if isinstance(m, torch.Tensor) else m
-            for n, m in first_mask(self.method.wants(self.task.model, state)).items()
+            for n, m in first_mask(self.method.wants(self.assigned.model, state)).items()
         }
 
     def _check(self, round: int, *trees: Tree) -> None:
@@ -159,7 +163,7 @@ class Node:
                 raise diverged(self.client, round, name)
 
     def _reply(self, kind: str, base: int, head: dict[str, Any], parts: Tree) -> Letter:
-        return Letter({"kind": kind, **self.task.address, "client": self.client, "base": base, **head}, parts)
+        return Letter({"kind": kind, **self.assigned.address, "client": self.client, "base": base, **head}, parts)
 
 
 def _ends(data: Targets) -> str:

@@ -58,7 +58,7 @@ def say(out: Path, status: str, error: str = "", **more: Any) -> None:
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
     """Returns who has no final model yet, and why."""
-    server = Server(plan.task(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
+    server = Server(plan.assignment(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
     vault = Vault(out / "checkpoint")
     told, _ = intact_rounds(out / "metrics.jsonl")
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
@@ -69,7 +69,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         """A round is complete when its clients have measured it, which they do as the next one begins."""
         if not history:  # what is there of this round and later ones, an earlier server wrote
             history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
-        _measured(record, outcome, server.task.metrics)
+        _measured(record, outcome, server.assigned.metrics)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(record) + "\n")
@@ -81,7 +81,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         outcome = server.step(nodes)
         if pending is not None:
             finish(pending, outcome)
-        pending = _record(outcome, plan.clients, server.task.metrics)
+        pending = _record(outcome, plan.clients, server.assigned.metrics)
         server.save(vault, {"pending": pending})
     if pending is None:
         raise RunError(f"{out} has no round to finish.")

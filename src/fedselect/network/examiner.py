@@ -10,7 +10,7 @@ from torch import Tensor
 from fedselect.aggregate import codec
 from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
-from fedselect.network.assignment import Task, first, first_mask
+from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
 from fedselect.tasks.metrics import Measure
 
@@ -34,20 +34,20 @@ class Update:
 class Examiner:
     """Knows from a rehearsal on made-up data what replies look like: names, kinds, shapes, weight."""
 
-    def __init__(self, task: Task, max_norm: float) -> None:
-        self.task, self.max_norm = task, max_norm
-        honest = task.rehearse()
+    def __init__(self, assigned: Assignment, max_norm: float) -> None:
+        self.assigned, self.max_norm = assigned, max_norm
+        honest = assigned.rehearse()
         self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
-        self.like = {n: v.cpu() for n, v in task.initial.items()}
+        self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
-        headline = task.metrics[0]
+        headline = assigned.metrics[0]
         views = (replace(headline, name=f"{headline.name}_{view}") for view in ("local", "merged"))
-        self.figures_of = {m.name: m for m in (*task.metrics, *views, Measure("share", low=0.0, high=1.0))}
+        self.figures_of = {m.name: m for m in (*assigned.metrics, *views, Measure("share", low=0.0, high=1.0))}
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
         """Whether a letter is the one that was asked for, and from whom."""
-        for name, value in {"kind": kind, **self.task.address, **said}.items():
+        for name, value in {"kind": kind, **self.assigned.address, **said}.items():
             found = letter.head.get(name)
             if found != value or type(found) is not type(value):
                 raise DataError(f"it sent {name} {found!r} where {value!r} was asked for")
@@ -56,8 +56,8 @@ class Examiner:
         """A client's number, the round it can go on from, its samples, and the mask of what it wants."""
         self.head(letter, "hello")
         client, base, samples = (letter.head.get(k) for k in ("client", "base", "samples"))
-        if type(client) is not int or not 0 <= client < self.task.clients:
-            raise DataError(f"it says it is client {client!r}; there are 0 to {self.task.clients - 1}")
+        if type(client) is not int or not 0 <= client < self.assigned.clients:
+            raise DataError(f"it says it is client {client!r}; there are 0 to {self.assigned.clients - 1}")
         if type(samples) is not int or not 0 < samples < LARGEST:
             raise DataError(f"it says it has {samples!r} samples")
         if type(base) is not int or base < 0:
@@ -73,7 +73,7 @@ class Examiner:
         if {n: (v.dtype, v.shape) for n, v in extra.items()} != self._extra:
             raise DataError(f"it sent the statistics {_shapes(extra)} where the method has {_shapes_of(self._extra)}")
         check_finite({**values, **extra}, "it sent")
-        for name in self.task.method.not_negative:
+        for name in self.assigned.method.not_negative:
             if bool((extra[f"extra/{name}"] < 0).any()):
                 raise DataError(f"it sent a negative number in extra/{name}")
         self._norms(values, sent, extra, params)

@@ -24,13 +24,13 @@ def runs(vault: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     run: str
     view: str
     snippet: str | None  # Python that loads it; none where the vault does not know the network
 
 
-def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> Exported:
+def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> ExportedModel:
     """Write the model a run ended with, and beside its values how pictures become its inputs."""
     there = {p.name: p for p in runs(vault)}
     done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
@@ -59,9 +59,9 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
 
     replace(out, write)
     if "model" not in notes:
-        return Exported(name, chosen, None)
+        return ExportedModel(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
-    return Exported(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))
+    return ExportedModel(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))
 
 
 def _check_place(out: Path, whose: dict[str, str]) -> None:

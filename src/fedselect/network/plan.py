@@ -15,7 +15,7 @@ from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import Option
 from fedselect.core.tree import Tree
 from fedselect.data import ClientData, Federation
-from fedselect.network.assignment import Task
+from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
 from fedselect.simulate.inputs import pick_device
@@ -56,9 +56,9 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     initial: str = ""
 
-    def task(self, device: str) -> Task:
+    def assignment(self, device: str) -> Assignment:
         """What is trained; refused where this machine would start from other values than the others."""
-        made = Task(
+        made = Assignment(
             self.config.make_method(),
             self.config.make_model(self.data),  # type: ignore[arg-type]  # a model asks for shape and classes alone
             self.config.make_training(),
@@ -152,9 +152,9 @@ def check_name(name: str) -> str:
 def plan(config: Config, federation: str, run: str, clients: int, data: Shape, limits: Limits) -> Plan:
     """A new plan, with the digest of its initial values; what cannot work shows here."""
     made = Plan(config, federation, run, clients, data, limits)
-    task = made.task("cpu")
-    task.rehearse()
-    return replace(made, initial=digest(task.initial))
+    assigned = made.assignment("cpu")
+    assigned.rehearse()
+    return replace(made, initial=digest(assigned.initial))
 
 
 def digest(tree: Tree) -> str:

@@ -15,7 +15,7 @@ from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
-from fedselect.network.assignment import Task, first
+from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Update
 from fedselect.network.letters import Letter
 from fedselect.network.vault import Vault, private
@@ -100,21 +100,21 @@ class Server:
 
     def __init__(
         self,
-        task: Task,
+        assigned: Assignment,
         limits: Limits,
         masks: Path,
         keys: dict[int, int] | None = None,
         aggregator: Aggregator | None = None,
     ) -> None:
-        if limits.min_clients > task.clients:
-            raise InputError(f"min_clients is {limits.min_clients}, but there are {task.clients} clients.")
-        self.task, self.limits, self.keys = task, limits, keys
+        if limits.min_clients > assigned.clients:
+            raise InputError(f"min_clients is {limits.min_clients}, but there are {assigned.clients} clients.")
+        self.assigned, self.limits, self.keys = assigned, limits, keys
         self.aggregator = Mean() if aggregator is None else aggregator
-        self.state = task.method.init(task.initial, task.clients, task.model)
-        self.memory = self.aggregator.start({n: task.initial[n] for n in task.model.params})
+        self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
+        self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.round = 0
-        self.accepted = [0] * task.clients  # the last round of each client that was taken in
-        self._examiner = Examiner(task, limits.max_norm)
+        self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
+        self._examiner = Examiner(assigned, limits.max_norm)
         self._guests: dict[int, Guest] = {}
         private(masks)
         self._masks = masks  # on disk: memory stays that of the model
@@ -163,7 +163,7 @@ class Server:
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
         """Go back to where the server was after a round; returns what was noted then."""
         found = vault.load(round)
-        tensors = {n: v.to(self.task.device) for n, v in found.tensors.items()}
+        tensors = {n: v.to(self.assigned.device) for n, v in found.tensors.items()}
         self.state, self.memory = nested("server", tensors), nested("aggregate", tensors)
         self.round, self.accepted = round, list(found.notes["accepted"])
         return found.notes
@@ -171,7 +171,7 @@ class Server:
     def _gather(self, nodes: Nodes, outcome: Outcome) -> None:
         """Greet who is new and wait for enough clients: at the beginning for all of them, but not for ever."""
         least = self.limits.min_clients
-        wanted = least if self._guests else self.task.clients
+        wanted = least if self._guests else self.assigned.clients
         until = time.monotonic() + self.limits.wait
         turned: set[int] = set()
         while True:
@@ -189,14 +189,14 @@ class Server:
                     f"{mend}, then go on with --resume."
                 )
             time.sleep(self.limits.poll)
-        for i in range(self.task.clients):
+        for i in range(self.assigned.clients):
             if i not in self._guests:
                 outcome.missed.setdefault(i, "not connected")
 
     def _greet(self, nodes: Nodes, new: list[int], outcome: Outcome) -> set[int]:
         """Ask new nodes which client they are; returns those that were turned away."""
         turned = set()
-        hello = Letter({**self.task.address, "kind": "hello", "accepted": self.accepted})
+        hello = Letter({**self.assigned.address, "kind": "hello", "accepted": self.accepted})
         for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
             if isinstance(reply, str):
                 turned.add(node)
@@ -233,8 +233,8 @@ class Server:
         """
         here = torch.tensor(sorted(self._guests))
         count = max(1, round(self.limits.fraction * len(here)))
-        cohort = random.choose(self.task.seed, here, count, outcome.round - 1, "cohort").tolist()
-        params = self.task.method.down(self.state, torch.tensor(cohort, device=self.task.device)).shared["params"]
+        cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
+        params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
@@ -270,10 +270,13 @@ class Server:
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
         """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
         extra = {
-            k: {n: torch.stack([e[k][n] for e in extras]).to(self.task.device) for n in tree} for k, tree in extras[0].items()
+            k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
+            for k, tree in extras[0].items()
         }
         mean, heard, memory = folded.finish()
-        state = self.task.method.server(self.state, Received(torch.tensor(order, device=self.task.device), mean, heard, extra))
+        state = self.assigned.method.server(
+            self.state, Received(torch.tensor(order, device=self.assigned.device), mean, heard, extra)
+        )
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
         if lost is not None:
             raise RunError(
@@ -297,14 +300,14 @@ class Server:
                 self._guests.pop(i)
 
     def _fold(self, folded: Fold, update: Update) -> None:
-        device = self.task.device
+        device = self.assigned.device
         sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
         values = {n: v.to(device) for n, v in expand(update.values, 1).items()}
         folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
 
     def _letter(self, i: int, kind: str, round: int) -> Letter:
         """What client i gets: of the shared values those it wants, everything else whole."""
-        down = self.task.method.down(self.state, torch.tensor([i], device=self.task.device))
+        down = self.assigned.method.down(self.state, torch.tensor([i], device=self.assigned.device))
         bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
         outline = self._examiner.outline
         known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
@@ -312,7 +315,7 @@ class Server:
         values = {"values": packet.values} if packet.values.numel() else {}
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
-        head = {**self.task.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
+        head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
 
     def _due(self, round: int) -> bool:

@@ -19,7 +19,7 @@ from fedselect.runs.rundir import done
 
 
 @dataclass(frozen=True)
-class Work:
+class Reproduction:
     """What is to be done for some targets, in a folder."""
 
     targets: Sequence[Target]
@@ -72,7 +72,7 @@ def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
     return [t for t in left if t.on]
 
 
-def run(work: Work, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, dict[str, Any]]:
+def run(work: Reproduction, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, dict[str, Any]]:
     """Everything that is missing; returns what was tuned."""
     tuning, later = work.tuning(), work.reported(rates(work.judged()))
     _expect(told, tuning, later)
@@ -86,7 +86,7 @@ def run(work: Work, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, d
     return found
 
 
-def gather(work: Work, target: Target, found: dict[tune.Key, dict[str, Any]]) -> tuple[list[Block], list[Path]]:
+def gather(work: Reproduction, target: Target, found: dict[tune.Key, dict[str, Any]]) -> tuple[list[Block], list[Path]]:
     """A target's numbers, and the files they are written to."""
     how = work.how.on(target)
     columns = blocks(target, how, rates(found), work.cells)

@@ -30,7 +30,7 @@ from fedselect.training.batches import Split
 BATCH = 256
 
 
-class Exported(nn.Module):
+class Standalone(nn.Module):
     """A client's network with the making of numbers from pictures in front of it."""
 
     scale: Tensor | None
@@ -71,7 +71,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    model = Exported(net, split, simulation.data.class_names).eval()
+    model = Standalone(net, split, simulation.data.class_names).eval()
     path = out or run / f"client-{client}.{form}"
     x, y = simulation.data.clients[client].test
     write, load = FORMS[form]
@@ -102,14 +102,14 @@ def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return torch.cat([model(part) for part in torch.split(x, BATCH)])
 
 
-def _write_safetensors(model: Exported, example: Tensor, path: Path) -> None:
+def _write_safetensors(model: Standalone, example: Tensor, path: Path) -> None:
     values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()}
     if model.scale is not None and model.shift is not None:
         values |= {"input.scale": model.scale, "input.shift": model.shift}
     path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
 
 
-def _load_safetensors(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+def _load_safetensors(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
     values = load_file(path)
     scale, shift = values.pop("input.scale", None), values.pop("input.shift", None)
     net = copy.deepcopy(model.net)
@@ -119,18 +119,18 @@ def _load_safetensors(path: Path, model: Exported) -> Callable[[Tensor], Tensor]
     return lambda x: net(x if scale is None or shift is None else x * scale + shift)
 
 
-def _write_pt2(model: Exported, example: Tensor, path: Path) -> None:
+def _write_pt2(model: Standalone, example: Tensor, path: Path) -> None:
     batch = torch.export.Dim("batch")
     program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
     with path.open("wb") as f:
         torch.export.save(program, f)
 
 
-def _load_pt2(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+def _load_pt2(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
     return torch.export.load(path).module()
 
 
-def _write_onnx(model: Exported, example: Tensor, path: Path) -> None:
+def _write_onnx(model: Standalone, example: Tensor, path: Path) -> None:
     _need("onnxscript")
     batch = torch.export.Dim("batch")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it is told of every package that is not there
@@ -142,7 +142,7 @@ def _write_onnx(model: Exported, example: Tensor, path: Path) -> None:
         )  # fmt: skip
 
 
-def _load_onnx(path: Path, model: Exported) -> Callable[[Tensor], Tensor]:
+def _load_onnx(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
     session: Any = _need("onnxruntime").InferenceSession(str(path))
     return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
 
@@ -216,7 +216,7 @@ def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-FORMS: dict[str, tuple[Callable[[Exported, Tensor, Path], None], Callable[[Path, Exported], Callable[[Tensor], Tensor]]]] = {
+FORMS: dict[str, tuple[Callable[[Standalone, Tensor, Path], None], Callable[[Path, Standalone], Callable[[Tensor], Tensor]]]] = {
     "safetensors": (_write_safetensors, _load_safetensors),
     "pt2": (_write_pt2, _load_pt2),
     "onnx": (_write_onnx, _load_onnx),

@@ -30,7 +30,7 @@ def terminal() -> Console:
 
 
 @dataclass(frozen=True)
-class Row:
+class Line:
     method: str  # and what tells it from other runs of the same method, if there are any
     asked: int  # runs that there should be, a seed each
     seeds: list[int]  # of those that are finished
@@ -55,7 +55,7 @@ class Row:
         return self.method if len(self.seeds) == self.asked else f"{self.method}, {len(self.seeds)} of {self.asked} seeds"
 
 
-def rows(runs: Sequence[Path]) -> list[Row]:
+def rows(runs: Sequence[Path]) -> list[Line]:
     """The finished runs, grouped by what they are runs of, best first."""
     summaries: dict[str, list[dict[str, Any]]] = {}
     shown = common_headline(runs)
@@ -68,7 +68,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
     if not summaries:
         raise RunError(f"there is no finished run to show yet; finish it with: {again(runs[0])}")
     made = [
-        Row(
+        Line(
             method,
             asked[method],
             [s["seed"] for s in group],
@@ -110,7 +110,7 @@ def rowless(runs: Sequence[Path]) -> list[str]:
     return [label for label, group in labelled.items() if all(map(failure, group))]
 
 
-def render(found: Sequence[Row], diverged: Sequence[str] = ()) -> Table:
+def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
     """The rows, and below them by name what has no numbers."""
     seeds = max(r.asked for r in found)
     crossed = any(r.others is not None for r in found)
@@ -167,7 +167,7 @@ def spread(values: Sequence[float], measure: Measure) -> str:
     return mean if len(values) < 2 else f"{mean} ± {measure.show(statistics.stdev(values))}"
 
 
-def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
+def as_csv(found: Sequence[Line], diverged: Sequence[str] = ()) -> str:
     """Plain numbers: metrics and shares as they are, not in percent; standard deviations over seeds; of what diverged none."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -185,7 +185,7 @@ def as_csv(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
     return out.getvalue()
 
 
-def as_latex(found: Sequence[Row], diverged: Sequence[str] = ()) -> str:
+def as_latex(found: Sequence[Line], diverged: Sequence[str] = ()) -> str:
     """A booktabs table; the best value is bold."""
     first = found[0].headline
     crossed = any(r.others is not None for r in found)

@@ -15,7 +15,7 @@ from fedselect.models import Model
 from fedselect.tasks.task import Classification, Task
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How clients are run, whatever the method: options of Simulation that `run` passes on."""
 
     task: Task | None

@@ -13,7 +13,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.inputs import How, as_federation, as_model, check_late
+from fedselect.simulate.inputs import RunOptions, as_federation, as_model, check_late
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
@@ -105,7 +105,7 @@ def compare(
     rounds: int = 30,
     seeds: Iterable[int] = (0,),
     training: Training | None = None,
-    **how: Unpack[How],
+    **how: Unpack[RunOptions],
 ) -> dict[tuple[str, int], Result | TrainingError]:
     """Every method with every seed, by (name, seed), in memory; runs of the same shapes are batched into one training run.
 
@@ -139,7 +139,7 @@ def compare(
     return found
 
 
-def _check_rounds(rounds: int, how: How) -> None:
+def _check_rounds(rounds: int, how: RunOptions) -> None:
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
     check_late(how.get("late"), rounds)
@@ -154,7 +154,7 @@ def run(
     seed: int = 0,
     training: Training | None = None,
     on_round: Callable[[Record], None] | None = None,
-    **how: Unpack[How],
+    **how: Unpack[RunOptions],
 ) -> Result:
     """Train a federation in memory. `on_round` is given each round's record.
 
