@@ -25,7 +25,7 @@ from fedselect.methods import (
     PersonalLayers,
 )
 from fedselect.methods.method import Down, Method, Received, Up
-from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Selector, layers
+from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
 from fedselect.simulate import Result, Simulation, compare, run
 from fedselect.tasks import TASKS, Classification, Metric, Task
@@ -83,6 +83,7 @@ __all__ = [
     "Pass",
     "PersonalLayers",
     "RandomSelect",
+    "Reading",
     "Received",
     "Result",
     "RunError",

@@ -8,7 +8,7 @@ import torch
 from local import QUICK, Room, assignment
 
 import fedselect as fs
-from fedselect.core.options import options
+from fedselect.core.options import call, options
 from fedselect.core.tree import State, nested
 from fedselect.methods import METHODS
 from fedselect.methods.method import Up
@@ -86,7 +86,7 @@ SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
 def _quick(factory, **given):
     """A method with rates that move things within a few rounds."""
     wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight"}
-    return factory(**{k: v for k, v in {**wish, **given}.items() if k in options(factory)})
+    return call(factory, **{k: v for k, v in {**wish, **given}.items() if k in options(factory)})
 
 
 def federation() -> fs.Federation:

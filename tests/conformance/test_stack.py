@@ -105,7 +105,7 @@ def test_a_run_in_a_stack_is_the_run_alone(case, how, model):
         lambda d: Simulation(fs.FedSelect(), MODELS["cnn-batchnorm"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=fs.Training(batch_size=5)),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, eval_every=2),
-        lambda d: Simulation(fs.FedSelect(scope="tensor"), MODELS["mlp"](d), d, training=TRAINING),
+        lambda d: Simulation(fs.FedSelect(select=fs.Reading(scope="tensor")), MODELS["mlp"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(limit=0.0), MODELS["mlp"](d), d, training=TRAINING),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, rows="personal"),
         lambda d: Simulation(fs.FedSelect(), MODELS["mlp"](d), d, training=TRAINING, fraction=0.5),

@@ -135,7 +135,7 @@ def test_stacked_runs_and_packed_rows_give_the_same():
 def test_over_messages_it_is_the_simulation(tmp_path):
     data, method = targets(), fs.FedSelect(lr=0.05)
     sim = fs.Simulation(method, small(), data, task=REGRESSION())
-    assigned = Assignment(method, small(), fs.Training(), REGRESSION(), 0, 3, data)
+    assigned = Assignment(method, small(), fs.Training(), REGRESSION(), data, seed=0, clients=3)
     server, room = Server(assigned, QUICK, tmp_path / "masks"), Room(assigned, data, tmp_path)
     for _ in range(2):
         record = sim.step()

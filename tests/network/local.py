@@ -62,7 +62,9 @@ def assignment(
     rounds: int | None = None,
 ) -> Assignment:
     task = fs.Classification()
-    return Assignment(method, model(data), training, task, seed, len(data.clients), data, method_name="m", rounds=rounds)
+    return Assignment(
+        method, model(data), training, task, data, seed=seed, clients=len(data.clients), method_name="m", rounds=rounds
+    )
 
 
 def rounds(server: Server, room: Room, count: int) -> list[Outcome]:

@@ -195,7 +195,7 @@ def test_a_node_of_its_own_counts_live_entries_as_the_simulation_does(tmp_path):
     data = fs.Federation([fs.ClientData(p, p, p) for p in parts], 3)
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5, padding=2), torch.nn.Flatten(), torch.nn.Linear(16, 3))  # 5x5 on 2x2
-    method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1, counts="live")
+    method = fs.FedSelect(rate=0.2, limit=0.5, epochs=1, lr=0.1, personal_lr=0.1, select=fs.Reading(counts="live"))
 
     def own():
         return assignment(method, lambda d: fs.Model.wrap(net), data, seed=4, training=fs.Training(batch_size=4))

@@ -7,6 +7,7 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.core import random
+from fedselect.core.options import call
 from fedselect.simulate import Simulation
 
 SIZES = (7, 12, 5, 12)  # with batches of 5: one short batch, three full ones, one exactly
@@ -76,7 +77,7 @@ def test_fedselect(training, norm, fraction):
     def slow(*args, **kw):
         fedselect_round(*args, **kw, **options, weights=[1.0] * 4)
 
-    sim, clients, server = both(fs.FedSelect(**options), TRAININGS[training], norm, fraction, slow)
+    sim, clients, server = both(call(fs.FedSelect, **options), TRAININGS[training], norm, fraction, slow)
     assert_same(sim, clients, server)
     assert_same_masks(sim, clients)
 
@@ -98,7 +99,7 @@ def test_fedselect(training, norm, fraction):
 def test_fedselect_beyond_the_paper(more, norm, fraction):
     options = {"rate": 0.2, "limit": 0.45, "lr": 0.05, "personal_lr": 0.1, "epochs": 2, **more}
     momentum = options.get("server_momentum", 0.0)
-    method = fs.FedSelect(**{k: v for k, v in options.items() if k not in ("decay", "server_momentum")})
+    method = call(fs.FedSelect, **{k: v for k, v in options.items() if k not in ("decay", "server_momentum")})
     training = FALLING if "decay" in more else TRAININGS["momentum"]
     velocity = {} if momentum else None
     frozen = ("4." if norm else "3.") if "freeze" in more else None

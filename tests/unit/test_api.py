@@ -14,9 +14,9 @@ PUBLIC = [
     "DeltaSelect", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep",
     "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL",
     "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "OPTIMIZERS", "Optimizer", "Partial",
-    "Pass", "PersonalLayers", "RandomSelect", "Received", "Result", "RunError", "SCHEDULES", "SGD", "Schedule", "Selector",
-    "Simulation", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "Up", "Work", "__version__", "compare",
-    "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run",
+    "Pass", "PersonalLayers", "RandomSelect", "Reading", "Received", "Result", "RunError", "SCHEDULES", "SGD", "Schedule",
+    "Selector", "Simulation", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "Up", "Work", "__version__",
+    "compare", "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
@@ -107,3 +107,24 @@ def test_nothing_imports_other_peoples_models():
 def test_the_version_is_that_of_the_package_and_no_import_of_the_command_line():
     assert fs.__version__ == version("fedselect")
     assert not other_rooms(ROOT / "__init__.py") & {"runs", "cli"}
+
+
+TORCHS = {  # with the arguments of torch's own functions, in their order
+    "training/layers.py": {"forward"},
+    "training/stacked.py": {"_embedding", "_max_pool2d", "_conv2d", "_conv1d", "_batch_norm"},
+}
+
+
+def positional(path):
+    """(name, how many arguments can be given by place) of every function in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            yield node.name, len(names) - (names[:1] in (["self"], ["cls"], ["ctx"]))
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if room(f) != "kernels"], ids=lambda f: str(f.relative_to(ROOT)))
+def test_no_function_takes_more_than_six_arguments_by_place(path):
+    """Kernels aside: a GPU is given its arguments in a row."""
+    theirs = TORCHS.get(str(path.relative_to(ROOT)), set())
+    assert [name for name, count in positional(path) if count > 6 and name not in theirs] == []

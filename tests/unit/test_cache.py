@@ -64,7 +64,7 @@ def kept(tmp_path, pattern="*"):
 
 def test_decodes_once_and_maps(source, decode, calls, tmp_path):
     seen = []
-    first = decoded("k", source, COUNT, SHAPE, decode, lambda done, total: seen.append((done, total)))
+    first = decoded("k", source, COUNT, SHAPE, decode, progress=lambda done, total: seen.append((done, total)))
     second = decoded("k", source, COUNT, SHAPE, decode)
     assert sorted(calls) == list(range(COUNT))
     assert isinstance(second, np.memmap)

@@ -306,7 +306,7 @@ def test_the_personal_share_of_what_lives():
     net = fs.Model.wrap(lambda: torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, 4, 1), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Flatten(),
         torch.nn.Linear(4, 3)))  # fmt: skip
-    sim = Simulation(fs.FedSelect(rate=1.0, limit=0.25, counts="live"), net, data)
+    sim = Simulation(fs.FedSelect(rate=1.0, limit=0.25, select=fs.Reading(counts="live")), net, data)
     record = sim.step()
     whole, dead = net.size, sum(int(d.sum()) for d in sim.fitted.dead().values())
     assert dead > 4 * 4 * 8  # all taps of the second convolution but the middle one, and some of the first

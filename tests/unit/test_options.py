@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedselect as fs
 from fedselect.core.errors import nearest, unknown
-from fedselect.core.options import Option, build, find, options, resolve, summary
+from fedselect.core.options import Option, build, call, find, options, resolve, summary
 from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -180,7 +180,7 @@ def test_every_method_refuses_what_cannot_train(name, bad):
 )
 def test_what_would_be_ignored_is_refused(ignored, said):
     with pytest.raises(fs.InputError, match=said):
-        fs.FedSelect(**ignored)
+        call(fs.FedSelect, **ignored)
 
 
 def test_an_option_without_an_annotation_takes_what_its_default_is():

@@ -12,6 +12,7 @@ from fedselect.data.partition import Pool, Sizes, by_class, by_dirichlet, by_dom
 from fedselect.data.partition import deal as deal_by
 
 CLASSES, EACH = 6, 60
+HOW = {"classes_per_client": 2, "concentration": 1.0}
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(CLASSES), EACH))
 
 
@@ -196,7 +197,7 @@ def test_everything_is_dealt_when_no_size_is_given():
 @pytest.mark.parametrize("split", ["classes", "dirichlet", "iid", "quantity", "domain"])
 def test_without_a_test_set_about_a_tenth_is_set_aside_or_what_is_asked_for(split):
     pool = Pool(np.arange(400) % 4, domain=np.arange(400) // 100, domain_names=tuple("abcd"))
-    tenth, asked = (deal_by(pool, split, 4, Sizes(None, test), 0, 2, 1.0) for test in (None, 20))
+    tenth, asked = (deal_by(pool, split, 4, Sizes(None, test), 0, **HOW) for test in (None, 20))
     assert 36 <= sum(len(p.test) for p in tenth) <= 40
     assert_disjoint(tenth)
     if split not in ("dirichlet", "quantity"):
@@ -259,7 +260,7 @@ def test_a_class_with_less_to_train_on_than_holders_is_named():
 @pytest.mark.parametrize("split", ["dirichlet", "quantity"])
 def test_concentration_is_a_positive_number(split, value):
     with pytest.raises(fs.InputError, match=f"concentration must be positive and finite, not {value}"):
-        deal_by(Pool(LABELS), split, 4, Sizes(None, None), 0, 2, value)
+        deal_by(Pool(LABELS), split, 4, Sizes(None, None), 0, **{**HOW, "concentration": value})
 
 
 def test_a_dirichlet_client_is_tested_on_the_classes_it_trains_on():

@@ -18,8 +18,9 @@ from fedselect.training import recorded, step
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room, copy, ordered
 from fedselect.training.fitted import Fitted
-from fedselect.training.recorded import Programs, _identity, nothing_let_go
+from fedselect.training.recorded import Programs, Walk, _identity, nothing_let_go
 from fedselect.training.settings import Training
+from fedselect.training.step import Aim
 from fedselect.training.work import Pass, Work
 
 CLIENTS, N, SIZE, CLASSES = 3, 20, 4, 4
@@ -94,7 +95,7 @@ def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
     x = torch.randint(0, 256, (clients * N, 1, 8, 8), generator=g, dtype=torch.uint8)
     start, n = torch.arange(clients) * N, torch.full((clients,), N)
     y = torch.randint(0, CLASSES, (clients * N,), generator=g)
-    data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment)
+    data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment=augment)
     return Programs(Fitted(model), training, TASK), tree, data
 
 
@@ -107,9 +108,8 @@ def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_
     for epoch in range(times):
         shuffle = client_keys(0, torch.arange(len(data.n)), epoch, "train")
         order = permutations(shuffle, data.n, data.longest)
-        losses[f"loss {epoch}"] = programs.train(
-            tree, memory, only, lr, ctx or {}, data, order, shuffle, objective, size, 0, -(-N // size)
-        )
+        aim, walk = Aim(only, lr, objective, ctx or {}), Walk(order, shuffle, size)
+        losses[f"loss {epoch}"] = programs.train(tree, memory, aim, data, walk, first=0, last=-(-N // size))
     return {**tree, **{f"{k} {n}": v for k, t in memory.items() for n, v in t.items()}, **losses}
 
 

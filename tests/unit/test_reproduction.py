@@ -56,7 +56,7 @@ def made_up(name, on=None, base=60.0, **how):
                 curve = tuple(middle * (1 - 0.6 / r) + draw.gauss(0, 1) for r in rounds)
                 clients = tuple(curve[-1] + draw.gauss(0, 5) for _ in range(4))
                 seeds.append(Seed(seed, curve[-1], sum(curve[-10:]) / 10, clients, rounds=rounds, curve=curve, **MORE))
-            entries.append(Entry(row, tuple(seeds), config, ("run",) * 3, paper=middle - draw.gauss(0, 3)))
+            entries.append(Entry(row, tuple(seeds), config, runs=("run",) * 3, paper=middle - draw.gauss(0, 3)))
         columns.append(Block(*key, tuple(_ranked(target, entries))))
     data = as_json(target, columns, chosen, {})
     if name == "fig-iou":

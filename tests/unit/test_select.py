@@ -256,7 +256,7 @@ def test_movement_may_count_by_the_size_of_its_tensors_weights():
 def test_a_mask_may_start_with_the_head_or_the_norm_layers(start_with, personal):
     part = (torch.zeros(4, 1, 3, 3), torch.tensor([0, 1, 2, 0]))
     data = fs.Federation([fs.ClientData(part, part)] * 2, 3)
-    sim = Simulation(fs.FedSelect(limit=0.0, start_with=start_with), NET, data)
+    sim = Simulation(fs.FedSelect(limit=0.0, select=fs.Reading(start_with=start_with)), NET, data)
     masks = sim.step() and fs.Result(sim, []).masks
     assert {n for n, m in masks.items() if m.all()} == personal
     assert {n for n, m in masks.items() if m.any()} == personal

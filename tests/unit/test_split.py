@@ -19,7 +19,7 @@ def pool(pictures=True, augment="none", scaled=True):
     x = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8) if scaled else torch.randn(shape, generator=g)
     y = torch.randint(0, 9, (30,), generator=g)
     scale, shift = (torch.tensor([0.5, 2.0]).view(2, 1, 1), torch.tensor([-1.0, 3.0]).view(2, 1, 1)) if scaled else (None, None)
-    return Split(x, y, torch.tensor([20, 2, 10, 3]), torch.tensor(SIZES), scale, shift, augment)
+    return Split(x, y, torch.tensor([20, 2, 10, 3]), torch.tensor(SIZES), scale, shift, augment=augment)
 
 
 def test_sizes_are_known_without_being_told():

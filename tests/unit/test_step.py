@@ -14,7 +14,7 @@ from fedselect.tasks.losses import Goal
 from fedselect.training.fitted import Fitted
 from fedselect.training.settings import Training
 from fedselect.training.stacked import Taps
-from fedselect.training.step import Plan, find_plan, forward, precision, step
+from fedselect.training.step import Aim, Batch, Shortcuts, find_shortcuts, forward, precision, step
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
 cross_entropy = Goal(fs.Classification())
@@ -55,7 +55,9 @@ def run(how, only=None, lr=0.1, ctx=lambda tree, model: {}):
     only = only(model) if only else dict.fromkeys(model.params, True)
     keys = client_keys(0, torch.arange(CLIENTS), 0, "train")
     memory = {"momentum": velocity}
-    losses = [step(Fitted(model), tree, memory, x[s], y[s], keys, only, lr, cross_entropy, ctx, how) for s in range(STEPS)]
+    losses = [
+        step(Fitted(model), tree, memory, Batch(x[s], y[s], keys), Aim(only, lr, cross_entropy, ctx), how) for s in range(STEPS)
+    ]
     return model, start, tree, velocity, losses
 
 
@@ -126,7 +128,7 @@ def test_the_clipped_norm_is_that_of_the_entries_in_training():
     memory = {"momentum": {n: torch.zeros_like(v) for n, v in tree.items()}}
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     how = Training(momentum=0.0, clip=clip)
-    step(Fitted(model), tree, memory, x[0], y[0], keys, entries_only(model), 1.0, cross_entropy, {}, how)
+    step(Fitted(model), tree, memory, Batch(x[0], y[0], keys), Aim(entries_only(model), 1.0, cross_entropy), how)
     moved = sum((tree[n] - before[n]).flatten(1).square().sum(1) for n in model.params).sqrt()
     torch.testing.assert_close(moved, torch.full_like(moved, clip), rtol=1e-2, atol=0.0)
 
@@ -151,7 +153,7 @@ def test_a_rate_for_each_tensor_and_entry():
     keys = torch.zeros(CLIENTS, dtype=torch.int64)
     everything = dict.fromkeys(model.params, True)
     memory = {"momentum": velocity}
-    step(Fitted(model), tree, memory, x[0], y[0], keys, everything, lr, cross_entropy, {}, Training(momentum=0.5))
+    step(Fitted(model), tree, memory, Batch(x[0], y[0], keys), Aim(everything, lr, cross_entropy), Training(momentum=0.5))
     for n in model.params:  # after the first step the velocity is the gradient
         rate = lr[n].view(-1, 1) if n == "6.bias" else lr[n]
         torch.testing.assert_close(tree[n], before[n] - rate * velocity[n], rtol=1e-12, atol=1e-14)
@@ -171,7 +173,8 @@ def test_a_parameter_the_model_does_not_use_stays_put():
     tree = {n: v.expand(2, *v.shape).clone() for n, v in model.init(0).items()}
     memory = {"momentum": {n: torch.zeros_like(v) for n, v in tree.items()}}
     x, y, keys = torch.ones(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    step(Fitted(model), tree, memory, x, y, keys, dict.fromkeys(model.params, True), 0.1, cross_entropy, {}, Training())
+    aim = Aim(dict.fromkeys(model.params, True), 0.1, cross_entropy)
+    step(Fitted(model), tree, memory, Batch(x, y, keys), aim, Training())
     assert (tree["spare"] == 1.0).all()  # as under torch.optim.SGD, which skips parameters without a gradient
 
 
@@ -249,7 +252,7 @@ def padded(module=None, **how):
 
 def plan_for(model, tree, batch, only=None, objective=cross_entropy, ctx=None, how=None):
     only = dict.fromkeys(model.params, True) if only is None else only
-    return find_plan(Fitted(model), tree, *batch, only, objective, ctx or {}, how or Training())
+    return find_shortcuts(Fitted(model), tree, Batch(*batch), Aim(only, 0.1, objective, ctx or {}), how or Training())
 
 
 def far(out, y, params, ctx):
@@ -281,7 +284,7 @@ def test_looking_for_a_plan_leaves_everything_alone():
 
 def test_a_model_without_dropout_draws_nothing():
     model, tree, _, batch = padded(lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(16, 3)))
-    assert plan_for(model, tree, batch) == Plan({}, False)
+    assert plan_for(model, tree, batch) == Shortcuts({}, False)
 
 
 class Tied(Padded):
@@ -340,10 +343,12 @@ def test_a_step_by_the_plan_is_one_without(momentum, masked):
     plan = plan_for(model, start, batch, only, how=how)
     assert plan.crops
     ends = []
-    for by in (plan, Plan()):
+    for by in (plan, Shortcuts()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
         memory = {"momentum": velocity}
-        losses = [step(Fitted(model), tree, memory, *batch, only, 0.1, cross_entropy, {}, how, by) for _ in range(3)]
+        losses = [
+            step(Fitted(model), tree, memory, Batch(*batch), Aim(only, 0.1, cross_entropy), how, shortcuts=by) for _ in range(3)
+        ]
         ends.append({**tree, **{f"velocity {n}": v for n, v in velocity.items()}, "losses": torch.stack(losses)})
     for n, v in ends[0].items():
         torch.testing.assert_close(v, ends[1][n], rtol=0.0, atol=0.0, msg=lambda m, n=n: f"{n}: {m}")
@@ -416,11 +421,19 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
     plan = rectified(monkeypatch, model, start, batch)
     assert plan.rectified
     ends = []
-    for by in (plan, Plan()):
+    for by in (plan, Shortcuts()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
         everything = dict.fromkeys(model.params, True)
         losses = [
-            step(Fitted(model), tree, {"momentum": velocity}, *batch, everything, 0.1, cross_entropy, {}, Training(), by)
+            step(
+                Fitted(model),
+                tree,
+                {"momentum": velocity},
+                Batch(*batch),
+                Aim(everything, 0.1, cross_entropy),
+                Training(),
+                shortcuts=by,
+            )
             for _ in range(3)
         ]
         ends.append({**tree, "losses": torch.stack(losses)})
@@ -431,9 +444,17 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
 def test_a_step_that_does_not_follow_its_plan_is_not_taken():
     model, tree, speed, batch = padded(lambda: Normed(USES["relu and more"][0]))
     everything = dict.fromkeys(model.params, True)
-    plan = Plan(rectified=frozenset({0}))
+    plan = Shortcuts(rectified=frozenset({0}))
     with pytest.raises(RuntimeError, match="used in another way than before"):
-        step(Fitted(model), tree, {"momentum": speed}, *batch, everything, 0.1, cross_entropy, {}, Training(), plan)
+        step(
+            Fitted(model),
+            tree,
+            {"momentum": speed},
+            Batch(*batch),
+            Aim(everything, 0.1, cross_entropy),
+            Training(),
+            shortcuts=plan,
+        )
 
 
 def test_the_precision_of_products_is_set_for_the_time_being():

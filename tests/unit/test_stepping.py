@@ -115,7 +115,7 @@ def test_simulations_of_one_model_do_not_disturb_each_other(digits):
         return fs.Federation([fs.ClientData(*p) for p in parts], digits.classes)
 
     def first(model, *others):
-        made = fs.Simulation(fs.FedSelect(counts="live", rate=0.2, limit=0.4), model, cut(2))
+        made = fs.Simulation(fs.FedSelect(rate=0.2, limit=0.4, select=fs.Reading(counts="live")), model, cut(2))
         for data in others:
             fs.Simulation(fs.FedAvg(), model, data)
         record = made.step()

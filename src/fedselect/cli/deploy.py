@@ -56,6 +56,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 @with_run_options("seed", "task", "headline", "aggregate")
 def demo(
     ctx: typer.Context,
+    *,
     method: Method = None,
     clients: Clients = 3,
     data: DataName = "digits",
@@ -100,6 +101,7 @@ def demo(
 @deploy_app.command(context_settings=EXTRA)
 def init(
     ctx: typer.Context,
+    *,
     root: Annotated[Path, typer.Argument(help="The folder to make.")],
     clients: Clients = 3,
     address: Annotated[str, typer.Option(help="HOST:PORT at which clients reach the server.")] = "127.0.0.1:8000",
@@ -150,6 +152,7 @@ def server(part: Annotated[Path, typer.Argument(help="The server's part of the s
 @deploy_app.command(context_settings=EXTRA)
 def client(
     ctx: typer.Context,
+    *,
     part: Annotated[Path, typer.Argument(help="This client's part of the site.")],
     data: Annotated[
         str | None, typer.Option("--data", help="Its own data: folder:PATH. (default: its part of the site's set)")
@@ -186,6 +189,7 @@ def client(
 @with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "aggregate")
 def run(
     ctx: typer.Context,
+    *,
     root: SiteDir,
     method: Method = None,
     model: ModelName = None,

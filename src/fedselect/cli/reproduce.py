@@ -27,6 +27,7 @@ def reproduce(
             "these; of ours: plain, beyond, readings, little, stem, long, own."
         ),
     ],
+    *,
     columns: Annotated[
         str | None,
         typer.Option(

@@ -59,6 +59,7 @@ def add_to(app: typer.Typer) -> None:
 def run(
     ctx: typer.Context,
     shown: Shown,
+    *,
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,
@@ -81,6 +82,7 @@ def run(
 def compare(
     ctx: typer.Context,
     shown: Shown,
+    *,
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
     ] = None,
@@ -117,6 +119,7 @@ def compare(
 def sweep(
     ctx: typer.Context,
     shown: Shown,
+    *,
     method: Method = None,
     data: DataName = None,
     model: ModelName = None,

@@ -4,12 +4,14 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from fedselect.core.errors import InputError, unknown
 
 T = TypeVar("T")
+FIXED = frozenset({"data", "seed", "outputs"})
+"""What a factory is given by the run, not by its user."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,30 @@ class Option:
         raise InputError(f"{self.name} must be {' or '.join(wanted[k] for k in wanted if k in kinds)}, not {value!r}.")
 
 
-def options(factory: Callable[..., Any], skip: frozenset[str] = frozenset({"data", "seed", "outputs"})) -> dict[str, Option]:
+def options(factory: Callable[..., Any], skip: frozenset[str] = FIXED) -> dict[str, Option]:
     """What a user may set; the data a model is made for, how much it returns and the seed come from elsewhere."""
     hints = typing.get_type_hints(factory)
     found = {}
     for p in inspect.signature(factory).parameters.values():
-        if p.name not in skip:
-            found[p.name] = Option(p.name, p.default, hints.get(p.name, _kind(p.default)))
+        kind = hints.get(p.name, _kind(p.default))
+        if p.name in skip:
+            continue
+        found.update(options(kind, skip) if _is_group(kind) else {p.name: Option(p.name, p.default, kind)})
     return found
+
+
+def _is_group(kind: Any) -> bool:
+    """Whether an option is a group of options, which stand for themselves on a command line and in a file."""
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def call(factory: Callable[..., T], **given: Any) -> T:
+    """Call with options by name; those of a group go into that group."""
+    left, groups = dict(given), {}
+    for name, kind in typing.get_type_hints(factory).items():
+        if name not in (*given, "return", *FIXED) and _is_group(kind):
+            groups[name] = kind(**{k: left.pop(k) for k in options(kind) if k in left})
+    return factory(**left, **groups)
 
 
 def _kind(default: Any) -> Any:
@@ -81,7 +99,7 @@ def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Ma
     """Make the thing that a name and its options stand for."""
     seeded = {k: given[k] for k in given if k == "seed"}
     rest = {k: v for k, v in given.items() if k != "seed"}
-    return find(kind, name, table)(**resolve(kind, name, table, rest), **fixed, **seeded)
+    return call(find(kind, name, table), **resolve(kind, name, table, rest), **fixed, **seeded)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

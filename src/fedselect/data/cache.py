@@ -29,6 +29,7 @@ def decoded(
     count: int,
     shape: tuple[int, ...],
     decode: Callable[[int], Pixels],
+    *,
     progress: Progress | None = None,
     stamp: str = "",
 ) -> Pixels:
@@ -37,7 +38,7 @@ def decoded(
     `decode` is called once for each row, from several threads. A folder's `stamp` must tell its contents apart (see
     `listing_stamp`): a folder does not change when a file in it does.
     """
-    return decoded_some(key, source, count, shape, decode, progress, stamp, every=True)[0]
+    return decoded_some(key, source, count, shape, decode, progress=progress, stamp=stamp, every=True)[0]
 
 
 def decoded_some(
@@ -46,6 +47,7 @@ def decoded_some(
     count: int,
     shape: tuple[int, ...],
     decode: Callable[[int], Pixels | None],
+    *,
     progress: Progress | None = None,
     stamp: str = "",
     every: bool = False,
@@ -68,7 +70,7 @@ def decoded_some(
             for stale in [*folder.glob(f"{key}-{where}-*"), *folder.glob(f".{key}-{where}-*.part")]:
                 stale.unlink()
             dropped = skipped = []
-            replace(path, lambda fresh: _write(fresh, gaps, count, shape, decode, progress, dropped))
+            replace(path, lambda fresh: _write(fresh, gaps, count, shape, decode=decode, progress=progress, skipped=dropped))
             x = _open(path, (count - len(skipped), *shape))
             assert x is not None
     return x, np.setdiff1d(np.arange(count, dtype=np.int64), np.array(skipped, np.int64))
@@ -79,6 +81,7 @@ def _write(
     gaps: Path,
     count: int,
     shape: tuple[int, ...],
+    *,
     decode: Callable[[int], Pixels | None],
     progress: Progress | None,
     skipped: list[int],
@@ -202,7 +205,8 @@ class Parquet:
         def decode(i: int) -> Pixels:
             return picture(self._take(stream, i), size, f"row {i} of {either([str(p) for p in self.paths])}")
 
-        return decoded(key, self.paths[0], self.count, (size, size, 3), decode, progress, listing_stamp(self.paths))
+        stamp = listing_stamp(self.paths)
+        return decoded(key, self.paths[0], self.count, (size, size, 3), decode, progress=progress, stamp=stamp)
 
     def _name(self, names: Sequence[str]) -> str:
         found = next((n for n in names if n in self.columns), None)

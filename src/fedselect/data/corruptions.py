@@ -116,9 +116,8 @@ def zoom_blur(x: Pixels, draws: Draws, most: float) -> Made:
     return (x + zoomed(x, factors)) / np.float32(len(factors) + 1)
 
 
-def snow(
-    x: Pixels, draws: Draws, mean: float, sigma: float, zoom: float, least: float, radius: float, width: float, kept: float
-) -> Made:
+def snow(x: Pixels, draws: Draws, *how: float) -> Made:
+    mean, sigma, zoom, least, radius, width, kept = how
     (h, w), s = x.shape[1:3], _scale(x)
     layer = np.float32(mean) + np.float32(sigma) * draws.normal("flakes", *_grid(x))
     layer = enlarge(zoomed(layer, (zoom,)), h, w)
@@ -216,8 +215,9 @@ def jpeg_compression(x: Pixels, draws: Draws, quality: float) -> Made:
     return np.stack([through(one) for one in x])
 
 
-def spatter(x: Pixels, draws: Draws, mean: float, sigma: float, blur: float, least: float, strength: float, mud: float) -> Made:
+def spatter(x: Pixels, draws: Draws, *how: float) -> Made:
     """Drops of water with a lit rim, or specks of mud."""
+    mean, sigma, blur, least, strength, mud = how
     layer = np.float32(mean) + np.float32(sigma) * draws.normal("liquid", *_grid(x))
     layer = enlarge(gaussian(layer, blur), *x.shape[1:3])
     layer[layer < least] = 0

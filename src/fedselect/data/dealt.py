@@ -49,5 +49,6 @@ def federate(
         for i in range(len(parts))
     ]
     return Federation(
-        clients, len(images.class_names), images.name, images.class_names, images.mean, images.std, augment, pools
-    )
+        clients, len(images.class_names), images.name, images.class_names,
+        mean=images.mean, std=images.std, augment=augment, pools=pools,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ def digits(
     split: SplitName = "classes",
     classes_per_client: int = 5,
     concentration: float = 0.5,
+    *,
     train: int | None = 25,
     test: int | None = 100,
     val: int = 5,
@@ -28,7 +29,8 @@ def digits(
         at = torch.from_numpy(index)
         return x[at], y[at]
 
-    parts = deal(Pool(labels), split, clients, Sizes(train, test, val), seed, classes_per_client, concentration)
+    sizes = Sizes(train, test, val)
+    parts = deal(Pool(labels), split, clients, sizes, seed, classes_per_client=classes_per_client, concentration=concentration)
     return Federation(
         [ClientData(pick(p.train), pick(p.test), pick(p.val) if val else None, str(i)) for i, p in enumerate(parts)],
         classes=10,

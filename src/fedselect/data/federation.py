@@ -1,7 +1,7 @@
 """ClientData and Federation: checked data, client by client."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Federation:
     classes: int = 0
     name: str = "tensors"
     class_names: tuple[str, ...] = ()
+    _: KW_ONLY
     mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
     std: tuple[float, ...] = ()
     augment: str = "none"  # of training pictures: none or crop-flip

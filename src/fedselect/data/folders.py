@@ -100,8 +100,9 @@ def pictures(
             raise DataError(f"{str(e).removesuffix('.')}, or skip unreadable ones with skip_unreadable.") from None
 
     x, kept = decoded_some(
-        key, path, len(files), (size, size, 3), decode, progress, listing_stamp(files), every=not skip_unreadable
-    )
+        key, path, len(files), (size, size, 3), decode,
+        progress=progress, stamp=listing_stamp(files), every=not skip_unreadable,
+    )  # fmt: skip
     if not len(kept):
         raise DataError(f"none of the {len(files)} pictures in {path} can be read; get them again.")
     if len(kept) < len(files):

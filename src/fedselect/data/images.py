@@ -1,6 +1,6 @@
 """Images: a labelled set of pictures as a source hands it over, before it is dealt to clients."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ class Images:
     class_names: tuple[str, ...]
     test: NDArray[np.bool_] | None = None
     domain: NDArray[np.int64] | None = None
+    _: KW_ONLY
     domain_names: tuple[str, ...] = ()
     mean: tuple[float, ...] = field(default=())  # per channel, of pixels in [0, 1]; empty: 0.5
     std: tuple[float, ...] = field(default=())

@@ -64,7 +64,7 @@ def rng(seed: int, *purpose: int) -> np.random.Generator:
 
 
 def deal(
-    pool: Pool, split: SplitName, clients: int, sizes: Sizes, seed: int, classes_per_client: int, concentration: float
+    pool: Pool, split: SplitName, clients: int, sizes: Sizes, seed: int, *, classes_per_client: int, concentration: float
 ) -> list[Part]:
     """The partition of this name."""
     if clients < 1:

@@ -56,8 +56,8 @@ def image_set(
         if options["split"] == "domain":
             parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:
-            how = (options["classes_per_client"], options["concentration"])
-            parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, *how)
+            how = {name: options[name] for name in ("classes_per_client", "concentration")}
+            parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, **how)
         names = images.domain_names if options["split"] == "domain" else ()
         changing = None
         if change is not None:

@@ -9,7 +9,7 @@ from fedselect.core.tree import Scalar
 from fedselect.methods.common import Answers, Stats, Weight
 from fedselect.methods.method import View
 from fedselect.methods.partial import Partial, Phases
-from fedselect.methods.select import DeltaSelect, Fixed, Start, body, everything, head, norms, not_convolutions, nothing
+from fedselect.methods.select import DeltaSelect, Fixed, Reading, body, everything, head, norms, not_convolutions, nothing
 from fedselect.methods.select import layers as by_name
 
 LAYERS = {  # the paper's ablation, by torchvision's names for ResNet18
@@ -26,17 +26,9 @@ def FedSelect(
     epochs: int = 3,
     lr: Scalar = 0.1,
     personal_lr: Scalar | None = 0.1,
+    *,
     by: Literal["most", "least", "random"] = "most",
-    scope: Literal["global", "tensor"] = "global",
-    share: Literal["shared", "all"] = "shared",
-    strict: bool = True,
-    since: Literal["round", "update"] = "round",
-    every: int = 1,
-    first: int = 0,
-    weights_only: bool = False,
-    counts: Literal["all", "live"] = "all",
-    start_with: Start = "nothing",
-    relative: Literal["no", "tensor", "weights"] = "no",
+    select: Reading = Reading(),  # noqa: B008  # frozen
     order: Literal["alternate", "joint"] = "alternate",
     server_average: Scalar = 0.0,
     freeze: Literal["nothing", "head"] = "nothing",
@@ -60,11 +52,11 @@ def FedSelect(
         )
     if freeze == "head" and by == "least":
         raise InputError("FedSelect with freeze=head and by=least would select the head, which does not move; leave one out.")
-    select = DeltaSelect(rate, limit, by, scope, share, strict, since, every, first, weights_only, counts, start_with, relative)
+    chosen = DeltaSelect(rate, limit, by, **vars(select))
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
-        select, phases, lr, personal_lr, weight, norm_stats, tune, finetune_lr,
+        chosen, phases, lr, personal_lr, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
         server_average=server_average, freeze=head if freeze == "head" else nothing, answers=answers, view=view,
     )  # fmt: skip
 
@@ -91,6 +83,7 @@ def FedAvgFT(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
+    *,
     answers: Answers = "all",
     weight: Weight = "uniform",
     norm_stats: Stats = "shared",
@@ -99,7 +92,7 @@ def FedAvgFT(
     """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
-        Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
+        Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
         server_average=server_average, answers=answers, view="merged",
     )  # fmt: skip
 
@@ -121,6 +114,7 @@ def FedRep(
     head_epochs: int | None = None,
     lr: Scalar = 0.01,
     personal_lr: Scalar | None = None,
+    *,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
@@ -135,6 +129,7 @@ def FedBABU(
     lr: Scalar = 0.01,
     finetune: int | None = None,
     finetune_lr: Scalar | None = None,
+    *,
     answers: Answers = "all",
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
@@ -143,7 +138,7 @@ def FedBABU(
     """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
-        Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, tune, finetune_lr,
+        Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
         server_average=server_average, answers=answers, view="merged",
     )  # fmt: skip
 
@@ -152,6 +147,7 @@ def LGFedAvg(
     epochs: int = 3,
     lr: Scalar = 0.01,
     personal_lr: Scalar | None = None,
+    *,
     shared: Literal["head", "convolutions"] = "head",
     warmup: int = 0,
     weight: Weight = "uniform",
@@ -173,6 +169,7 @@ def PersonalLayers(
     epochs: int = 3,
     lr: Scalar = 0.1,
     personal_lr: Scalar | None = 0.1,
+    *,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",

@@ -1,7 +1,7 @@
 """FedPAC: a shared body, features aligned to class prototypes, and for every client its own mixture of all clients' heads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class FedPAC(Method):
     lr: Scalar = 0.01
     head_lr: Scalar | None = None  # None: as lr
     lam: Scalar = 1.0
+    _: KW_ONLY
     weight: Weight = "samples"
     norm_stats: Stats = "local"
     view: View = "local"

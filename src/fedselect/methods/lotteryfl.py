@@ -1,7 +1,7 @@
 """LotteryFL: every client prunes the global model to its own ticket, and entries are averaged over those who keep them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class LotteryFL(Method):
     rate: Scalar = 0.2
     floor: Scalar = 0.5
     above: Scalar = 0.2
+    _: KW_ONLY
     weight: Weight = "uniform"
     norm_stats: Stats = "shared"
     view: View = "merged"

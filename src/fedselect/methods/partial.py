@@ -5,7 +5,7 @@ FedBABU, the body LG-FedAvg, the norm layers FedBN; FedSelect learns it, entry b
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -40,6 +40,7 @@ class Partial(Method):
     personal_lr: Scalar | None = None  # None: as lr
     weight: Weight = "uniform"
     norm_stats: Stats = "local"
+    _: KW_ONLY
     finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
@@ -95,7 +96,7 @@ class Partial(Method):
         memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
         mask = self._full(work.model, memory)
         shared = negate(mask)
-        passes = list(self._passes(self.phases, mask, shared, work, self.lr, self.personal_lr, self.freeze))
+        passes = list(self._passes(self.phases, mask, work, self.lr, self.personal_lr, self.freeze))
         after = work.train(before, passes, **towards(before, self.mu, work))
         memory = self.select.grow(work, memory, before, after)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
@@ -121,7 +122,7 @@ class Partial(Method):
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
-        passes = self._passes(self.finetune, kept, negate(kept), work, lr, None)
+        passes = self._passes(self.finetune, kept, work, lr, None)
         return work.train(merged, list(passes), key="finetune", scheduled=False)  # it begins anew each time
 
     def wants(self, model: Model, state: State) -> Mask:
@@ -148,7 +149,6 @@ class Partial(Method):
         self,
         phases: Phases,
         mask: Mask,
-        shared: Mask,
         work: Work,
         lr: Scalar,
         personal_lr: Scalar | None,
@@ -157,7 +157,7 @@ class Partial(Method):
         own = lr if personal_lr is None else personal_lr
         mixed = own is not lr and any(part == "all" for part, _ in phases)
         rates: dict[str, Rate] = {"personal": own, "shared": lr, "all": _joint(mask, own, lr) if mixed else lr}
-        only: dict[str, Mask] = {"personal": mask, "shared": shared, "all": dict.fromkeys(work.model.params, True)}
+        only: dict[str, Mask] = {"personal": mask, "shared": negate(mask), "all": dict.fromkeys(work.model.params, True)}
         if frozen := [n for n in work.model.params if freeze(work.model, n)]:
             only = {part: {**marks, **dict.fromkeys(frozen, False)} for part, marks in only.items()}
         walked = dict.fromkeys(only, 0)

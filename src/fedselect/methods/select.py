@@ -90,13 +90,12 @@ class Fixed:
         return memory
 
 
-@dataclass(frozen=True)
-class DeltaSelect:
-    """FedSelect's choice: of the entries still shared, those that moved most in local training become personal.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How FedSelect's rule is read where the paper leaves it open.
 
-    rate   p: the share of entries that joins at a time        limit  alpha: the largest personal share
-    by     most | least moved | random (the ablation)          scope  global: one threshold over a client's entries;
-    share  p counts entries still shared | all                        tensor: one for each tensor
+    scope  global: one threshold over a client's entries; tensor: one for each tensor
+    share  p counts entries still shared | all
     strict True: never pass the limit; False: grow whenever below it, even past it
     since  round: movement in this round | update: since the mask last grew
     every, first: grow in rounds first, first + every, ...     weights_only: leave vectors (biases, norms) shared
@@ -105,9 +104,6 @@ class DeltaSelect:
                                                                tensor, its root mean square | over that of its weights
     """
 
-    rate: Scalar = 0.05
-    limit: Scalar = 0.30
-    by: Literal["most", "least", "random"] = "most"
     scope: Literal["global", "tensor"] = "global"
     share: Literal["shared", "all"] = "shared"
     strict: bool = True
@@ -118,6 +114,19 @@ class DeltaSelect:
     counts: Literal["all", "live"] = "all"
     start_with: Start = "nothing"
     relative: Literal["no", "tensor", "weights"] = "no"
+
+
+@dataclass(frozen=True)
+class DeltaSelect(Reading):
+    """FedSelect's choice: of the entries still shared, those that moved most in local training become personal.
+
+    rate   p: the share of entries that joins at a time        limit  alpha: the largest personal share
+    by     most | least moved | random (the ablation)          and how the rule is read: see Reading
+    """
+
+    rate: Scalar = 0.05
+    limit: Scalar = 0.30
+    by: Literal["most", "least", "random"] = "most"
 
     def __post_init__(self) -> None:
         check_shares(rate=self.rate, limit=self.limit)

@@ -1,7 +1,7 @@
 """Assignment: what a federation trains together, the same at the server and at every client."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ class Assignment:
     model: Model
     training: Training
     task: Task
+    data: Targets  # what everybody's data looks like
+    _: KW_ONLY
     seed: int
     clients: int
-    data: Targets  # what everybody's data looks like
     headline: str | None = None
     method_name: str = "method"
     federation: str = "federation"

@@ -1,7 +1,7 @@
 """What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Update:
     values: Tree
     sent: Mask
     weight: float
+    _: KW_ONLY
     extra: State
     bits: Tensor
     train_loss: float | None
@@ -81,7 +82,13 @@ class Examiner:
         if loss is not None and not _number(loss):
             raise DataError(f"it sent the training loss {loss!r}")
         return Update(
-            values, sent, self._weight(letter, samples), nested("extra", extra), packet.bits, loss, self.figures(letter)
+            values,
+            sent,
+            self._weight(letter, samples),
+            extra=nested("extra", extra),
+            bits=packet.bits,
+            train_loss=loss,
+            measured=self.figures(letter),
         )
 
     def figures(self, letter: Letter) -> dict[str, float | None]:

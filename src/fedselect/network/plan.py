@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Plan:
     clients: int
     data: Shape
     limits: Limits = field(default_factory=Limits)
+    _: KW_ONLY
     initial: str = ""
 
     def assignment(self, device: str) -> Assignment:
@@ -63,17 +64,17 @@ class Plan:
             self.config.make_model(self.data),  # type: ignore[arg-type]  # a model asks for shape and classes alone
             self.config.make_training(),
             self.config.make_task(),
-            self.config.seed,
-            self.clients,
             self.data,
-            self.config.headline,
-            self.config.method["name"],
-            self.federation,
-            self.run,
-            self.digest(),
-            pick_device(device),
-            {"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
-            self.config.rounds,
+            seed=self.config.seed,
+            clients=self.clients,
+            headline=self.config.headline,
+            method_name=self.config.method["name"],
+            federation=self.federation,
+            run=self.run,
+            plan=self.digest(),
+            device=pick_device(device),
+            card={"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
+            rounds=self.config.rounds,
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -125,7 +126,7 @@ class Plan:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
         return cls(
             config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
-            str(flat.get("initial", "")),
+            initial=str(flat.get("initial", "")),
         )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         number = torch.tensor([agreed.names.index(n) for n in names])
         pairs = [None if pair is None else (pair[0], number[pair[1]]) for pair in (part.train, part.test, part.val)]
         mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
-    return Federation([mine], agreed.classes, whole.name, agreed.names, whole.mean, whole.std, whole.augment)
+    return Federation([mine], agreed.classes, whole.name, agreed.names, mean=whole.mean, std=whole.std, augment=whole.augment)
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ class Limits:
     min_clients: int = 1
     timeout: float = 600.0  # seconds for a client to answer
     wait: float = 60.0  # seconds for clients to connect: all of them at first, enough of them later
+    _: KW_ONLY
     fraction: float = 1.0
     eval_every: int = 1
     max_norm: float = 100.0  # an update may be as many times as long as the model it updates
@@ -67,6 +68,7 @@ class Outcome:
     uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
     measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
+    _: KW_ONLY
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
     seconds: float = 0.0

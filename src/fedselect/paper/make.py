@@ -59,7 +59,7 @@ def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
         how.on(target)  # seeds that cannot be used show before anything is read
     for name in dict.fromkeys(c for t in targets for c in t.on):
         try:
-            configure(read_column(name), Row("", "local"), Setting(), 0, how, {}).make_data()
+            configure(read_column(name), Row("", "local"), Setting(), 0, how, tuned={}).make_data()
         except DataError as e:
             if asked:
                 raise

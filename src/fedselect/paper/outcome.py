@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Seed:
     accuracy: float  # of the last round, mean over clients
     tail: float  # mean over the last quarter of the rounds: one round alone is noisy
     clients: tuple[float | None, ...]
+    _: KW_ONLY
     share: float = 0.0  # of the parameters, that is personal
     share_live: float | None = None  # of those parameters that an output depends on
     bytes_up: float = 0.0  # a round, all clients together
@@ -53,6 +54,7 @@ class Entry:
     row: str
     seeds: tuple[Seed, ...]  # those that came to their end
     config: dict[str, Any] = field(default_factory=dict)  # of the first seed; files by name
+    _: KW_ONLY
     runs: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()  # why, for each seed that did not come to its end
     paper: float | None = None
@@ -163,9 +165,9 @@ def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
         one.row.name,
         tuple(_seed(seed, p) for seed, p in places.items() if finished(p)),
         {**config, "data": named(config["data"]), "model": named(config["model"])},
-        tuple(p.name for p in places.values()),
-        tuple(read_json(f, "it should say why a run failed.")["why"] for f in failed),
-        published.value(one.row.name, one.column, one.setting.name) if published else None,
+        runs=tuple(p.name for p in places.values()),
+        failed=tuple(read_json(f, "it should say why a run failed.")["why"] for f in failed),
+        paper=published.value(one.row.name, one.column, one.setting.name) if published else None,
     )
 
 
@@ -177,16 +179,16 @@ def _seed(seed: int, place: Path) -> Seed:
         100 * said[first],
         100 * said[f"{first}_tail"],
         tuple(None if a is None else 100 * a for a in said["clients"]),
-        said["share"],
-        said.get("share_live"),
-        said["bytes_up"] / said["rounds"],
-        said["bytes_down"] / said["rounds"],
-        said["seconds"],
-        tuple(round for round, _ in said["curve"]),
-        tuple(100 * accuracy for _, accuracy in said["curve"]),
-        said["date"],
-        said["environment"],
-        *(None if (a := said.get(f"{first}_{view}")) is None else 100 * a for view in ("local", "merged")),
+        share=said["share"],
+        share_live=said.get("share_live"),
+        bytes_up=said["bytes_up"] / said["rounds"],
+        bytes_down=said["bytes_down"] / said["rounds"],
+        seconds=said["seconds"],
+        rounds=tuple(round for round, _ in said["curve"]),
+        curve=tuple(100 * accuracy for _, accuracy in said["curve"]),
+        date=said["date"],
+        environment=said["environment"],
+        **{view: None if (a := said.get(f"{first}_{view}")) is None else 100 * a for view in ("local", "merged")},
     )
 
 

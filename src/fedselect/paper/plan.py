@@ -98,11 +98,11 @@ def cells(target: Target, how: How, tuned: Rates) -> Iterator[Cell]:
         column = read_column(name)
         if row.model in (None, column.model["name"]):
             chosen = tuned.get((name, row.tuned_as), {}) if how.rates == "tuned" else {}
-            yield Cell(row, name, setting, seed, configure(column, row, setting, seed, how, chosen, target.score))
+            yield Cell(row, name, setting, seed, configure(column, row, setting, seed, how, tuned=chosen, score=target.score))
 
 
 def configure(
-    column: Column, row: Row, setting: Setting, seed: int, how: How, tuned: Mapping[str, Any], score: str = "test"
+    column: Column, row: Row, setting: Setting, seed: int, how: How, *, tuned: Mapping[str, Any], score: str = "test"
 ) -> Config:
     method = {**column.of(row.method, row.rates_of), **_known(row.method, tuned), **row.options, **setting.method}
     held = column.tuning if score == "val" else {}
@@ -128,7 +128,7 @@ def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int
         chosen = dict(zip(grid, values, strict=True))
         row = Row("", method, chosen)
         for seed in tuning.seeds:
-            out.append((chosen, seed, configure(short, row, Setting(), seed, brief, {}, "val")))
+            out.append((chosen, seed, configure(short, row, Setting(), seed, brief, tuned={}, score="val")))
     return out
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Standalone(nn.Module):
 class Export:
     path: Path
     snippet: str  # Python that loads it and turns inputs x into logits
+    _: KW_ONLY
     round: int
     rounds: int
     headline: Measure
@@ -88,12 +89,12 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     return Export(
         path,
         SNIPPETS[form](path, simulation, config.model),
-        simulation.round,
-        config.rounds,
-        headline,
-        float(headline.of(logits, y).double().mean()),
-        last["clients"][headline.name][client] if last else None,
-        config.score,
+        round=simulation.round,
+        rounds=config.rounds,
+        headline=headline,
+        value=float(headline.of(logits, y).double().mean()),
+        said=last["clients"][headline.name][client] if last else None,
+        score=config.score,
     )
 
 

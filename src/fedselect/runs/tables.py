@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Line:
     asked: int  # runs that there should be, a seed each
     seeds: list[int]  # of those that are finished
     headline: Measure
+    _: KW_ONLY
     values: list[float]  # of the headline metric: of the view that is reported, after local training, after aggregation
     local: list[float]
     merged: list[float]
@@ -73,15 +74,15 @@ def rows(runs: Sequence[Path]) -> list[Line]:
             asked[method],
             [s["seed"] for s in group],
             shown,
-            [s[first] for s in group],
-            [s[f"{first}_local"] for s in group],
-            [s[f"{first}_merged"] for s in group],
-            statistics.fmean(s["share"] for s in group),
-            statistics.fmean(s["bytes_up"] for s in group),
-            statistics.fmean(s["seconds"] for s in group),
-            "local" if all(view_of(s, s, first) == "local" for s in group) else "merged",
-            group[0].get("score", "test"),
-            _mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
+            values=[s[first] for s in group],
+            local=[s[f"{first}_local"] for s in group],
+            merged=[s[f"{first}_merged"] for s in group],
+            share=statistics.fmean(s["share"] for s in group),
+            bytes_up=statistics.fmean(s["bytes_up"] for s in group),
+            seconds=statistics.fmean(s["seconds"] for s in group),
+            reports="local" if all(view_of(s, s, first) == "local" for s in group) else "merged",
+            score=group[0].get("score", "test"),
+            others=_mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
         for method, group in summaries.items()
     ]

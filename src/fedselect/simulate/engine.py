@@ -31,7 +31,7 @@ from fedselect.tasks.task import Task
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import one_by_one, step
+from fedselect.training.step import Aim, Batch, one_by_one, step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -85,7 +85,7 @@ class Simulation:
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
         model, data = as_model(model), as_federation(data)
         self.clients = len(data.clients)
-        check_how(self.clients, seed, fraction, late, chunk, rows, eval_every)
+        check_how(self.clients, seed=seed, fraction=fraction, late=late, chunk=chunk, rows=rows, every=eval_every)
         check_clients(method, self.clients)
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
@@ -431,26 +431,15 @@ class Simulation:
         """One step of one client, thrown away: does this model run stacked, and on as little as this client has?"""
         train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
-        x, y = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
+        samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
+        batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
         why, others = "", self.fitted.others()
         for _ in range(2):
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
             memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
             everything = dict.fromkeys(self.model.params, True)
             try:
-                step(
-                    self.fitted,
-                    tree,
-                    memory,
-                    x,
-                    y,
-                    torch.zeros_like(y[:, 0]),
-                    everything,
-                    0.01,
-                    Goal(self.task),
-                    {},
-                    self.training,
-                )
+                step(self.fitted, tree, memory, batch, Aim(everything, 0.01, Goal(self.task)), self.training)
                 break
             except InputError as e:
                 if size > 1:

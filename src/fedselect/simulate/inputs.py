@@ -95,7 +95,7 @@ def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
 
 
 def check_how(
-    clients: int, seed: int, fraction: float, late: tuple[int, int] | None, chunk: object, rows: str, every: int
+    clients: int, *, seed: int, fraction: float, late: tuple[int, int] | None, chunk: object, rows: str, every: int
 ) -> None:
     if not 0.0 < fraction <= 1.0:
         raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {fraction}.")

@@ -1,6 +1,6 @@
 """Split: one part of every client's data, as batches are taken from it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class Split:
     n: Tensor
     scale: Tensor | None = None
     shift: Tensor | None = None
+    _: KW_ONLY
     augment: str = "none"
     sizes: tuple[int, ...] | None = None  # n where the host can read it without waiting for a GPU
 
@@ -60,4 +61,4 @@ class Split:
         scale = None if self.scale is None else self.scale.to(device)
         shift = None if self.shift is None else self.shift.to(device)
         x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
-        return Split(x, y, start, n, scale, shift, self.augment, self.sizes)
+        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes)

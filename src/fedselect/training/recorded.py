@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedselect.core import random
-from fedselect.core.tree import Mask, State, Tree
-from fedselect.tasks.losses import Goal, Objective
+from fedselect.core.tree import State, Tree
+from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.buffers import Room
 from fedselect.training.fitted import Fitted
 from fedselect.training.settings import Training
-from fedselect.training.step import AS_WRITTEN, Plan, Rate, find_plan, forward, one_by_one, step
+from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shortcuts, forward, one_by_one, step
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
@@ -36,6 +36,14 @@ KEPT = 64
 """Recordings kept at a time; clients of unequal size need one for each number of them that is still running."""
 Body = Callable[[State], Any]
 """A program: works on tensors, by group and name, in place."""
+
+
+class Walk(NamedTuple):
+    """A pass over every client's data: its samples in this order, shuffled by these keys, so many at a time."""
+
+    order: Tensor
+    shuffle: Tensor
+    size: int
 
 
 class Programs:
@@ -81,62 +89,51 @@ class Programs:
         room.memory.zero_()
         return room.of(len(first))
 
-    def train(
-        self, tree: Tree, memory: State, only: Mask, lr: Rate, ctx: State, data: Split, order: Tensor, shuffle: Tensor,
-        objective: Objective, size: int, first: int, last: int,
-    ) -> Tensor:  # fmt: skip
-        """Steps `first` to `last` of a pass over the clients' data in this order, `size` samples at a time, in place.
+    def train(self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int) -> Tensor:
+        """Steps `first` to `last` of a walk over the clients' data, in place.
 
         Returns each client's loss summed over them: (C,) float64.
         """
         kind = tree[self.model.params[0]].dtype
-        like: Any = {"dtype": kind, "device": shuffle.device}
+        lr, ctx, device = aim.lr, aim.ctx, walk.shuffle.device
+        like: Any = {"dtype": kind, "device": device}
         rates = {  # one for each client even where there is one for all, so that stacking settings changes nothing
-            n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(shuffle),), float(v), **like)
+            n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(walk.shuffle),), float(v), **like)
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
         inputs: State = {
-            "tree": tree, **{_memory(k): t for k, t in memory.items()},
-            "only": {n: m for n, m in only.items() if isinstance(m, Tensor)},
+            "tree": tree, **{f"memory {k}": t for k, t in memory.items()},
+            "only": {n: m for n, m in aim.only.items() if isinstance(m, Tensor)},
             "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
-            "batch": {"order": order, "shuffle": shuffle, "start": data.start, "n": data.n},
-            "sums": {"at": torch.full((1,), first, device=shuffle.device),
-                     "loss": torch.zeros(len(shuffle), dtype=torch.float64, device=shuffle.device)},
+            "batch": {"order": walk.order, "shuffle": walk.shuffle, "start": data.start, "n": data.n},
+            "sums": {"at": torch.full((1,), first, device=device),
+                     "loss": torch.zeros(len(walk.shuffle), dtype=torch.float64, device=device)},
         }  # fmt: skip
 
-        def batch(i: State, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        def batch(i: State, shortcuts: Shortcuts) -> Batch:
             # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
             b, at = i["batch"], i["sums"]["at"]
-            places = (at * size + torch.arange(size, device=at.device)) % b["n"].unsqueeze(1)
+            places = (at * walk.size + torch.arange(walk.size, device=at.device)) % b["n"].unsqueeze(1)
             x, y = replace(data, start=b["start"], n=b["n"]).batch(b["order"].gather(1, places), b["shuffle"])
-            return x, y, random.fold(b["shuffle"], at) if plan.draws else b["shuffle"]
+            return Batch(x, y, random.fold(b["shuffle"], at) if shortcuts.draws else b["shuffle"])
 
-        def given(i: State) -> tuple[Mask, Rate, State]:
-            return {**only, **i["only"]}, i["lr"] if isinstance(lr, Mapping) else i["lr"][""], {k: i[f"ctx {k}"] for k in ctx}
+        def given(i: State) -> Aim:
+            rate = i["lr"] if isinstance(lr, Mapping) else i["lr"][""]
+            return Aim({**aim.only, **i["only"]}, rate, aim.goal, {k: i[f"ctx {k}"] for k in ctx})
 
-        def body(i: State, plan: Plan = AS_WRITTEN) -> None:
-            masks, rate, context = given(i)
-            past = {k: i[_memory(k)] for k in memory}
-            losses = step(self.fitted, i["tree"], past, *batch(i, plan), masks, rate, objective, context, self.training, plan)
+        def body(i: State, shortcuts: Shortcuts = AS_WRITTEN) -> None:
+            past = {k: i[f"memory {k}"] for k in memory}
+            losses = step(self.fitted, i["tree"], past, batch(i, shortcuts), given(i), self.training, shortcuts=shortcuts)
             i["sums"]["loss"] += losses
             i["sums"]["at"] += 1
 
         def ready(i: State) -> Body:
-            masks, _, context = given(i)
-            plan = find_plan(self.fitted, i["tree"], *batch(i, AS_WRITTEN), masks, objective, context, self.training)
-            return lambda i: body(i, plan)
+            found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
+            return lambda i: body(i, found)
 
-        masks = tuple((n, m) for n, m in only.items() if isinstance(m, bool))
-        what = (
-            "train",
-            size,
-            masks,
-            isinstance(lr, Mapping),
-            tuple(ctx),
-            data.x.data_ptr(),
-            data.augment,
-            _identity(objective),
-        )
+        whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
+        kept = (data.x.data_ptr(), data.augment)
+        what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
         for done in range(first, last):
             recorded = self._recording(what, ready, inputs)
             if recorded is not None:

@@ -1,7 +1,7 @@
 """Training: how every client trains, whatever the method."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ class Training:
     momentum: float = 0.5  # of sgd
     weight_decay: float = 0.0  # of sgd and adam: part of the gradient; of adamw: apart from it
     clip: float | None = None  # largest gradient norm over the entries in training, per client
+    _: KW_ONLY
     optimizer: str | Optimizer = "sgd"
     nesterov: bool = False  # of sgd
     beta1: float = 0.9  # of adam and adamw, as the next two

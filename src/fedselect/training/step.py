@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,26 @@ Crops = Mapping[str, Taps]
 """Of which kernels only some taps take part in training, by name."""
 
 
+class Batch(NamedTuple):
+    """One batch of every client: inputs, targets, and keys for what is drawn at random."""
+
+    x: Tensor
+    y: Tensor
+    keys: Tensor
+
+
 @dataclass(frozen=True)
-class Plan:
+class Aim:
+    """What steps are for: which entries move, how fast, and what they minimise, with the method's context for each client."""
+
+    only: Mask
+    lr: Rate
+    goal: Objective
+    ctx: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shortcuts:
     """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
     BatchNorms have a ReLU for their only use."""
 
@@ -36,7 +54,7 @@ class Plan:
     rectified: frozenset[int] = frozenset()
 
 
-AS_WRITTEN = Plan()
+AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
 
@@ -65,24 +83,20 @@ def step(
     fitted: Fitted,
     tree: Tree,
     memory: State,
-    x: Tensor,
-    y: Tensor,
-    keys: Tensor,
-    only: Mask,
-    lr: Rate,
-    objective: Objective,
-    ctx: State,
+    batch: Batch,
+    aim: Aim,
     training: Training,
-    plan: Plan = AS_WRITTEN,
+    *,
+    shortcuts: Shortcuts = AS_WRITTEN,
 ) -> Tensor:
     """One step of the optimizer on `tree` and its `memory`, in place; returns each client's loss (C,).
 
-    Only entries marked in `only` move; the others keep their value and their memory. Running statistics follow the
+    Only entries marked in `aim.only` move; the others keep their value and their memory. Running statistics follow the
     data: every training pass updates them, whatever is frozen.
     """
-    crops = plan.crops
+    crops, only, ctx = shortcuts.crops, aim.only, aim.ctx
     trained = _trained(fitted.model, only)
-    alone = one_by_one(fitted, x.device)
+    alone = one_by_one(fitted, batch.x.device)
 
     def part(n: str, v: Tensor) -> Tensor:
         return crops[n].of(v) if n in crops else v
@@ -90,8 +104,8 @@ def step(
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
     forward = Forward(None, not alone, fitted.precision, watch=not fitted.steady)
     with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        mode.rectified = plan.rectified
-        losses = _losses(mode, fitted, leaves, tree, x, y, keys, objective, ctx, crops)
+        mode.rectified = shortcuts.rectified
+        losses = _losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
@@ -103,23 +117,21 @@ def step(
             at = part(n, anchor[n]) if n in anchor else None
             past = {k: part(n, t[n]) for k, t in memory.items()}
             moved.append((p, past, g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
-        by_name = lr if isinstance(lr, Mapping) else dict.fromkeys(trained, lr)
+        by_name = aim.lr if isinstance(aim.lr, Mapping) else dict.fromkeys(trained, aim.lr)
         rates = [part(n, r) if isinstance(r := by_name[n], Tensor) and r.ndim > 1 else r for n in trained]
         _update(moved, rates, training, mu)
-    return losses.detach().view(len(x))
+    return losses.detach().view(len(batch.x))
 
 
-def find_plan(
-    fitted: Fitted, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, only: Mask, objective: Objective, ctx: State, how: Training
-) -> Plan:
+def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Training) -> Shortcuts:
     """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
-    leaves = {n: tree[n] for n in _trained(fitted.model, only)}
+    leaves = {n: tree[n] for n in _trained(fitted.model, aim.only)}
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
-        _losses(mode, fitted, leaves, scratch, x, y, keys, objective, ctx, AS_WRITTEN.crops, watch=True)
-    whole = not how.the_optimizer.still or how.clip or "pull" in ctx  # what moves every entry, or is summed over all
+        _losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
+    whole = not how.the_optimizer.still or how.clip or "pull" in aim.ctx  # what moves every entry, or is summed over all
     crops = {} if whole else mode.crops()
-    return Plan(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(x) else frozenset())
+    return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
 
 
 @contextmanager
@@ -147,10 +159,11 @@ def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
 
 
 def _losses(
-    mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, x: Tensor, y: Tensor, keys: Tensor, objective: Objective,
-    ctx: State, crops: Crops, watch: bool = False,
+    mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, batch: Batch, aim: Aim, *, crops: Crops | None = None,
+    watch: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Each client's objective: (C,), or one number for a client alone."""
+    """What each client minimises: (C,), or one number for a client alone."""
+    crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
         mode.key = key
@@ -159,12 +172,12 @@ def _losses(
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
         out = _apply(fitted, values, x, train=True)
         mode.follow((out.logits, out.features))
-        return objective(out, y, values, ctx)
+        return aim.goal(out, y, values, ctx)
 
     rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
-    if one_by_one(fitted, x.device):
-        return loss(leaves, *_first((rest, x, y, keys, ctx)))
-    return torch.func.vmap(loss)(leaves, rest, x, y, keys, ctx)
+    if one_by_one(fitted, batch.x.device):
+        return loss(leaves, *_first((rest, *batch, aim.ctx)))
+    return torch.func.vmap(loss)(leaves, rest, *batch, aim.ctx)
 
 
 def _first(value: Any) -> Any:

@@ -16,8 +16,8 @@ from fedselect.tasks.task import Classification
 from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
 from fedselect.training.layers import bmm
-from fedselect.training.recorded import Programs
-from fedselect.training.step import Rate, one_by_one
+from fedselect.training.recorded import Programs, Walk
+from fedselect.training.step import Aim, Rate, one_by_one
 
 EVAL_BATCH = 256
 
@@ -31,7 +31,7 @@ class Pass:
     epoch: int
 
 
-def walk(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def predictions(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Every client's model over its own data in eval mode: (outputs, features, targets, which rows are real)."""
     tree = programs.place("values", tree) if split.longest else tree
     for at in range(0, split.longest, EVAL_BATCH):
@@ -43,7 +43,7 @@ def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric
     means = [m for m in metrics if m.by_sample]
     sums = {m.name: torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device) for m in means}
     kept: list[tuple[Tensor, Tensor]] = []
-    for outputs, _, y, inside in walk(programs, tree, split):
+    for outputs, _, y, inside in predictions(programs, tree, split):
         for m in means:
             each = m.of(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(inside)
             sums[m.name] += torch.where(inside, each.double(), 0.0).sum(1)
@@ -141,7 +141,7 @@ class Work:
         """
         self.need_classes()
         total: Tree = {}
-        for logits, features, y, inside in walk(self._programs, tree, self._data):
+        for logits, features, y, inside in predictions(self._programs, tree, self._data):
             if self.model.head is None or features.ndim != 3:
                 shape = tuple(features.shape[2:])
                 raise InputError(
@@ -239,11 +239,11 @@ class Work:
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
                 mine, past = take(tree, rows), {k: take(t, rows) for k, t in memory.items()}
-                total[rows] += self._programs.train(
-                    mine, past, take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows),
-                    {n: take(t, rows) for n, t in ctx.items()}, self._data.rows(here), order[rows], shuffle[rows],
-                    goal, size, first, last,
-                )  # fmt: skip
+                aim = Aim(
+                    take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows), goal, {n: take(t, rows) for n, t in ctx.items()}
+                )
+                walk = Walk(order[rows], shuffle[rows], size)
+                total[rows] += self._programs.train(mine, past, aim, self._data.rows(here), walk, first=first, last=last)
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     for k, t in memory.items():
