@@ -73,7 +73,7 @@ def test_it_gathers_what_the_runs_recorded(compared):
     for run in data["runs"]:
         method = data["groups"][run["group"]]["label"]
         said = json.loads((compared / f"{method}-seed{run['seed']}" / "summary.json").read_text())
-        assert run["last"]["accuracy"] == said["clients"]
+        assert run["last"]["value"] == said["clients"]
         assert (run["up"][-1], run["down"], run["cross"]) == (said["bytes_up"], said["bytes_down"], said["cross"])
         assert sum(run["clients"]["up"][-1]) == said["bytes_up"]
         assert bool(run["iou"]) == (method == "fedselect")
@@ -263,7 +263,7 @@ def test_training_alone_is_so_whatever_the_aggregator(start):
 def test_of_several_settings_of_local_the_best_is_training_alone(start):
     places = [start("local", s, {"lr": lr}) for lr in (0.0001, 0.1, 0.001) for s in (0, 1)]
     data = gather([*places, start("fedavg", 0), start("fedavg", 1)])
-    best = max(range(3), key=lambda g: statistics.fmean(r["accuracy"][-1] for r in data["runs"] if r["group"] == g))
+    best = max(range(3), key=lambda g: statistics.fmean(r["value"][-1] for r in data["runs"] if r["group"] == g))
     assert best == 1  # neither the first nor the last
     assert data["groups"][3]["alone"] == 1
     assert partners(data)[-2:] == [("fedavg", 0, "local lr=0.1"), ("fedavg", 1, "local lr=0.1")]
@@ -279,7 +279,7 @@ def test_a_seed_without_a_partner_is_left_out_of_page_and_figure(start):
     )
     (axes,) = _dots(data).axes
     dots, _ = axes.collections
-    own, alone = (data["runs"][i]["last"]["accuracy"] for i in (1, 2))
+    own, alone = (data["runs"][i]["last"]["value"] for i in (1, 2))
     assert dots.get_offsets()[:, 0].tolist() == pytest.approx([100 * (a - b) for a, b in zip(own, alone, strict=True)])
     assert [t.get_text() for t in axes.get_yticklabels()] == ["fedavg"]
 

@@ -315,3 +315,32 @@ def test_a_model_serves_several_runs_wherever_it_and_the_data_lie(there):
     for n, v in cpu.personal(0).items():
         assert v.device.type == "cpu"
         torch.testing.assert_close(again.personal(0)[n], v, rtol=1e-4, atol=1e-4)
+
+
+# ---- tasks other than classification
+
+
+class Regression(fs.Task):
+    metrics = (
+        fs.Metric("mae", more_is_better=False, of=lambda out, y: (out.squeeze(-1) - y).abs(), by_sample=True),
+        fs.Metric("worst", more_is_better=False, of=lambda out, y: (out.squeeze(-1) - y).abs().max()),
+    )
+
+    def loss(self, outputs, targets):
+        return (outputs.squeeze(-1) - targets) ** 2
+
+
+def test_a_task_of_its_own_measures_what_it_does_on_a_cpu(made):
+    g, clients = torch.Generator().manual_seed(0), []
+    for n in (30, 17, 30):
+        x = torch.randn(n + 9, 5, generator=g)
+        clients.append(fs.ClientData((x[:n], x[:n].sum(1)), (x[n:], x[n:].sum(1))))
+    found = []
+    for device in ("cpu", "cuda"):
+        model = fs.Model.wrap(lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)))
+        how = {"device": device, "precision": "float32", "task": Regression(), "training": Training(optimizer="adam")}
+        sim = Simulation(fs.FedPer(lr=0.01), model, clients, **how)
+        found.append([sim.step()["clients"] for _ in range(3)][-1])
+    assert made
+    for name in ("mae", "worst", "test_loss", "train_loss"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-3)

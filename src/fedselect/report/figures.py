@@ -150,7 +150,7 @@ def _dots(data: Data) -> Any:
     names = list(dict.fromkeys(data["groups"][g["alone"]]["label"] for g, _ in shown if g["alone"] is not None))
     said = "training alone" if names == ["local"] else f"training alone ({'; '.join(names)})"
     name, points = data["headline"]["name"], ", points" if data["headline"]["percent"] else ""
-    better = f"client {name} against {said}{points}, right is better"
+    better = f"client {name} against {said}{points}" if data["headline"]["more_is_better"] else f"client {name} below {said} by"
     axes.set_xlabel(f"{better} (bar: mean)" if compared else f"client {_axis(data)} (bar: mean)")
     return figure
 
