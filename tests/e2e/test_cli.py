@@ -1,5 +1,6 @@
 """The command line: what it does, what it leaves behind, and what it says to bad input."""
 
+import functools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.report import gather
 from fedselect.runs import progress, rundir, runner, tables
+from fedselect.runs.config import Config
 from fedselect.simulate import checkpoint
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
@@ -869,3 +871,15 @@ def test_tables_in_a_pipe_are_whole(tmp_path):
     said = call(*command, "--out", tmp_path / "a", env=plain)
     assert said.returncode == 0, said.stderr
     assert "…" not in said.stdout
+
+
+def test_on_the_way_to_a_run_a_configuration_is_parsed_once_and_a_method_built_once(cli, tmp_path, monkeypatch):
+    done = []
+
+    def counted(what, function):
+        return functools.wraps(function)(lambda *given, **named: done.append(what) or function(*given, **named))
+
+    monkeypatch.setattr(Config, "complete", counted("parsed", Config.complete))
+    monkeypatch.setitem(METHODS, "fedavg", counted("built", METHODS["fedavg"]))
+    assert cli("run", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "run").code == 0
+    assert sorted(done) == ["built", "parsed"]

@@ -151,7 +151,7 @@ const gained = {
       ...others, lines(r => lit(r) && r.gain >= 0, own), lines(r => lit(r) && r.gain < 0, loss), ...hollow,
       dots(label(group), own, r => r.own, { size: 12 }),
     ], {
-      height: 26 * rows.length + 70, margin: { l: 20, r: solo ? 52 : 12, t: 6, b: 44 },
+      height: 26 * rows.length + 70, margin: { l: 20, r: solo ? (data.headline.percent ? 52 : 68) : 12, t: 6, b: 44 },
       xaxis: { ticksuffix: unit(), title: { text: `${metric()} on own ${data.scored} data` }, nticks: phone() ? 5 : 9 },
       yaxis: {
         tickvals: rows.map((_, i) => i), ticktext: rows.map(r => r.name), range: [rows.length - 0.5, -0.5], showgrid: false,

@@ -26,7 +26,7 @@ function header() {
   if (!data.runs.every(run => run.finished)) text.push("So far:");
   if (state.client !== null) text.push(`Client ${clientName(state.client)}:`);
   if (r !== best) text.push(`${label(best.g)} leads with ${written(best.mean)}${unit()}.`);
-  let said = `${label(r.g)} reaches ${written(r.mean)}${r.all.length > 1 ? ` ± ${written(spread(r.all))}` : ""}${unit()}`;
+  let said = `${label(r.g)} reaches ${data.headline.percent ? "" : `${metric()} `}${written(r.mean)}${r.all.length > 1 ? ` ± ${written(spread(r.all))}` : ""}${unit()}`;
   if (r.gain !== null) {
     said += even(r.gain) ? ", as training alone does"
       : `, ${points(Math.abs(r.gain)).slice(1)}${inPoints()} ${r.gain < 0 ? "worse" : "better"} than training alone`;

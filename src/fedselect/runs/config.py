@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -98,17 +99,12 @@ class Config:
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
-        done = dataclasses.replace(self, **tables)
+        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)))
         done.make_method()
         done.make_aggregator()
         done.make_training().check_rounds(self.rounds)
         done.metrics()
-        return dataclasses.replace(done, plugins=plugins.used(done._rows()))
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        """The rows of tables that this run uses."""
-        yield from ((table, getattr(self, table)["name"]) for table in TABLES)
-        yield from ((kind, self.training[kind]) for kind in ("optimizer", "schedule"))
+        return done
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +115,13 @@ class Config:
                 raise InputError(_instead(k, v))
         return {k: v for k, v in method.items() if k not in gone}
 
-    def make_method(self) -> Method:
+    @cached_property
+    def _method(self) -> Method:
         return build("method", self.method["name"], METHODS, _rest(self.method))
+
+    def make_method(self) -> Method:
+        """The method, made once: it is frozen, and keeps nothing."""
+        return self._method
 
     def make_aggregator(self) -> Aggregator:
         return build("aggregator", self.aggregate["name"], AGGREGATORS, _rest(self.aggregate))
@@ -141,7 +142,10 @@ class Config:
 
     def make_model(self, data: Federation) -> Model:
         factory = find("model", self.model["name"], MODELS)
-        asked = {"outputs": self.make_task().outputs(data)} if "outputs" in inspect.signature(factory).parameters else {}
+        task = self.make_task()
+        if why := task.unfit_data(data):
+            raise InputError(why)
+        asked = {"outputs": task.outputs(data)} if "outputs" in inspect.signature(factory).parameters else {}
         return build("model", self.model["name"], MODELS, _rest(self.model), data=data, **asked)
 
     def simulation(
@@ -187,6 +191,12 @@ class Config:
             return cls(**{n: _plain(n, v) for n, v in raw.items()}).complete()
         except InputError as e:
             raise InputError(f"{where}: {e}") from None
+
+
+def _rows(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The rows of tables that a run with these settings uses."""
+    yield from ((table, str(tables[table]["name"])) for table in TABLES)
+    yield from ((kind, str(tables["training"][kind])) for kind in ("optimizer", "schedule"))
 
 
 def load_plugins(named: Iterable[str] = ()) -> None:

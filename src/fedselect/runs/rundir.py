@@ -192,7 +192,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
     if why := failure(out):
         raise RunError(f"{out} diverged, so it has no model: {why}")
-    found = checkpoints.find(out / "checkpoint", owner(config.to_json()))
+    found = checkpoints.find(out / "checkpoint", owner(config))
     if found is None and finished(out):  # of a table, which keeps no models
         raise RunError(
             f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
@@ -200,7 +200,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if found is None:
         raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
     simulation = config.simulation(found.chunk, found.rows)
-    checkpoints.load(found.place, simulation, owner(config.to_json()))
+    checkpoints.load(found.place, simulation, owner(config))
     return config, simulation
 
 
@@ -209,9 +209,9 @@ def core(config: Mapping[str, Any]) -> dict[str, Any]:
     return checkpoints.as_first_written({k: v for k, v in config.items() if k not in ("device", "chunk", "rows")})
 
 
-def owner(config: Mapping[str, Any]) -> checkpoints.Run:
-    """Whose checkpoints those of a run with this configuration are."""
-    return checkpoints.Run(_renewed(config), _renewed)
+def owner(config: Config | Mapping[str, Any]) -> checkpoints.Run:
+    """Whose checkpoints those of a run with this configuration are; a file's may be of an older version."""
+    return checkpoints.Run(core(config.to_json()) if isinstance(config, Config) else _renewed(config), _renewed)
 
 
 def _renewed(config: Mapping[str, Any]) -> dict[str, Any]:

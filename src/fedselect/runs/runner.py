@@ -71,7 +71,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
             empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
-        (run,) = go_on([out], stop, watch, simulation)
+        (run,) = go_on([out], stop, watch, begun=(config, simulation))
         return Result(run.simulation, run.history)
 
 
@@ -167,7 +167,7 @@ def _may_go_on(out: Path, config: Config) -> bool:
     asked = out.parent / "compare.json"
     other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
     mend = f"{other}, or remove {out} to begin this run anew."
-    return checkpoints.claim(out / "checkpoint", owner(config.to_json()), mend)
+    return checkpoints.claim(out / "checkpoint", owner(config), mend)
 
 
 def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
@@ -200,15 +200,19 @@ class _Run:
     On a GPU that is so for a run that is stacked with as many as before; else it agrees up to rounding.
     """
 
-    def __init__(self, out: Path, simulation: Simulation | None = None, dealt: dict[str, Federation] | None = None) -> None:
+    def __init__(
+        self, out: Path, begun: tuple[Config, Simulation] | None = None, dealt: dict[str, Federation] | None = None
+    ) -> None:
+        """begun: what the directory was just made for, where that is at hand."""
         self.out = out
         check_links(out)
-        self.config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+        there = out / "config.json"
+        self.config = begun[0] if begun else Config.from_dict(read_json(there, "it should say how to run."), str(there))
         self.failed: str | None = None
-        self._owner = owner(self.config.to_json())
+        self._owner = owner(self.config)
         found = checkpoints.find(out / "checkpoint", self._owner, *intact_rounds(out / "metrics.jsonl"))
         chunk, rows = (found.chunk, found.rows) if found else (None, None)
-        self.simulation = simulation or self.config.simulation(chunk, rows, dealt)
+        self.simulation = begun[1] if begun else self.config.simulation(chunk, rows, dealt)
         if found:
             checkpoints.load(found.place, self.simulation, self._owner)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
@@ -263,7 +267,8 @@ def go_on(
     places: list[Path],
     stop: Callable[[], bool],
     watch: Watch | None,
-    simulation: Simulation | None = None,
+    *,
+    begun: tuple[Config, Simulation] | None = None,
     alone: bool = True,
     keep: bool = True,
 ) -> list[_Run]:
@@ -273,7 +278,7 @@ def go_on(
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
     """
     dealt: dict[str, Federation] = {}
-    opened = [_Run(place, simulation, dealt) for place in places]
+    opened = [_Run(place, begun, dealt) for place in places]
     groups: dict[Any, list[_Run]] = {}
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
