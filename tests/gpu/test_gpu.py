@@ -27,13 +27,17 @@ def values(sim):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", MODELS)
 def test_gpu_is_cpu(case, model):
-    """Two rounds in float32: sums in another order, so entries agree to 1e-4 but for those a mask chose otherwise."""
-    models = []
+    """Two rounds in float32: sums in another order, so entries agree to 1e-4 but for those a mask chose otherwise.
+
+    A bias before BatchNorm has no gradient but rounding errors. Adam makes whole steps of those, and the mean that the norm
+    subtracts follows: both are left out with it.
+    """
+    models, noise = [], ("conv1.bias", "conv2.bias", "norm1.running_mean", "norm2.running_mean") if "adam" in case else ()
     for device in ("cpu", "cuda"):
         sim = simulation(case, model, device=device, precision="float32")
         rounds(sim, 2)
         models.append({n: v.cpu() for n, v in sim.models(range(len(SIZES)), "local").items()})
-    off = torch.cat([(models[0][n] - models[1][n]).abs().flatten() for n in models[0]])
+    off = torch.cat([(models[0][n] - models[1][n]).abs().flatten() for n in models[0] if n not in noise])
     assert float((off > 1e-4).double().mean()) < 0.01
     assert float(off.median()) < 1e-6
 
