@@ -310,7 +310,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["--fraction", "0"], "fraction is the share of clients in a round and must lie in (0, 1], not 0.0"),
         (["--chunk", "0"], "chunk must be at least 1 or auto, not 0"),
-        (["--chunk", "some"], "chunk must be at least 1 or auto, not some"),
+        (["--chunk", "some"], "chunk must be at least 1 or auto, not 'some'"),
         (["--eval-every", "0"], "eval_every must be at least 1, not 0"),
         (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
         (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),

@@ -19,6 +19,7 @@ from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Update
 from fedselect.network.letters import Letter
 from fedselect.network.vault import Vault, private
+from fedselect.simulate.inputs import check_ranges
 
 Reply = Letter | DataError | str
 """What came back: a letter, something that is none, or in words why nothing came."""
@@ -51,10 +52,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.min_clients < 1:
             raise InputError(f"min_clients must be at least 1, not {self.min_clients}.")
-        if not 0.0 < self.fraction <= 1.0:
-            raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {self.fraction}.")
-        if self.eval_every < 1:
-            raise InputError(f"eval_every must be at least 1, not {self.eval_every}.")
+        check_ranges(fraction=self.fraction, eval_every=self.eval_every)
         for name in ("timeout", "wait", "max_norm"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, not {getattr(self, name)}.")

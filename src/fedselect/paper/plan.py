@@ -14,6 +14,7 @@ from fedselect.methods import METHODS
 from fedselect.paper.protocol import Column, Row, Setting, Target, read_column, read_tuning
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import identity
+from fedselect.simulate.inputs import check_ranges
 
 Rates = Mapping[tuple[str, str], dict[str, Any]]
 """Tuned options by data set and method."""
@@ -36,8 +37,8 @@ class How:
             raise InputError("give at least one seed.")
         if not 0.0 < self.scale <= 1.0:
             raise InputError(f"scale is a fraction of the paper's size and must lie in (0, 1], not {self.scale}.")
-        if self.rounds is not None and self.rounds < 1:
-            raise InputError(f"rounds must be at least 1, not {self.rounds}.")
+        if self.rounds is not None:
+            check_ranges(rounds=self.rounds)
         if self.rates not in ("paper", "tuned", "own"):
             raise InputError(f"rates is paper or tuned, not {self.rates!r}.")
 

@@ -21,7 +21,7 @@ from fedselect.models import MODELS, Model
 from fedselect.core.options import Option, build, find, options, resolve
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
-from fedselect.simulate.inputs import check_late
+from fedselect.simulate.inputs import RANGES, check_late, check_ranges
 from fedselect.tasks import TASKS, Task
 from fedselect.tasks.metrics import Metric
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES
@@ -90,12 +90,7 @@ class Config:
             if name not in known:
                 raise unknown("training option", name, known)
         training = {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
-        if self.rounds < 1:
-            raise InputError(f"rounds must be at least 1, not {self.rounds}.")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must lie in 0 to 2**63 - 1, not {self.seed}.")
-        if isinstance(self.chunk, str) and self.chunk != "auto":
-            raise InputError(f"chunk must be at least 1 or auto, not {self.chunk}.")
+        check_ranges(**{name: getattr(self, name) for name in RANGES})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}

@@ -21,7 +21,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.inputs import as_federation, as_model, as_task, check_how, pick_device, pick_precision
+from fedselect.simulate.inputs import as_federation, as_model, as_task, check_present, check_ranges, pick_device, pick_precision
 from fedselect.simulate.jobs import Asked, Full, Job
 from fedselect.simulate.records import SENT, Finite, Notes, Record, columns, mean_of, means
 from fedselect.simulate.stack import Stack
@@ -85,7 +85,8 @@ class Simulation:
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
         model, data = as_model(model), as_federation(data)
         self.clients = len(data.clients)
-        check_how(self.clients, seed=seed, fraction=fraction, late=late, chunk=chunk, rows=rows, every=eval_every)
+        check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
+        check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction

@@ -1,7 +1,7 @@
 """What a simulation is given: made into what it works with, or refused in a sentence."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypedDict
 
@@ -32,16 +32,14 @@ class RunOptions(TypedDict, total=False):
 
 
 def pick_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device is auto, cpu or cuda, not {name!r}.")
+    check_ranges(device=name)
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; use --device cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    if name not in ("auto", "float32", "tf32", "bf16"):
-        raise InputError(f"precision is auto, float32, tf32 or bf16, not {name!r}.")
+    check_ranges(precision=name)
     if name in ("tf32", "bf16") and device.type != "cuda":
         raise InputError(f"precision {name} needs a GPU; a CPU computes in float32.")
     return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
@@ -94,20 +92,30 @@ def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
     return Federation(clients)
 
 
-def check_how(
-    clients: int, *, seed: int, fraction: float, late: tuple[int, int] | None, chunk: object, rows: str, every: int
-) -> None:
-    if not 0.0 < fraction <= 1.0:
-        raise InputError(f"fraction is the share of clients in a round and must lie in (0, 1], not {fraction}.")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed must lie in 0 to 2**63 - 1, not {seed}.")
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "rounds": (lambda v: v >= 1, "must be at least 1"),
+    "seed": (lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
+    "fraction": (lambda v: 0.0 < v <= 1.0, "is the share of clients in a round and must lie in (0, 1]"),
+    "eval_every": (lambda v: v >= 1, "must be at least 1"),
+    "chunk": (lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
+    "rows": (lambda v: v in ("auto", "all", "personal"), "is auto, all or personal"),
+    "device": (lambda v: v in ("auto", "cpu", "cuda"), "is auto, cpu or cuda"),
+    "precision": (lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
+}
+"""What an option of a run may be, and how that is said: for Python, the command line, files and deployments alike."""
+
+
+def check_ranges(**given: Any) -> None:
+    """Refuse options of a run that are out of range."""
+    for name, value in given.items():
+        fits, said = RANGES[name]
+        if not fits(value):
+            raise InputError(f"{name} {said}, not {value!r}.")
+
+
+def check_present(late: tuple[int, int] | None, clients: int) -> None:
+    """Refuse clients that join late where nobody, or no round, would be left."""
     if late is not None and not 0 < late[0] < clients:
         raise InputError(f"late: {late[0]} of {clients} clients cannot join late; at least one must be there at first.")
     if late is not None and late[1] < 1:
         raise InputError(f"late: rounds are counted from 1, and no client can join in round {late[1]}.")
-    if chunk != "auto" and not (isinstance(chunk, int) and chunk >= 1):
-        raise InputError(f"chunk must be at least 1 or auto, not {chunk}.")
-    if rows not in ("auto", "all", "personal"):
-        raise InputError(f"rows is auto, all or personal, not {rows!r}.")
-    if every < 1:
-        raise InputError(f"eval_every must be at least 1, not {every}.")

@@ -13,7 +13,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.inputs import RunOptions, as_federation, as_model, check_late
+from fedselect.simulate.inputs import RunOptions, as_federation, as_model, check_late, check_ranges
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
@@ -140,8 +140,7 @@ def compare(
 
 
 def _check_rounds(rounds: int, how: RunOptions) -> None:
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    check_ranges(rounds=rounds)
     check_late(how.get("late"), rounds)
 
 
