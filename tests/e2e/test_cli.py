@@ -64,7 +64,7 @@ def halfway(done):
 
 def test_a_run_leaves_its_directory(done):
     assert {p.name for p in done.iterdir()} == {
-        "config.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint", ".lock",
+        "config.json", "task.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "checkpoint", ".lock",
     }  # fmt: skip
     assert sorted(p.name for p in (done / "checkpoint").iterdir()) == ["000001", "000002"]
     first, last = metrics(done)
@@ -150,7 +150,7 @@ def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_pat
 def test_an_option_that_moved_to_the_aggregator_is_said_to_be_there(cli, tmp_path):
     (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.5\n')
     said = cli("run", "--config", tmp_path / "c.toml", *TINY, "--out", tmp_path / "a").sentence()
-    assert "server_momentum is an option of aggregate mean now" in said
+    assert "server_momentum is no longer an option of a method; every method may have it" in said
     assert "write it under [aggregate], or give --server-momentum" in said
     (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.0\n')  # as older runs have it
     assert cli("run", "--config", tmp_path / "c.toml", *TINY, "--rounds", 1, "--out", tmp_path / "a").code == 0

@@ -183,15 +183,15 @@ def ctrl_c(monkeypatch):
     """Press Ctrl-C in the middle of a round, once or more often."""
 
     def press(round, times=1):
-        real = Simulation.step
+        real = Simulation.asks
 
-        def step(self, *args, **kwargs):
+        def asks(self, *args, **kwargs):
             if self.round == round - 1:
                 for _ in range(times):
                     signal.raise_signal(signal.SIGINT)
             return real(self, *args, **kwargs)
 
-        monkeypatch.setattr(Simulation, "step", step)
+        monkeypatch.setattr(Simulation, "asks", asks)
 
     return press
 

@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_goes_on_in_its_tracker(cli, tmp_path, monkeypatc
 
     from fedselect.simulate.engine import Simulation
 
-    real = Simulation.step
+    real = Simulation.asks
 
     def failing(self, *args, **kwargs):
         if self.round == 2:
@@ -87,7 +87,7 @@ def test_a_run_that_was_stopped_goes_on_in_its_tracker(cli, tmp_path, monkeypatc
         return real(self, *args, **kwargs)
 
     with monkeypatch.context() as m:
-        m.setattr(Simulation, "step", failing)
+        m.setattr(Simulation, "asks", failing)
         run = ("run", *TINY, "--rounds", 4, "--out", tmp_path / "a", "--track", "tensorboard")
         assert "enough" in cli(*run).sentence()
     assert cli("resume", tmp_path / "a", "-q", "--track", "tensorboard").code == 0
