@@ -53,8 +53,8 @@ def image_set(
         options = {**{n: default for n, (_, default) in table.items()}, **given}
         if "path" in own and not options["path"]:
             raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
-        images = read(**{n: _path(n, options[n]) for n in own})
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
+        images = read(**{n: _path(n, options[n]) for n in own})
         if options["split"] == "domain" and "motley" not in kinds:
             parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:

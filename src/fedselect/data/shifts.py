@@ -252,11 +252,11 @@ def _camera(draw: np.random.Generator, channels: int, turns: int) -> Way:
         mix, gains = draw.permutation(channels).tolist(), draw.uniform(0.5, 1, channels)
 
     def inputs(x: Tensor, _: np.random.Generator) -> Tensor:
-        light = x[:, mix].rot90(turns, (2, 3))
+        light = x[:, mix].rot90(turns, (2, 3)).double()  # so that a power's last bit, which differs by place, is rounded away
         light = light / 255 if x.dtype == torch.uint8 else light
         light = light.sign() * light.abs() ** gamma * torch.as_tensor(gains).to(light).view(-1, 1, 1)
         light = 1 - light if inverts else light
-        return (light * 255).round().to(torch.uint8) if x.dtype == torch.uint8 else light
+        return ((light * 255).round() if x.dtype == torch.uint8 else light).to(x.dtype)
 
     colours = ["inverted"] if inverts else [] if channels == 1 else [f"channels {' '.join(map(str, mix))}"]
     return Way(", ".join([f"turned {90 * turns}°", *colours, f"gamma {gamma:.2f}"]), inputs)
