@@ -359,6 +359,17 @@ def test_noisy_adds_noise_of_the_level_that_it_says_which_is_new_for_every_sampl
     assert same(data, fs.shifted(vectors((50,)), "noisy"))
 
 
+def test_noise_fits_the_feature_it_is_added_to_whatever_else_is_done():
+    plain = vectors((4,), clients=2)
+    for client in plain.clients:
+        for part in PARTS:
+            getattr(client, part)[0][:, 0] *= 1e-6  # a feature that noise of another would drown
+    both, alone = (fs.shifted(plain, shift).clients for shift in ("permuted+noisy", "permuted"))
+    for a, b in zip(both, alone, strict=True):
+        small = int(b.train[0].std(0).argmin())
+        assert a.train[0][:, small].abs().max() < 0.01
+
+
 def test_kinds_combine_in_any_order_and_one_after_the_other():
     plain = dealt("none")
     both = fs.shifted(plain, "camera+meaning", seed=5)

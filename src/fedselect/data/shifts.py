@@ -1,7 +1,7 @@
 """How clients differ, by name: `--shift camera+meaning`.
 
-A kind is a function from (data, seed) to a `Way` for each client. It looks at shapes and at the client's number, never at the
-client's samples, and does the same to training, validation and test samples.
+A kind is a function from (data, seed) to a `Way` for each client, which goes by the client's number and does the same to its
+training, validation and test samples. Of the data it asks shapes, or how far features spread over all clients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -91,8 +91,8 @@ def permuted(data: Federation, seed: int) -> list[Way]:
 
     def way(order: Tensor) -> Way:
         def inputs(x: Tensor, _: np.random.Generator) -> Tensor:
-            order_ = order.to(x.device)
-            return x.flatten(2)[:, :, order_].view_as(x) if pictures else x[:, order_]
+            there = order.to(x.device)
+            return x.flatten(2)[:, :, there].view_as(x) if pictures else x[:, there]
 
         return Way(f"own order of the {'pixels' if pictures else 'channels' if len(data.shape) > 1 else 'features'}", inputs)
 
@@ -119,11 +119,11 @@ KINDS: dict[str, Callable[[Federation, int], list[Way]]] = {
     "meaning": meaning,
     "groups": groups,
     "camera": camera,
+    "noisy": noisy,
     "scaled": scaled,
     "permuted": permuted,
-    "noisy": noisy,
 }
-"""They are applied in this order, in whatever order they are named."""
+"""They are applied in this order, in whatever order they are named: noise fits features that are still where they were."""
 MOTLEY = {"none": 2, "meaning": 5, "camera": 8, "labels": 10}
 """Who is what in a motley federation: clients from the first on, up to so many tenths of them."""
 ALONE = ("none", "motley")
