@@ -5,7 +5,7 @@ from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, Fold, Mean, 
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
-from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load
+from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load, shifted
 from fedselect.methods import (
     METHODS,
     Ditto,
@@ -107,4 +107,5 @@ __all__ = [
     "models",
     "negate",
     "run",
+    "shifted",
 ]

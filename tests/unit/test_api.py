@@ -16,7 +16,7 @@ PUBLIC = [
     "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "OPTIMIZERS", "Optimizer", "Partial",
     "Pass", "PersonalLayers", "RandomSelect", "Reading", "Received", "Result", "RunError", "SCHEDULES", "SGD", "Schedule",
     "Selector", "Simulation", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "Up", "Work", "__version__",
-    "compare", "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run",
+    "compare", "deal_images", "from_datasets", "layers", "load", "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them

@@ -20,12 +20,15 @@ def table(data: Federation) -> Table:
     for column in ("train", "val", "test"):
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("classes in training (samples)")
+    if any(client.shift for client in data.clients):
+        grid.add_column("how it differs")
     for i, client in enumerate(data.clients):
         counts = Counter(client.train[1].tolist())
         held = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
         val = len(client.val[1]) if client.val else 0
-        grid.add_row(client.name or str(i), str(len(client.train[1])), str(val), str(len(client.test[1])), held + more)
+        cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held + more, "; ".join(client.shift.values())]
+        grid.add_row(client.name or str(i), *cells[: len(grid.columns) - 1])
     return grid
 
 

@@ -9,6 +9,7 @@ from fedselect.data.federation import ClientData, Federation
 from fedselect.data.hub import from_datasets
 from fedselect.data.images import Images
 from fedselect.data.sets import IMAGE_SETS, deal_images
+from fedselect.data.shifts import shifted
 
 DATA: dict[str, Callable[..., Federation]] = {"digits": digits, **IMAGE_SETS}
 
@@ -18,4 +19,4 @@ def load(name: str, **options: Any) -> Federation:
     return build("data", name, DATA, options)
 
 
-__all__ = ["DATA", "ClientData", "Federation", "Images", "deal_images", "from_datasets", "load"]
+__all__ = ["DATA", "ClientData", "Federation", "Images", "deal_images", "from_datasets", "load", "shifted"]

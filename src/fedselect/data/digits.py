@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from fedselect.data.federation import ClientData, Federation, Part
-from fedselect.data.partition import Indices, Pool, Sizes, SplitName, deal
+from fedselect.data.partition import Indices, Pool, Sizes, SplitName
+from fedselect.data.shifts import deal_for, differ, parse
 
 
 def digits(
@@ -16,6 +17,7 @@ def digits(
     train: int | None = 25,
     test: int | None = 100,
     val: int = 5,
+    shift: str = "labels",
     seed: int = 0,
 ) -> Federation:
     """Handwritten digits, 8x8 grey, ten classes; sizes are samples a client."""
@@ -29,11 +31,15 @@ def digits(
         at = torch.from_numpy(index)
         return x[at], y[at]
 
-    sizes = Sizes(train, test, val)
-    parts = deal(Pool(labels), split, clients, sizes, seed, classes_per_client=classes_per_client, concentration=concentration)
-    return Federation(
+    kinds, sizes = parse(shift), Sizes(train, test, val)
+    parts = deal_for(
+        kinds, Pool(labels), split, clients, sizes, seed,
+        classes_per_client=classes_per_client, concentration=concentration,
+    )  # fmt: skip
+    data = Federation(
         [ClientData(pick(p.train), pick(p.test), pick(p.val) if val else None, str(i)) for i, p in enumerate(parts)],
         classes=10,
         name="digits",
         class_names=tuple(map(str, range(10))),
     )
+    return differ(data, kinds, seed)

@@ -1,6 +1,6 @@
 """ClientData and Federation: checked data, client by client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ class ClientData:
     test: Part
     val: Part | None = None
     name: str | None = None
+    shift: Mapping[str, str] = field(default_factory=dict)  # how it was made to differ: kind -> in words
 
     def __repr__(self) -> str:
         parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}

@@ -101,7 +101,11 @@ def deal_classes(clients: int, classes: int, each: int, seed: int) -> list[list[
 
 def by_class(pool: Pool, clients: int, classes_per_client: int, sizes: Sizes, seed: int) -> list[Part]:
     """The paper's partition: `classes_per_client` classes each, sizes spread evenly over a client's classes."""
-    hands = deal_classes(clients, pool.classes, classes_per_client, seed)
+    return by_hands(pool, deal_classes(clients, pool.classes, classes_per_client, seed), sizes, seed)
+
+
+def by_hands(pool: Pool, hands: Sequence[Sequence[int]], sizes: Sizes, seed: int) -> list[Part]:
+    """Each client's own hand of classes, sizes spread evenly over it; the classes that come first in a hand take the rest."""
     holders = [[i for i, hand in enumerate(hands) if c in hand] for c in range(pool.classes)]
     if pool.test is not None:
         there = set(np.unique(pool.y[~pool.test]).tolist())
@@ -113,8 +117,14 @@ def by_class(pool: Pool, clients: int, classes_per_client: int, sizes: Sizes, se
     def wanted(size: int | None, c: int) -> dict[int, int | None]:
         return {i: None if size is None else _portion(size, hands[i], c) for i in holders[c]}
 
-    per_class = [{"train": wanted(sizes.train, c), "test": wanted(sizes.test, c)} for c in range(pool.classes)]
-    return _hand_out(pool, clients, per_class, sizes.val, seed)
+    taken = [
+        _hand_out(pool, c, wanted(sizes.train, c), wanted(sizes.test, c), _turns(hands), seed) for c in range(pool.classes)
+    ]
+    parts = []
+    for i, hand in enumerate(hands):
+        train, test = ([taken[c][part][i] for c in hand] for part in ("train", "test"))
+        parts.append(_hold_out(_in_turn(train), np.concatenate(test), sizes.val, i))
+    return parts
 
 
 def by_dirichlet(pool: Pool, clients: int, concentration: float, sizes: Sizes, seed: int, tries: int = 100) -> list[Part]:
@@ -216,33 +226,43 @@ def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None, least
     return {"test": rows[:aside], "train": rows[aside:]}
 
 
-def _hand_out(pool: Pool, clients: int, per_class: list[dict[str, dict[int, int | None]]], val: int, seed: int) -> list[Part]:
+def _hand_out(
+    pool: Pool, c: int, train: dict[int, int | None], test: dict[int, int | None], turns: list[int], seed: int
+) -> dict[str, dict[int, Indices]]:
     """Give every holder of a class its number of samples, dealt in turn; None is an even share of all, at least one."""
-    taken: dict[str, list[list[Indices]]] = {"train": [[] for _ in range(clients)], "test": [[] for _ in range(clients)]}
-    for c, wanted in enumerate(per_class):
-        asked = [n for n in wanted["test"].values() if n is not None]
-        there = _class_rows(pool, c, seed, max(asked) * len(asked) if asked else None, len(wanted["test"]))
-        whole = sum(map(len, there.values()))
-        for part, quota in wanted.items():
-            rows, holders = there[part], len(quota)
-            if None in quota.values() and len(rows) < holders and (part == "train" or pool.test is None):
-                how = "" if pool.test is not None else "lower test, " if asked else "give test, "
-                raise DataError(
-                    f"class {_name(pool.class_names, c)} has {len(rows)} of its {whole} samples to {part} on, too few for its "
-                    f"{holders} clients; {how}take fewer clients or lower classes_per_client."
-                )
-            most = max((len(rows) // holders if n is None else n for n in quota.values()), default=0)
-            if most * holders > len(rows):
-                raise DataError(
-                    f"class {c} has {len(rows)} of its {whole} samples to {part} on, but its {holders} clients ask for "
-                    f"{most * holders}; lower train, test or clients, or raise classes_per_client."
-                )
-            for at, (i, n) in enumerate(quota.items()):
-                taken[part][i].append(rows[at::holders][: most if n is None else n])
-    return [
-        _hold_out(_in_turn(a), np.concatenate(b), val, i)
-        for i, (a, b) in enumerate(zip(taken["train"], taken["test"], strict=True))
-    ]
+    owner = np.array([i for i in test for _ in range(turns[i])], dtype=np.int64)  # of a sample, as the class goes round
+    asked = [_rounds(n, turns[i]) for i, n in test.items() if n is not None]
+    there = _class_rows(pool, c, seed, max(asked) * len(owner) if asked else None, len(owner))
+    whole = sum(map(len, there.values()))
+    taken: dict[str, dict[int, Indices]] = {}
+    for part, quota in {"train": train, "test": test}.items():
+        rows = there[part]
+        if None in quota.values() and len(rows) < len(owner) and (part == "train" or pool.test is None):
+            how = "" if pool.test is not None else "lower test, " if asked else "give test, "
+            raise DataError(
+                f"class {_name(pool.class_names, c)} has {len(rows)} of its {whole} samples to {part} on, too few for its "
+                f"{len(quota)} clients; {how}take fewer clients or lower classes_per_client."
+            )
+        most = max((len(rows) // len(owner) if n is None else _rounds(n, turns[i]) for i, n in quota.items()), default=0)
+        if most * len(owner) > len(rows):
+            raise DataError(
+                f"class {c} has {len(rows)} of its {whole} samples to {part} on, but its {len(quota)} clients ask for "
+                f"{most * len(owner)}; lower train, test or clients, or raise classes_per_client."
+            )
+        goes_to = np.resize(owner, len(rows))
+        taken[part] = {i: rows[goes_to == i][: most * turns[i] if n is None else n] for i, n in quota.items()}
+    return taken
+
+
+def _turns(hands: Sequence[Sequence[int]]) -> list[int]:
+    """How many samples of a class each client takes as it goes round: two where a hand is half as long as the longest."""
+    longest = max(map(len, hands))
+    return [-(-longest // len(hand)) for hand in hands]
+
+
+def _rounds(count: int, turns: int) -> int:
+    """How often a class goes round until a client that takes `turns` samples each time has `count`."""
+    return -(-count // turns)
 
 
 def _hold_out(train: Indices, test: Indices, val: int, client: int) -> Part:
@@ -263,7 +283,7 @@ def _tenth(there: int, asked: int | None, clients: int) -> int:
     return max(1, there // 10) if asked is None else min(asked * clients, there)
 
 
-def _portion(total: int, hand: list[int], c: int) -> int:
+def _portion(total: int, hand: Sequence[int], c: int) -> int:
     """A client's samples of one class when `total` are spread evenly over its classes."""
     return total // len(hand) + (hand.index(c) < total % len(hand))
 

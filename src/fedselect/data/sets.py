@@ -15,7 +15,8 @@ from fedselect.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from fedselect.data.dealt import Change, federate, pool_of
 from fedselect.data.federation import Federation
 from fedselect.data.images import Images
-from fedselect.data.partition import Sizes, SplitName, by_domain, deal, rng
+from fedselect.data.partition import Sizes, SplitName, by_domain, rng
+from fedselect.data.shifts import deal_for, differ, parse
 
 OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
 SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
@@ -26,6 +27,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "train": (int | None, 100),
     "test": (int | None, 200),
     "val": (int, 0),
+    "shift": (str, "labels"),
     "augment": (Literal["none", "crop-flip"], "none"),
 }
 READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
@@ -51,18 +53,18 @@ def image_set(
         options = {**{n: default for n, (_, default) in table.items()}, **given}
         if "path" in own and not options["path"]:
             raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
+        kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
-        sizes = Sizes(options["train"], options["test"], options["val"])
-        if options["split"] == "domain":
+        if options["split"] == "domain" and "motley" not in kinds:
             parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:
             how = {name: options[name] for name in ("classes_per_client", "concentration")}
-            parts = deal(pool_of(images), options["split"], options["clients"], sizes, seed, **how)
+            parts = deal_for(kinds, pool_of(images), options["split"], options["clients"], sizes, seed, **how)
         names = images.domain_names if options["split"] == "domain" else ()
         changing = None
         if change is not None:
             changing, names = change(images, seed, len(parts), options)
-        return federate(images, parts, names, options["augment"], changing)
+        return differ(federate(images, parts, names, options["augment"], changing), kinds, seed)
 
     seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=int)
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -46,6 +46,7 @@ class Run:
 
 LATER: dict[str, Any] = {
     "plugins": [],
+    "data": {"shift": "labels"},
     "task": {"name": "classification"},
     "headline": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
