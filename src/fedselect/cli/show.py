@@ -21,12 +21,18 @@ def table(data: Federation) -> Table:
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("classes in training (samples)")
     for i, client in enumerate(data.clients):
-        counts = Counter(client.train[1].tolist())
-        held = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
-        more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
+        held = _held(data, Counter(client.train[1].tolist()))
         val = len(client.val[1]) if client.val else 0
-        grid.add_row(client.name or str(i), str(len(client.train[1])), str(val), str(len(client.test[1])), held + more)
+        grid.add_row(client.name or str(i), str(len(client.train[1])), str(val), str(len(client.test[1])), held)
     return grid
+
+
+def _held(data: Federation, counts: Counter[int]) -> str:
+    """A client's classes with their samples; in short where it has as many of every class."""
+    if len(counts) == data.classes > 2 and len(set(counts.values())) == 1:
+        return f"all {data.classes} ({counts[0]} each)"
+    listed = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
+    return listed + (f" and {len(counts) - 12} more" if len(counts) > 12 else "")
 
 
 def picture(data: Federation, path: Path) -> Path:

@@ -61,9 +61,7 @@ def _folder(path: Path) -> tuple[Pixels, Indices, Indices, Indices]:
         raise DataError(f"{path} holds no recordings data/01/0_01_0.wav; give the folder that holds data.")
     found.sort()
     files = [file for *_, file in found]
-    x = decoded(
-        "audiomnist", path, len(files), (1, MOMENTS, MELS), lambda i: picture(files[i]), stamp=listing_stamp(files)
-    )
+    x = decoded("audiomnist", path, len(files), (1, MOMENTS, MELS), lambda i: picture(files[i]), stamp=listing_stamp(files))
     speaker, repetition, digit = np.array([row[:3] for row in found], np.int64).T
     return x, digit, speaker, repetition
 
@@ -86,7 +84,8 @@ def picture(file: Path) -> Pixels:
     frames = (slow / peak)[starts[:, None] + np.arange(WINDOW)] * np.hanning(WINDOW)
     power = np.abs(np.fft.rfft(frames)) ** 2 @ _mels().T
     loud = 10 * np.log10(power + 1e-6)
-    return (np.clip((loud - loud.max()) / RANGE_DB + 1, 0, 1) * 255).astype(np.uint8)[None]
+    grey: Pixels = (np.clip((loud - loud.max()) / RANGE_DB + 1, 0, 1) * 255).astype(np.uint8)
+    return grey[None]
 
 
 @cache

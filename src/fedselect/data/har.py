@@ -86,7 +86,7 @@ def windows(file: Path) -> tuple[Windows, Indices]:
         raise DataError(f"{file} must begin with the line {','.join(COLUMNS)}; get it again.")
     rows = table[1::SLOWER]
     if other := sorted(set(rows[:, -1]) - set(ACTIVITIES)):
-        raise DataError(f"{file} has the label {other[0]!r}; labels are {', '.join(ACTIVITIES)}.")
+        raise DataError(f"{file} has the label {str(other[0])!r}; labels are {', '.join(ACTIVITIES)}.")
     try:
         values = rows[:, :6].astype(np.float32)
     except ValueError as e:

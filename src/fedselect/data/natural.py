@@ -6,7 +6,7 @@ validation and test.
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,14 @@ class Recorded:
         if not 1 <= clients <= len(self.names):
             raise InputError(f"clients must lie in 1 to {len(self.names)}, not {clients}.")
         rows = self.client < clients
-        arrays = (v[rows] for v in (self.x, self.y, self.client, self.recording))
-        return Recorded(*arrays, self.names[:clients], self.class_names, self.key[:clients])
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            client=self.client[rows],
+            recording=self.recording[rows],
+            names=self.names[:clients],
+        )
 
 
 def divide(data: Recorded, sizes: Sizes, seed: int, *, later: bool = False) -> list[Part]:
