@@ -42,7 +42,8 @@ BY_HAND = {
     "officehome": "the unpacked folder OfficeHomeDataset_10072016 (from hemanthdv.org/officeHomeDataset.html)",
     "audiomnist": f"the folder AudioMNIST with data/01/0_01_0.wav and so on from {ORIGINS['audiomnist']}",
     "har": f"the folder sp-sw-har-dataset with DATA/s01/s01_01_sp.csv and so on from {ORIGINS['har']}",
-    "heart": f"processed.cleveland.data, .hungarian, .switzerland and .va from {ORIGINS['heart']}",
+    "heart": "processed.cleveland.data, processed.hungarian.data, processed.switzerland.data and processed.va.data "
+    f"from {ORIGINS['heart']}",
 }
 CHUNK = 1 << 20
 TIMEOUT_S = 30.0
