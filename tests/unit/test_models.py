@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 import fedselect as fs
-from fedselect.models import MODELS, mlp, resnet18, small_cnn
+from fedselect.models import MODELS, conv1d, mlp, resnet18, small_cnn
 from fedselect.simulate import Simulation
 from fedselect.training.fitted import Fitted
 
 GREY = SimpleNamespace(shape=(1, 8, 8), classes=10)
 COLOUR = SimpleNamespace(shape=(3, 32, 32), classes=10)
+SIGNAL = SimpleNamespace(shape=(6, 50), classes=5)
 
 
 def classes_of(count):
@@ -83,13 +84,15 @@ def test_convolutions_start_as_kaiming_fan_out_and_norms_as_identity(resnet):
     assert (values["bn1.bias"] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["mlp", "small_cnn"])
-def test_init_depends_on_the_seed_alone(name):
+@pytest.mark.parametrize(
+    ("name", "data"), [("mlp", GREY), ("small_cnn", GREY), ("conv1d", SIGNAL)], ids=["mlp", "small_cnn", "conv1d"]
+)
+def test_init_depends_on_the_seed_alone(name, data):
     torch.manual_seed(5)
-    model = MODELS[name](GREY)
+    model = MODELS[name](data)
     first = model.init(3)
     torch.manual_seed(6)
-    again = MODELS[name](GREY).init(3)
+    again = MODELS[name](data).init(3)
     assert all(first[n].equal(v) for n, v in again.items())
     assert not any(first[n].equal(v) for n, v in model.init(4).items())
 
@@ -113,6 +116,8 @@ def test_initial_values_are_a_fresh_copy():
         (lambda: small_cnn(GREY, norm="layer"), "norm is none, batch or group, not 'layer'"),
         (lambda: small_cnn(SimpleNamespace(shape=(64,), classes=2)), r"needs inputs of shape \(channels, height, width\)"),
         (lambda: small_cnn(SimpleNamespace(shape=(1, 3, 3), classes=2)), "at least 4x4"),
+        (lambda: conv1d(GREY), r"conv1d needs signals of shape \(channels, time\), .* for images use small_cnn"),
+        (lambda: conv1d(SIGNAL, width=0), "width must be at least 1, not 0"),
         (lambda: resnet18(COLOUR, stem="large"), "stem is imagenet or small, not 'large'"),
     ],
 )

@@ -171,6 +171,8 @@ def test_data_show_tells_and_draws(cli, tmp_path):
     assert said.code == 0
     assert "digits: 3 clients, 10 classes" in said.out
     assert (tmp_path / "p.png").stat().st_size > 5_000
+    even = cli("data", "show", "digits", "--clients", 3, "--classes-per-client", 10, "--train", 25)
+    assert even.out.count("all 10 (2 each)") == 3  # 25 less 5 held out
     assert "say where the images are" in cli("data", "show", "folder").sentence()
     assert "one client takes one" in cli("data", "show", f"domains:{_two(tmp_path)}", "--clients", 5).sentence()
 

@@ -138,6 +138,7 @@ LAYERS = {
     "convolution over the whole picture": (lambda: nn.Conv2d(4, 2, 6), (5, 4, 6, 6)),
     "convolution with dead taps": (lambda: nn.Conv2d(4, 2, 5, 2, 3), (5, 4, 2, 3)),
     "convolution of sequences": (lambda: nn.Conv1d(4, 2, 3, padding=1), (5, 4, 6)),
+    "strided convolution of sequences": (lambda: nn.Conv1d(4, 2, 5, 2, 2), (5, 4, 9)),
     "linear": (lambda: nn.Linear(4, 3), (5, 4)),
     "linear without bias": (lambda: nn.Linear(4, 3, bias=False), (5, 4)),
     "linear of sequences": (lambda: nn.Linear(4, 3), (5, 6, 4)),

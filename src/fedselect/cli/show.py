@@ -23,13 +23,19 @@ def table(data: Federation) -> Table:
     if any(client.shift for client in data.clients):
         grid.add_column("how it differs")
     for i, client in enumerate(data.clients):
-        counts = Counter(client.train[1].tolist())
-        held = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
-        more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
+        held = _held(data, Counter(client.train[1].tolist()))
         val = len(client.val[1]) if client.val else 0
-        cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held + more, "; ".join(client.shift.values())]
+        cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held, "; ".join(client.shift.values())]
         grid.add_row(client.name or str(i), *cells[: len(grid.columns) - 1])
     return grid
+
+
+def _held(data: Federation, counts: Counter[int]) -> str:
+    """A client's classes with their samples; in short where it has as many of every class."""
+    if len(counts) == data.classes > 2 and len(set(counts.values())) == 1:
+        return f"all {data.classes} ({counts[0]} each)"
+    listed = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
+    return listed + (f" and {len(counts) - 12} more" if len(counts) > 12 else "")
 
 
 def picture(data: Federation, path: Path) -> Path:

@@ -4,14 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 from fedselect.core.options import build
+from fedselect.data.audiomnist import audiomnist
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
+from fedselect.data.har import har
+from fedselect.data.heart import heart
 from fedselect.data.hub import from_datasets
 from fedselect.data.images import Images
 from fedselect.data.sets import IMAGE_SETS, deal_images
 from fedselect.data.shifts import shifted
 
-DATA: dict[str, Callable[..., Federation]] = {"digits": digits, **IMAGE_SETS}
+DATA: dict[str, Callable[..., Federation]] = {
+    "digits": digits,
+    **IMAGE_SETS,
+    "audiomnist": audiomnist,
+    "har": har,
+    "heart": heart,
+}
 
 
 def load(name: str, **options: Any) -> Federation:

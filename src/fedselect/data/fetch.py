@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedselect.core.errors import DataError, InputError, unknown
 from fedselect.core.files import disk, held
-from fedselect.data.places import Progress, places
+from fedselect.data.places import ORIGINS, Progress, places
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ BY_HAND = {
     "miniimagenet": "miniimagenet.parquet with miniimagenet_classes.json, or a folder mini-imagenet with images, train.csv and "
     "test.csv (its pictures are ImageNet's, from image-net.org)",
     "officehome": "the unpacked folder OfficeHomeDataset_10072016 (from hemanthdv.org/officeHomeDataset.html)",
+    "audiomnist": f"the folder AudioMNIST with data/01/0_01_0.wav and so on from {ORIGINS['audiomnist']}",
+    "har": f"the folder sp-sw-har-dataset with DATA/s01/s01_01_sp.csv and so on from {ORIGINS['har']}",
+    "heart": "processed.cleveland.data, processed.hungarian.data, processed.switzerland.data and processed.va.data "
+    f"from {ORIGINS['heart']}",
 }
 CHUNK = 1 << 20
 TIMEOUT_S = 30.0
@@ -51,7 +55,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
     """Download a data set into the data folder and return the file; one that is there already is only checked."""
     folder = places(data_dir)[0]
     if name in BY_HAND:
-        raise InputError(f"{name} has no free direct address; place {BY_HAND[name]} in {folder}.")
+        raise InputError(f"{name} must be downloaded by hand; place {BY_HAND[name]} in {folder}.")
     if name not in REMOTE:
         raise unknown("data to fetch called", name, [*REMOTE, *BY_HAND])
     remote = REMOTE[name]

@@ -9,6 +9,11 @@ from typing import Any
 from fedselect.core.errors import DataError, InputError
 
 Progress = Callable[[int, int | None], None]  # done, total (None: not known)
+ORIGINS = {  # of data that is free to download, but not by us: where, and under which licence
+    "audiomnist": "https://github.com/soerenab/AudioMNIST (MIT licence)",
+    "har": "https://github.com/GeoTecINIT/sp-sw-har-dataset (CC BY 4.0)",
+    "heart": "https://archive.ics.uci.edu/dataset/45/heart+disease (CC BY 4.0)",
+}
 
 
 def user_cache() -> Path:
@@ -23,10 +28,10 @@ def places(data_dir: Path | None) -> list[Path]:
     return [*given, *([Path(named).expanduser()] if named else []), user_cache() / "data"]
 
 
-def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None) -> Path:
+def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None, origin: str | None = None) -> Path:
     """The first of these files or folders that is there; `data_dir` may also be the thing itself.
 
-    `fetch` is the name under which `fedselect data fetch` downloads it, where it does.
+    `fetch` is the name under which `fedselect data fetch` downloads it, where it does; `origin` its name in `ORIGINS`.
     """
     if data_dir is not None:
         given = Path(data_dir)
@@ -41,7 +46,7 @@ def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None) 
                 return folder / name
         if folder.name in names and folder.is_dir():
             return folder
-    command = f", or run: fedselect data fetch {fetch}" if fetch else "."
+    command = f", or run: fedselect data fetch {fetch}" if fetch else f"; get it from {ORIGINS[origin]}." if origin else "."
     looked = "" if len(folders) == 1 else f" (also looked in {', '.join(map(str, folders[1:]))})"
     raise DataError(f"the data is not there: place {either(names)} in {folders[0]}{looked}{command}")
 

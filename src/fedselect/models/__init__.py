@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from fedselect.models.model import Model, Output
-from fedselect.models.networks import mlp, resnet18, small_cnn
+from fedselect.models.networks import conv1d, mlp, resnet18, small_cnn
 
-MODELS: dict[str, Callable[..., Model]] = {"mlp": mlp, "resnet18": resnet18, "small_cnn": small_cnn}
+MODELS: dict[str, Callable[..., Model]] = {"conv1d": conv1d, "mlp": mlp, "resnet18": resnet18, "small_cnn": small_cnn}
 
-__all__ = ["MODELS", "Model", "Output", "mlp", "resnet18", "small_cnn"]
+__all__ = ["MODELS", "Model", "Output", "conv1d", "mlp", "resnet18", "small_cnn"]

@@ -1,4 +1,4 @@
-"""The networks that come with the package: mlp, small_cnn, resnet18.
+"""The networks that come with the package: mlp, conv1d, small_cnn, resnet18.
 
 `outputs`: how many numbers they return for an input; by default one for each class.
 """
@@ -35,6 +35,15 @@ def mlp(data: Shaped, hidden: int = 64, *, outputs: int | None = None) -> Model:
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)),
         name="mlp",
     )
+
+
+def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Model:
+    """Three convolutions with stride 2 over time, for signals (channels, time); then their mean and one layer."""
+    if len(data.shape) != 2:
+        raise InputError(f"conv1d needs signals of shape (channels, time), not {data.shape}; for images use small_cnn.")
+    _positive(width=width)
+    classes = outputs or data.classes
+    return Model(lambda: _Conv1d(data.shape[0], width, classes), name="conv1d")
 
 
 def small_cnn(
@@ -93,6 +102,19 @@ def _norm(kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(4, channels), channels) if kind == "group" else nn.Identity()
+
+
+class _Conv1d(nn.Module):
+    def __init__(self, channels: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(channels, width, 5, 2, 2)
+        self.conv2 = nn.Conv1d(width, 2 * width, 5, 2, 2)
+        self.conv3 = nn.Conv1d(2 * width, 2 * width, 3, 2, 1)
+        self.fc = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv3(F.relu(self.conv2(F.relu(self.conv1(x))))))
+        return self.fc(x.mean(-1))  # type: ignore[no-any-return]
 
 
 class _SmallCNN(nn.Module):

@@ -27,7 +27,7 @@ from fedselect.tasks.metrics import Metric
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES
 from fedselect.training.settings import Training
 
-DEFAULT_MODEL = {"digits": "small_cnn"}
+DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),

@@ -51,10 +51,12 @@ NAMES = ("paper", "authors", "ours")
 
 SUITED: dict[str, Values] = {
     "digits": {"method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16}},
+    "audiomnist": {"method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}},
+    "har": {"method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}},
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
 }
-"""What suits a data set where nothing else is said: rates for all methods alike, found on held-out images (for domains on those
+"""What suits a data set where nothing else is said: rates for all methods alike, found on held-out samples (for domains on those
 of PACS: results/tuned.json), and what one method alone needs. Elsewhere the methods' own defaults hold: the paper's for CIFAR,
 but for FedSelect's rates, which were found on held-out images; both do better on Mini-ImageNet too than the paper's 0.001."""
 
