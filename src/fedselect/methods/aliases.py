@@ -7,6 +7,7 @@ from fedselect.core.checks import check_choice
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Scalar
 from fedselect.methods.common import Answers, Stats, Weight
+from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import View
 from fedselect.methods.partial import Partial, Phases
 from fedselect.methods.select import DeltaSelect, Fixed, Reading, body, everything, head, norms, not_convolutions, nothing
@@ -58,6 +59,26 @@ def FedSelect(
     return Partial(
         chosen, phases, lr, personal_lr, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
         server_average=server_average, freeze=head if freeze == "head" else nothing, answers=answers, view=view,
+    )  # fmt: skip
+
+
+def FedPersist(
+    window: int = 10,
+    threshold: Scalar = 0.1,
+    limit: Scalar = 0.30,
+    epochs: int = 3,
+    lr: Scalar = 0.1,
+    *,
+    finetune: int = 3,
+    finetune_lr: Scalar | None = 0.01,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+) -> Partial:
+    """Each client keeps the tensors in which it persistently disagrees with the others, shares the rest, and fine-tunes."""
+    tune: Phases = (("all", finetune),) if finetune else ()
+    return Partial(
+        Disagreement(window, threshold, limit), (("all", epochs),), lr, None, weight, norm_stats,
+        finetune=tune, finetune_lr=finetune_lr, view="merged",
     )  # fmt: skip
 
 

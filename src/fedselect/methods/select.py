@@ -19,6 +19,8 @@ from fedselect.training.work import Work
 
 Which = Callable[[Model, str], bool]
 """Whether an entry named so is personal, in this model."""
+Again = Callable[[Work], Tree]
+"""This round's local training once more, through another door to the data."""
 Start = Literal["nothing", "head", "norms", "head+norms"]
 
 
@@ -57,11 +59,14 @@ class Selector(Protocol):
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
-    def begin(self, work: Work, memory: State) -> State:
-        """The memory to train this round with."""
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
+        """The memory to train this round with; `received`: the shared values as the server sent them."""
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        """The memory for the next round, from the model before and after this round's local training."""
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
+        """The memory for the next round, from the model before and after this round's local training.
+
+        `again(work.half(0))` trains once more from the same start, on one half of the samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,17 +81,17 @@ class Fixed:
             raise InputError(f"the rounds before anything is personal must not be negative, not {self.after}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        return {"mask": _empty(work, params)} if self.after else {}
+        return {"mask": empty(work, params)} if self.after else {}
 
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
-    def begin(self, work: Work, memory: State) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         if not self.after or work.round < self.after:
             return memory
         return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
         return memory
 
 
@@ -143,7 +148,7 @@ class DeltaSelect(Reading):
             raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        memory = {"mask": _empty(work, params)}
+        memory = {"mask": empty(work, params)}
         for n, m in memory["mask"].items():
             m.fill_(self._at_first(work.model, n))
         if self.since == "update":
@@ -154,10 +159,10 @@ class DeltaSelect(Reading):
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         return memory
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
+    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
         memory = dict(memory)
         if self.since == "update":
             fresh = memory["restart"][""]  # the mask grew last time: movement counts from this round's start
@@ -281,7 +286,8 @@ def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
     return ((exact - 1e-9).ceil() if up else (exact + 1e-9).floor()).to(torch.int64)
 
 
-def _empty(work: Work, params: Tree) -> Tree:
+def empty(work: Work, params: Tree) -> Tree:
+    """A mask for each client that marks nothing yet."""
     return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 

@@ -138,8 +138,8 @@ class Compact:
     def put(self, ids: Tensor, state: State) -> None:
         """Pack and start copying to the host; the state may be overwritten at once."""
         ids = ids.cpu()
-        if flat.layout(state, self._carries(state)) != self._layout:
-            raise InputError("a client's state has other tensors than before, so it cannot rest in a compact store.")
+        if not flat.layout(state, self._carries(state)).part_of(self._layout):
+            raise InputError("a client's state has tensors that it did not have before, so it cannot be stored packed.")
         packed, counts = flat.pack(self._layout, state)
         if self._ahead is not None and bool(torch.isin(ids, self._ahead[0]).any()):
             self._ahead = None  # it was copied too early

@@ -25,6 +25,7 @@ class Split:
     _: KW_ONLY
     augment: str = "none"
     sizes: tuple[int, ...] | None = None  # n where the host can read it without waiting for a GPU
+    picks: Tensor | None = None  # (C, longest): which of a client's rows these are; None: all of them, in order
 
     def __post_init__(self) -> None:
         if self.sizes is None:
@@ -33,10 +34,10 @@ class Split:
     def rows(self, rows: slice | Tensor) -> "Split":
         """These clients' data; an index that lies on the host is not waited for."""
         assert self.sizes is not None
-        if isinstance(rows, slice):
-            return replace(self, start=self.start[rows], n=self.n[rows], sizes=self.sizes[rows])
-        at = rows.to(self.n.device, non_blocking=True)
-        return replace(self, start=self.start[at], n=self.n[at], sizes=tuple(self.sizes[i] for i in rows.tolist()))
+        at = rows.to(self.n.device, non_blocking=True) if isinstance(rows, Tensor) else rows
+        sizes = self.sizes[rows] if isinstance(rows, slice) else tuple(self.sizes[i] for i in rows.tolist())
+        picks = None if self.picks is None else self.picks[at]
+        return replace(self, start=self.start[at], n=self.n[at], sizes=sizes, picks=picks)
 
     @property
     def longest(self) -> int:
@@ -61,4 +62,5 @@ class Split:
         scale = None if self.scale is None else self.scale.to(device)
         shift = None if self.shift is None else self.shift.to(device)
         x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
-        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes)
+        picks = None if self.picks is None else self.picks.to(device)
+        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks)

@@ -1,7 +1,7 @@
 """Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +117,10 @@ class Work:
         if name not in found:
             raise InputError(f"this method needs the metric {name}, which the task does not have; it has {', '.join(found)}.")
         return score(self._programs, tree, self._val, [found[name]])[name]
+
+    def fit(self, tree: Tree) -> Tensor:
+        """The task's loss on the clients' training data, in eval mode: (C,)."""
+        return score(self._programs, tree, self._data, [self.task.measured()[-1]])["test_loss"]
 
     def need_classes(self) -> None:
         if not isinstance(self.task, Classification):
@@ -235,6 +239,8 @@ class Work:
         for p in passes:
             shuffle = random.fold(base, p.epoch)
             order = random.permutations(shuffle, self.n, self._data.longest)
+            if self._data.picks is not None:
+                order = self._data.picks.gather(1, order)
             total = torch.zeros_like(self.loss)
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
@@ -265,6 +271,36 @@ class Work:
             initial=lambda: take(self.initial, at),
             rounds=self._rounds,
         )
+
+    def half(self, which: int) -> "Work":
+        """The same door to one half (0 or 1) of every client's training samples: the same half in every round.
+
+        Both halves have like targets: along sorted targets, equal ones in random order, samples go to either half in turn.
+        A client with one sample has it in both.
+        """
+        sizes = tuple(max(1, (n + 1 - which) // 2) for n in self._data.sizes or ())
+        turn = torch.arange(max(sizes), device=self.n.device) * 2 + which
+        places = torch.minimum(turn.unsqueeze(0), (self.n - 1).unsqueeze(1))
+        n = torch.tensor(sizes).to(self.n.device, non_blocking=True)
+        return Work(
+            self._programs,
+            replace(self._data, n=n, sizes=sizes, picks=self._by_target().gather(1, places)),
+            self._val,
+            ids=self.ids,
+            round=self.round,
+            seed=self._seed,
+            initial=self._initial,
+            rounds=self._rounds,
+        )
+
+    def _by_target(self) -> Tensor:
+        """Each client's samples by their numbers, sorted by target where that is one number; the same in every round."""
+        mixed = random.permutations(random.client_keys(self._seed, self.ids, 0, "halves"), self.n, self._data.longest)
+        if self._data.y.ndim > 1:
+            return mixed
+        past = torch.arange(self._data.longest, device=self.n.device) >= self.n.unsqueeze(1)
+        y = self._data.y[(self._data.start.unsqueeze(1) + mixed).clamp_max(len(self._data.y) - 1)].double()
+        return mixed.gather(1, y.masked_fill(past, torch.inf).argsort(dim=1, stable=True))
 
     def _active(self, only: Mask) -> bool | Tensor:
         """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
