@@ -90,7 +90,7 @@ class Config:
             if name not in known:
                 raise unknown("training option", name, known)
         training = {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
-        check_ranges(**{name: getattr(self, name) for name in RANGES})
+        check_ranges(**{name: getattr(self, name) for name in RANGES if name != "late"})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
