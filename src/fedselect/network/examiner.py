@@ -1,7 +1,7 @@
 """What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
+from fedselect.simulate.records import figures
+from fedselect.tasks.metrics import LARGEST as FLOAT
 from fedselect.tasks.metrics import Measure
 
 LARGEST = 1e9
@@ -41,9 +43,7 @@ class Examiner:
         self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
-        headline = assigned.metrics[0]
-        views = (replace(headline, name=f"{headline.name}_{view}") for view in ("local", "merged"))
-        self.figures_of = {m.name: m for m in (*assigned.metrics, *views, Measure("share", low=0.0, high=1.0))}
+        self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -97,9 +97,10 @@ class Examiner:
         if not isinstance(found, dict) or (found and set(found) != set(self.figures_of)):
             raise DataError(f"it measured {found!r}")
         for name, value in found.items():
-            m = self.figures_of[name]
-            if not (_number(value) and m.low <= value <= m.high) and (value is not None or name == "share"):
-                raise DataError(f"it measured {name} {value!r}")
+            if value is None and name == "share":
+                raise DataError("it measured no share")
+            if why := self.figures_of[name].unfit(value):
+                raise DataError(f"it measured {why}")
         return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:
@@ -138,7 +139,7 @@ class Examiner:
 
 def _number(value: Any) -> bool:
     """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
-    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
+    return type(value) in (int, float) and abs(value) <= FLOAT
 
 
 def _shapes(tensors: Tree) -> str:

@@ -5,9 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+
+LOSS = "test_loss"
+LARGEST = torch.finfo(torch.float32).max
+"""No number that is measured may be larger in size, so that means of them are finite, too."""
+
+
+def known(value: float) -> float | None:
+    """A number as it is recorded; None where it is not defined: NaN, infinite or too large."""
+    return round(value, 6) if abs(value) <= LARGEST else None
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,18 @@ class Measure:
 
     def best(self, values: Iterable[float]) -> float:
         return max(values) if self.more_is_better else min(values)
+
+    def unfit(self, value: Any) -> str:
+        """Why a recorded value cannot be this number, in words; nothing where it can. None stands for an undefined one."""
+        plain = value is None or (type(value) in (int, float) and abs(value) <= LARGEST)
+        if plain and (value is None or self.low <= value <= self.high):
+            return ""
+        mend = (
+            'if this loss may be negative, set lowest_loss = float("-inf") in the task.'
+            if self.name == LOSS
+            else "correct the metric, or low and high of its fs.Metric."
+        )
+        return f"{self.name} {value!r}, which does not lie in {self.low:g} to {self.high:g}; {mend}"
 
     def to_json(self) -> dict[str, Any]:
         low, high = (v if math.isfinite(v) else None for v in (self.low, self.high))
