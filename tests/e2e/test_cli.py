@@ -135,7 +135,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert any(name.startswith("aggregate/velocity/") for name in kept)
     assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
     none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
-    assert "there is no option 'server_momentum' in this run; aggregate mean has it" in none
+    assert "there is no option 'server_momentum' in this run; aggregate mean has it: add --aggregate mean." in none
 
 
 def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):
@@ -341,7 +341,7 @@ def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path,
         (["--methods", "fedselect,fedvg"], "there is no method 'fedvg'; did you mean 'fedavg'"),
         (["--methods", ","], "name at least one method"),
         (["--seeds", "0,x"], "seeds are whole numbers with commas between, not '0,x'"),
-        (["--methods", "local", "--fedrep.lr", "1"], "there is no method in this command 'fedrep'"),
+        (["--methods", "local", "--fedrep.lr", "1"], "there is no method or table in this command 'fedrep'"),
         (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
         (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
         (["--methods", "local", "--seed", "1"], "there is no option 'seed'; did you mean 'seeds'"),
