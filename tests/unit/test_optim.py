@@ -280,7 +280,7 @@ class Loose(Plain):
         ({"schedule": 3}, "schedule is one of constant, step, cosine, or a fs.Schedule, not 3"),
         ({"decay": 0.98}, r"no use for decay; .* use schedule step \(--schedule step --decay 0.98\)"),
         ({"schedule": "cosine", "decay_every": 2}, "schedule cosine has no use for decay_every"),
-        ({"schedule": "step"}, r"decay must be in \(0, 1\), not 1.0"),
+        ({"schedule": "step"}, "give --decay between 0 and 1, such as 0.98, not 1.0"),
         ({"schedule": "step", "decay": 0.5, "decay_every": 0}, "decay_every must be at least 1, not 0"),
         ({"warmup": -1}, "warmup must not be negative, not -1"),
     ],

@@ -100,7 +100,7 @@ def configure(
 
 
 def _of(training: dict[str, Any], asked: dict[str, str | None]) -> dict[str, Any]:
-    """A file's settings of training with the optimizer and schedule that were asked for; options of another mean nothing then."""
+    """Settings of training with the optimizer and schedule that were asked for; options of others mean nothing then."""
     for kind, name in asked.items():
         before = training.get(kind)
         if name and before not in (None, name):

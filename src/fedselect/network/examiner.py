@@ -13,8 +13,7 @@ from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
 from fedselect.simulate.records import figures
-from fedselect.tasks.metrics import LARGEST as FLOAT
-from fedselect.tasks.metrics import Measure
+from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
 """No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
@@ -79,7 +78,7 @@ class Examiner:
                 raise DataError(f"it sent a negative number in extra/{name}")
         self._norms(values, sent, extra, params)
         loss = letter.head.get("train_loss")
-        if loss is not None and not _number(loss):
+        if loss is not None and not is_number(loss):
             raise DataError(f"it sent the training loss {loss!r}")
         return Update(
             values,
@@ -135,11 +134,6 @@ class Examiner:
                 f"its update has length {math.sqrt(moved):.3g}, more than {self.max_norm:g} times the model's "
                 f"{math.sqrt(size):.3g}; {CALM}"
             )
-
-
-def _number(value: Any) -> bool:
-    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
-    return type(value) in (int, float) and abs(value) <= FLOAT
 
 
 def _shapes(tensors: Tree) -> str:

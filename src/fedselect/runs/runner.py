@@ -102,9 +102,9 @@ def _withdrawn(out: Path) -> Iterator[None]:
     try:
         yield
     except InputError as e:
-        if any(out.glob("**/checkpoint/*")) or any(out.glob("**/summary.json")):
-            raise InputError(f"{e} Add --overwrite to begin anew.") from None
         if ranks.rank() == 0:
+            if any(out.glob("**/checkpoint/*")) or any(out.glob("**/summary.json")):
+                raise InputError(f"{e} Add --overwrite to begin anew.") from None
             empty(out)
         raise
 

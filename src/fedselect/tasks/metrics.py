@@ -11,13 +11,16 @@ from torch import Tensor
 from fedselect.core.errors import InputError
 
 LOSS = "test_loss"
-LARGEST = torch.finfo(torch.float32).max
-"""No number that is measured may be larger in size, so that means of them are finite, too."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
+    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
 
 
 def known(value: float) -> float | None:
     """A number as it is recorded; None where it is not defined: NaN, infinite or too large."""
-    return round(value, 6) if abs(value) <= LARGEST else None
+    return round(value, 6) if is_number(value) else None
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,7 @@ class Measure:
 
     def unfit(self, value: Any) -> str:
         """Why a recorded value cannot be this number, in words; nothing where it can. None stands for an undefined one."""
-        plain = value is None or (type(value) in (int, float) and abs(value) <= LARGEST)
-        if plain and (value is None or self.low <= value <= self.high):
+        if value is None or (is_number(value) and self.low <= value <= self.high):
             return ""
         mend = (
             'if this loss may be negative, set lowest_loss = float("-inf") in the task.'

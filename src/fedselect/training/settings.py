@@ -133,7 +133,7 @@ def _named(kind: str, name: str, settings: Mapping[str, Any], own: Mapping[str, 
             owner = next(other for other, row in table.items() if n in options(row))
             flags = f"--{kind} {owner} --{n.replace('_', '-')} {value}"
             raise InputError(f"{_said(kind, name)} has no use for {n}; leave it out, or use {kind} {owner} ({flags}).")
-    given = {n: v for n, v in settings.items() if n in known} | own
+    given = {**{n: v for n, v in settings.items() if n in known}, **own}
     return made(**{n: o.value(given) for n, o in known.items()})
 
 
@@ -145,7 +145,7 @@ def _said(kind: str, value: object) -> str:
     return f"{kind} {value if isinstance(value, str) else type(value).__name__}"
 
 
-def _check_class(made: type) -> None:
+def _check_class(made: Any) -> None:
     how = getattr(made, "__dataclass_params__", None)
     if how is None or not how.frozen or "__dataclass_params__" not in vars(made):
         raise InputError(
