@@ -13,7 +13,9 @@ from local import QUICK, Room
 from torch import nn
 
 import fedselect as fs
+from fedselect.network import drive
 from fedselect.network.assignment import Assignment
+from fedselect.network.plan import Plan, Shape
 from fedselect.network.server import Server
 from fedselect.report import write_report
 from fedselect.report.figures import write_figures
@@ -22,7 +24,6 @@ from fedselect.runs import runner, tables
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import headline, outcome, read_records
 from fedselect.runs.trackers import numbers
-from fedselect.simulate.records import check_defined
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-task.md").read_text(), re.S)
@@ -249,11 +250,15 @@ def test_rounds_that_are_kept_are_not_removed_by_a_refusal(named, tmp_path, monk
     runner.start(config(headline="mae"), tmp_path / "run", overwrite=True)
 
 
-def test_a_headline_that_nobody_has_ends_a_deployment_too():
-    record = {"round": 1, "share": 0.0, "x": None, "mae": 1.0, "r2": None, "test_loss": 2.0}
-    with pytest.raises(fs.InputError, match=r"x is not a finite number for any client; choose .*: mae or test_loss"):
-        check_defined(record, Undefined().measured())
-    check_defined({**record, "share": None}, Undefined().measured())  # nobody was measured
+def test_a_headline_that_nobody_has_ends_a_deployment_too(named, tmp_path, monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", Undefined)
+    data, out = targets(), tmp_path / "run"
+    plan = Plan(config(rounds=50), "federation", "run", 3, Shape.of(data), QUICK)
+    drive.prepare(out, plan)
+    room = Room(plan.assignment("cpu"), data, tmp_path)
+    with pytest.raises(fs.InputError, match=SAID):
+        drive.serve(out, room, None, lambda config, record: None)
+    assert not (out / "metrics.jsonl").exists()  # no round is complete: the first was measured as the second began
 
 
 def wrong_metric(**how):
