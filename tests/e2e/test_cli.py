@@ -21,6 +21,8 @@ from fedselect.report import gather
 from fedselect.runs import progress, rundir, runner, tables
 from fedselect.runs.config import Config
 from fedselect.simulate import checkpoint
+from fedselect.tasks import TASKS
+from fedselect.training.optim import OPTIMIZERS, SCHEDULES
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
 
@@ -135,7 +137,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert any(name.startswith("aggregate/velocity/") for name in kept)
     assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
     none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
-    assert "there is no option 'server_momentum' in this run; aggregate mean has it" in none
+    assert "there is no option 'server_momentum' in this run; aggregate mean has it: add --aggregate mean." in none
 
 
 def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):
@@ -239,13 +241,33 @@ def test_resume_finishes_a_run(cli, halfway, tmp_path):
 
 @pytest.mark.parametrize(
     ("args", "names"),
-    [(["methods"], METHODS), (["data", "list"], DATA), (["models"], MODELS), (["aggregators"], AGGREGATORS)],
-    ids=["methods", "data", "models", "aggregators"],
+    [
+        (["methods"], METHODS),
+        (["data", "list"], DATA),
+        (["models"], MODELS),
+        (["tasks"], TASKS),
+        (["optimizers"], [*OPTIMIZERS, "schedule", *SCHEDULES]),
+        (["aggregators"], AGGREGATORS),
+    ],
+    ids=lambda a: " ".join(a) if isinstance(a, list) else "",
 )
 def test_lists_name_everything_there_is(cli, args, names):
     said = cli(*args)
     assert said.code == 0
     assert [line.split()[0] for line in said.out.splitlines() if line[:1].isalpha()][1 : len(names) + 1] == list(names)
+
+
+def test_optimizers_are_listed_with_the_defaults_that_runs_have(cli):
+    said = cli("optimizers").out
+    assert "weight_decay=0.0" in said
+    assert "weight_decay=0.01" not in said  # AdamW's own, in Python
+
+
+def test_a_tables_options_can_be_named(cli, tmp_path):
+    args = ("run", *TINY, "--rounds", 1, "--aggregate.server-momentum", 0.5, "--training.momentum", 0.1, "--data.test", 5)
+    assert cli(*args, "--out", tmp_path / "a").code == 0
+    found = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert (found["aggregate"]["server_momentum"], found["training"]["momentum"], found["data"]["test"]) == (0.5, 0.1, 5)
 
 
 def test_one_methods_options(cli):
@@ -341,7 +363,7 @@ def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path,
         (["--methods", "fedselect,fedvg"], "there is no method 'fedvg'; did you mean 'fedavg'"),
         (["--methods", ","], "name at least one method"),
         (["--seeds", "0,x"], "seeds are whole numbers with commas between, not '0,x'"),
-        (["--methods", "local", "--fedrep.lr", "1"], "there is no method in this command 'fedrep'"),
+        (["--methods", "local", "--fedrep.lr", "1"], "there is no method or table in this command 'fedrep'"),
         (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
         (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
         (["--methods", "local", "--seed", "1"], "there is no option 'seed'; did you mean 'seeds'"),

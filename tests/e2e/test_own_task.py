@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from local import QUICK, Room
 from torch import nn
 
 import fedselect as fs
+from fedselect.network import drive
 from fedselect.network.assignment import Assignment
+from fedselect.network.plan import Plan, Shape
 from fedselect.network.server import Server
 from fedselect.report import write_report
 from fedselect.report.figures import write_figures
@@ -150,18 +153,166 @@ def test_a_metric_that_is_undefined_is_blank_and_left_out_of_the_mean():
     data = targets()
     x, y = data.clients[1].test
     data = fs.Federation([c if i != 1 else fs.ClientData(c.train, (x, torch.ones_like(y))) for i, c in enumerate(data.clients)])
-
-    def r2(outputs, targets):
-        total = ((targets - targets.mean()) ** 2).sum()
-        return torch.where(total > 0, 1 - ((outputs.squeeze(-1) - targets) ** 2).sum() / total, torch.nan)
-
-    class Blank(REGRESSION):
-        metrics = (fs.Metric("r2", of=r2),)
-
-    result = fs.run(fs.FedAvg(lr=0.05), model=small(), data=data, rounds=1, task=Blank())
+    result = fs.run(fs.FedAvg(lr=0.05), model=small(), data=data, rounds=1, task=REGRESSION(), headline="r2")
     values = [c["r2"] for c in result.clients]
     assert values[1] is None
     assert result.headline == pytest.approx((values[0] + values[2]) / 2, abs=2e-6)
+
+
+class Infinite(REGRESSION):
+    """A metric that is infinite on the targets of the last client, which are about 2."""
+
+    @staticmethod
+    def some(outputs, targets):
+        return torch.where(targets.mean() > 1.5, -torch.inf, (outputs.squeeze(-1) - targets).abs().mean())
+
+    metrics = (fs.Metric("x", of=some),)
+
+
+def test_an_infinite_metric_is_blank_in_every_file(named, tmp_path, monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", Infinite)
+    runner.start(config("local", cross=True), tmp_path / "run")
+    text = "".join((tmp_path / "run" / name).read_text() for name in ("metrics.jsonl", "summary.json"))
+    assert "Infinity" not in text
+    found = outcome(tmp_path / "run")
+    assert found["clients"][2] is None
+    assert found["x"] == pytest.approx((found["clients"][0] + found["clients"][1]) / 2, abs=2e-6)
+    assert [row[2] for row in found["cross"]] == [None] * 3
+
+
+class Likelihood(REGRESSION):
+    """A loss that may be negative."""
+
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) - 100.0
+
+
+class Share(REGRESSION):
+    metrics = (fs.Metric("x", low=0.0, high=1.0, of=lambda outputs, targets: torch.tensor(1.5)),)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Likelihood, r'test_loss -\d+\.\d+, which does not lie in 0 to inf; .* set lowest_loss = float\("-inf"\) in the task'),
+        (Share, "x 1.5, which does not lie in 0 to 1; correct the metric, or low and high of its fs.Metric"),
+    ],
+)
+def test_what_a_server_would_turn_away_is_said_in_simulation(task, said, tmp_path):
+    data, method = targets(), fs.FedAvg(lr=0.05)
+    with pytest.raises(fs.InputError, match=f"client 0, round 1: it measured {said}"):
+        fs.run(method, model=small(), data=data, rounds=1, task=task())
+    assigned = Assignment(method, small(), fs.Training(), task(), data, seed=0, clients=3)
+    server, room = Server(assigned, QUICK, tmp_path / "masks"), Room(assigned, data, tmp_path)
+    server.step(room)
+    assert re.search(f"it measured {said}", server.close(room).rejected["client 0"])
+
+
+def test_a_loss_that_says_it_may_be_negative_is_taken(tmp_path):
+    class Low(Likelihood):
+        lowest_loss = float("-inf")
+
+    data, method = targets(), fs.FedAvg(lr=0.05)
+    assert fs.run(method, model=small(), data=data, rounds=1, task=Low(), headline="test_loss").headline < 0
+    assigned = Assignment(method, small(), fs.Training(), Low(), data, seed=0, clients=3)
+    server, room = Server(assigned, QUICK, tmp_path / "masks"), Room(assigned, data, tmp_path)
+    server.step(room)
+    assert server.close(room).rejected == {}
+
+
+class Undefined(REGRESSION):
+    metrics = (fs.Metric("x", of=lambda outputs, targets: torch.tensor(torch.nan)), *REGRESSION.metrics)
+
+
+SAID = (
+    r"round 1: x is not a finite number for any client; choose another with headline=... \(--headline\): mae or r2 or test_loss"
+)
+
+
+def test_a_headline_that_nobody_has_is_refused_in_the_first_evaluation(named, tmp_path, monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", Undefined)
+    rounds = []
+    with pytest.raises(fs.InputError, match=SAID):
+        runner.start(config(rounds=50), tmp_path / "run", watch=lambda config, record: rounds.append(record))
+    assert rounds == []
+    runner.start(config(headline="mae"), tmp_path / "run")  # nothing is in the way
+    both = runner.Comparison({name: config(name) for name in ("local", "fedavg+ft")})
+    with pytest.raises(fs.InputError, match=SAID):
+        runner.start_comparison(both, tmp_path / "both")
+    assert [p.name for p in (tmp_path / "both").iterdir()] == [".lock"]
+
+
+def test_rounds_that_are_kept_are_not_removed_by_a_refusal(named, tmp_path, monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", Undefined)
+    monkeypatch.setattr(runner, "OVERHEAD", 1e9)  # a checkpoint after every round
+    with pytest.raises(fs.InputError, match=r"round 2: x is not .* Add --overwrite to begin anew\."):
+        runner.start(config(eval_every=2), tmp_path / "run")
+    runner.start(config(headline="mae"), tmp_path / "run", overwrite=True)
+
+
+def test_a_headline_that_nobody_has_ends_a_deployment_too(named, tmp_path, monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "regression", Undefined)
+    data, out = targets(), tmp_path / "run"
+    plan = Plan(config(rounds=50), "federation", "run", 3, Shape.of(data), QUICK)
+    drive.prepare(out, plan)
+    room = Room(plan.assignment("cpu"), data, tmp_path)
+    with pytest.raises(fs.InputError, match=SAID):
+        drive.serve(out, room, None, lambda config, record: None)
+    assert not (out / "metrics.jsonl").exists()  # no round is complete: the first was measured as the second began
+
+
+def wrong_metric(**how):
+    return type("Wrong", (REGRESSION,), {"metrics": (fs.Metric("x", **how),)})()
+
+
+class Mean(REGRESSION):
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets).mean()
+
+
+class Wide(REGRESSION):
+    def loss(self, outputs, targets):
+        return (outputs - targets) ** 2
+
+
+class Comma(REGRESSION):
+    metrics = fs.Metric("x", of=torch.mean)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (wrong_metric(of=lambda o, t: o[:, 0] - t), r"the metric x returns \(2,\) for 2 samples; .* by_sample=True"),
+        (
+            wrong_metric(of=lambda o, t: o.mean(), by_sample=True),
+            r"the metric x returns \(\) for 2 samples; return \(2,\), one number for each, or leave by_sample out",
+        ),
+        (wrong_metric(of=lambda o, t: o @ t), r"the metric x fails on outputs of shape \(2, 1\) and targets of shape \(2,\)"),
+        (Mean(), r"Mean.loss returns \(\) for 2 samples; return \(2,\), one number for each, not their mean"),
+        (Wide(), r"Wide.loss returns \(2, 2\) for 2 samples; return \(2,\)"),
+        (Comma(), r"Comma.metrics must be a tuple of metrics, .* metrics = \(fs.Metric\(...\),\)"),
+    ],
+)
+def test_a_task_is_tried_before_anything_trains(task, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.Simulation(fs.FedAvg(), small(), targets(), task=task)
+    with pytest.raises(fs.InputError, match=said):
+        Assignment(fs.FedAvg(), small(), fs.Training(), task, targets(), seed=0, clients=3)
+
+
+@dataclass
+class Loose(fs.Task):
+    """Not frozen."""
+
+    k: float = 1.0
+
+    def loss(self, outputs, targets):
+        return (outputs.squeeze(-1) - targets) ** 2
+
+
+def test_a_task_that_could_change_is_refused():
+    with pytest.raises(fs.InputError, match=r"Loose must be a frozen dataclass, .* put @dataclass\(frozen=True\) before"):
+        fs.compare({"a": fs.FedAvg()}, model=small(), data=targets(), rounds=1, task=Loose())
 
 
 def test_files_tables_and_trackers_show_the_headline(named, tmp_path):
@@ -226,7 +377,7 @@ def test_a_resumed_run_goes_on_to_the_bit(named, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"headline": "mse"}, "mse"),
+        ({"headline": "mse"}, "this task has no metric 'mse'; it has mae, r2, test_loss"),
         ({"task": {"name": "regresion"}}, "regression"),
         ({"task": "regression"}, "task must be a table"),
     ],

@@ -21,7 +21,7 @@ from fedselect.paper.protocol import choose, read_column, read_tuning, targets
 from fedselect.paper.write import as_csv, as_json, as_latex, lean
 from fedselect.runs import environment, runner
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import identity
+from fedselect.runs.rundir import identity, write_measures
 from fedselect.runs.runner import summarise
 from fedselect.simulate import checkpoint
 
@@ -229,6 +229,19 @@ def test_rates_are_never_chosen_on_test_data(tmp_path):
         write(tmp_path / name_of(config), 0.5, score="test")
     with pytest.raises(fs.RunError, match="scored on test images"):
         tune.judged([("digits", "local")], how, tmp_path)
+
+
+def test_only_accuracies_are_reproduced(tmp_path):
+    how = dataclasses.replace(SMALL, rates="tuned")
+    for place in (*(tmp_path / name_of(c.config) for c in cells(on_digits("table1", "local"), SMALL, {})),
+                  *(tmp_path / name_of(config) for _, _, config in trials("digits", "local", how))):  # fmt: skip
+        write(place, 0.5)
+        write_measures(place, fs.Classification().measured("test_loss"))
+    said = "has the headline test_loss, and reproduce compares accuracy; remove it to run it anew"
+    with pytest.raises(fs.RunError, match=said):
+        tune.judged([("digits", "local")], how, tmp_path)
+    with pytest.raises(fs.RunError, match=said):
+        blocks(on_digits("table1", "local"), SMALL, {}, tmp_path)
 
 
 @pytest.mark.usefixtures("two_seeds")

@@ -38,3 +38,8 @@ def test_a_run_that_diverges_does_not_stop_the_others(digits):
 def test_nothing_can_be_run_for_no_rounds(digits):
     with pytest.raises(fs.InputError, match="rounds must be at least 1"):
         fs.compare(METHODS, model=fs.models.mlp(digits), data=digits, rounds=0)
+
+
+def test_methods_have_names(digits):
+    with pytest.raises(fs.InputError, match=r"""methods must be a dict .* such as {"fedavg": fs.FedAvg\(\)}, not a list"""):
+        fs.compare([fs.FedAvg()], model=fs.models.mlp(digits), data=digits)

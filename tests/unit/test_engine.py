@@ -264,3 +264,46 @@ def test_what_a_deployment_would_refuse_is_said_in_simulation(digits, wrong, sai
     method = Undeployable(fs.Fixed(lambda model, name: model.is_head(name)), (("all", 1),), wrong=wrong)
     with pytest.raises(fs.InputError, match=said):
         Simulation(method, fs.models.mlp(digits, hidden=4), digits).step()
+
+
+def test_a_checkpoint_of_packed_rows_goes_with_any_headline(digits, tmp_path):
+    """Scores of models that are forgotten lie in the task's own order, whatever the run shows first."""
+
+    def simulation(headline):
+        how = {"rows": "personal", "chunk": 1, "fraction": 0.4, "headline": headline}  # one client of three trains in a round
+        return Simulation(fs.FedSelect(), fs.models.mlp(digits), digits, **how)
+
+    one, other = simulation(None), simulation("test_loss")
+    one.step()
+    one.save(tmp_path)
+    assert other.resume(tmp_path)
+    expected, found = one.step()["clients"], other.step()["clients"]
+    for name in ("accuracy", "test_loss"):
+        assert found[name] == expected[name]
+    assert found["test_loss_local"] == expected["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rounds": "3"}, "rounds must be a whole number, not '3'"),
+        ({"rounds": 2.5}, "rounds must be a whole number, not 2.5"),
+        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ({"fraction": "x"}, "fraction must be a number, not 'x'"),
+        ({"eval_every": "1"}, "eval_every must be a whole number, not '1'"),
+        ({"late": "2@1"}, r"late is how many clients join late and in which round, such as \(2, 10\), not '2@1'"),
+        ({"late": (1, 1.5)}, "late is how many clients join late and in which round"),
+        ({"chunk": 1.5}, "chunk must be at least 1 or auto, not 1.5"),
+        ({"deterministic": "yes"}, "deterministic is True or False, not 'yes'"),
+        ({"headline": 3}, "headline is the name of a metric, not 3"),
+    ],
+    ids=str,
+)
+def test_an_option_of_a_run_of_another_kind_is_refused(digits, wrong, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.run(fs.FedAvg(), model=fs.models.mlp(digits), data=digits, **{"rounds": 1, **wrong})
+
+
+def test_rounds_of_a_simulation_are_whole_numbers(digits):
+    with pytest.raises(fs.InputError, match="rounds must be a whole number, not '3'"):
+        Simulation(fs.FedAvg(), fs.models.mlp(digits), digits, rounds="3")

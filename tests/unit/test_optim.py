@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedselect as fs
+from fedselect.cli.flags import configure
 from fedselect.methods import METHODS
 from fedselect.runs.config import Config, place
 from fedselect.runs.rundir import core
@@ -279,7 +280,7 @@ class Loose(Plain):
         ({"schedule": 3}, "schedule is one of constant, step, cosine, or a fs.Schedule, not 3"),
         ({"decay": 0.98}, r"no use for decay; .* use schedule step \(--schedule step --decay 0.98\)"),
         ({"schedule": "cosine", "decay_every": 2}, "schedule cosine has no use for decay_every"),
-        ({"schedule": "step"}, r"decay must be in \(0, 1\), not 1.0"),
+        ({"schedule": "step"}, "give --decay between 0 and 1, such as 0.98, not 1.0"),
         ({"schedule": "step", "decay": 0.5, "decay_every": 0}, "decay_every must be at least 1, not 0"),
         ({"warmup": -1}, "warmup must not be negative, not -1"),
     ],
@@ -309,8 +310,10 @@ def test_a_configuration_says_what_to_write_for_the_decay_that_a_method_had():
     said = r'no longer an option of a method; .* write schedule = "step", decay = 0.98, decay_every = 1 under \[training\]'
     with pytest.raises(fs.InputError, match=said):
         Config(method={"name": "fedselect", "decay": 0.98}).complete()
-    with pytest.raises(fs.InputError, match=r"--schedule step --decay 0\.98 --decay-every 1"):
-        place("fedselect.decay", ["fedselect"], {"data": "digits"})
+    with pytest.raises(fs.InputError, match=r"--schedule step --decay 0\.97 --decay-every 1"):
+        configure({}, "fedselect", None, None, {"fedselect.decay": "0.97"})
+    with pytest.raises(fs.InputError, match=r"give --server-momentum 0\.7\."):
+        configure({}, "fedselect", None, None, {"fedselect.server-momentum": "0.7"})
     made = Config(training={"schedule": "step", "decay": 0.98, "decay_every": 1}).complete()
     assert made.make_training().factor(3, 30) == 0.98**3
 
@@ -323,6 +326,95 @@ def test_a_flag_that_a_method_and_training_have_must_say_whose_it_is():
     assert place("training.decay-every", ["lg-fedavg"], {"data": "digits"}) == [("training", "decay_every")]
     with pytest.raises(fs.InputError, match="there is no training option 'warm'; did you mean 'warmup'"):
         place("training.warm", ["lg-fedavg"], {"data": "digits"})
+
+
+@dataclass(frozen=True)
+class Slowed(fs.Mean):
+    """A mean with options that have names of others'."""
+
+    limit: float = 0.5
+    momentum: float = 0.5
+    server_momentum: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "limit",
+            r"limit is an option of fedselect and of aggregate; say which is meant: --fedselect.limit or --aggregate.limit",
+        ),
+        (
+            "momentum",
+            r"an option of training and of aggregate; say which is meant: --training.momentum or --aggregate.momentum",
+        ),
+    ],
+)
+def test_a_flag_that_an_aggregator_has_too_must_say_whose_it_is(monkeypatch, name, said):
+    monkeypatch.setitem(fs.AGGREGATORS, "slowed", Slowed)
+    chosen = {"aggregate": "slowed"}
+    with pytest.raises(fs.InputError, match=said):
+        configure({}, "fedselect", None, None, {name: "0.1"}, **chosen)
+    made = configure({}, "fedselect", None, None, {f"aggregate.{name}": "0.1"}, **chosen)
+    assert made.aggregate[name] == 0.1
+    assert (made.method["limit"], made.training["momentum"]) == (0.3, 0.5)
+    with pytest.raises(fs.InputError, match="there is no aggregate option 'limt'; did you mean 'limit'"):
+        configure({}, "fedselect", None, None, {"aggregate.limt": "0.1"}, **chosen)
+
+
+@dataclass(frozen=True)
+class Eager(fs.Classification):
+    rate: float = 0.5
+
+
+def test_a_flag_that_a_task_has_too_must_say_whose_it_is(monkeypatch):
+    monkeypatch.setitem(fs.TASKS, "eager", Eager)
+    with pytest.raises(fs.InputError, match=r"say which is meant: --fedselect.rate or --task.rate\."):
+        configure({}, "fedselect", None, None, {"rate": "0.1"}, task="eager")
+    assert configure({}, "fedselect", None, None, {"task.rate": "0.1"}, task="eager").task == {"name": "eager", "rate": 0.1}
+
+
+@dataclass(frozen=True)
+class Needy(fs.Schedule):
+    needs_rounds = False
+    end: float
+
+    def factor(self, round, rounds):
+        return self.end
+
+
+@dataclass(frozen=True)
+class Ending(Plain):
+    end: float = 0.5
+
+
+def test_an_own_option_is_a_setting_of_training(monkeypatch):
+    monkeypatch.setitem(fs.OPTIMIZERS, "ending", Ending)
+    monkeypatch.setitem(fs.SCHEDULES, "needy", Needy)
+    made = Config(training={"optimizer": "ending", "end": 0.2}).complete()
+    assert made.training["end"] == 0.2
+    assert made.make_training().the_optimizer == Ending(end=0.2)
+    assert "end" not in Config().complete().training
+    with pytest.raises(fs.InputError, match="end has no default; give it: --end"):
+        Config(training={"schedule": "needy"}).complete()
+    with pytest.raises(fs.InputError, match="end has no default; give it: --end"):
+        Training(schedule="needy")
+    with pytest.raises(fs.InputError, match="the optimizer and the schedule both have an option end; rename one"):
+        Config(training={"optimizer": "ending", "schedule": "needy", "end": 0.2}).complete()
+    with pytest.raises(fs.InputError, match="optimizer ending has no use for momentum"):
+        Config(training={"optimizer": "ending", "end": 0.2, "momentum": 0.9}).complete()
+    with pytest.raises(
+        fs.InputError, match="there is no option 'end' in this run; optimizer ending has it: add --optimizer ending"
+    ):
+        configure({}, None, None, None, {"end": "0.2"})
+    with pytest.raises(fs.InputError, match=r"'end' is an option of optimizer ending and belongs under \[training\]"):
+        configure({"end": 0.2}, None, None, None, {})
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "schedule"])
+def test_a_name_that_is_not_there_may_be_a_plugins(kind):
+    with pytest.raises(fs.InputError, match=rf"there is no {kind} 'lino'; .*If a plugin has it, add --plugin\."):
+        Config(training={kind: "lino"}).complete()
 
 
 def test_runs_of_before_keep_their_identity():

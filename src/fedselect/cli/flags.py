@@ -4,6 +4,7 @@ from typing import Any
 
 from fedselect.core.errors import InputError
 from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, place
+from fedselect.training.settings import SEAMS, own_options
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that takes such flags."""
@@ -87,9 +88,22 @@ def configure(
         raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
     names = among or [parts["method"]["name"]]
+    trained = {kind: given_flags.get(kind, given_flags.get(f"training.{kind}")) for kind in SEAMS}
+    parts["training"] = _of(parts["training"], trained)
+    picked = {part: table.get("name") for part, table in parts.items()} | {k: parts["training"].get(k) for k in SEAMS}
     for flag, value in given_flags.items():
-        for home, option in place(flag, names, {part: table.get("name") for part, table in parts.items()}):
+        for home, option in place(flag, names, picked):
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}
     return Config.from_dict({**raw, **parts, **given}, where)
+
+
+def _of(training: dict[str, Any], asked: dict[str, str | None]) -> dict[str, Any]:
+    """Settings of training with the optimizer and schedule that were asked for; options of others mean nothing then."""
+    for kind, name in asked.items():
+        before = training.get(kind)
+        if name and before not in (None, name):
+            training = {k: v for k, v in training.items() if k not in own_options(kind, str(before))}
+        training |= {kind: name} if name else {}
+    return training

@@ -1,5 +1,6 @@
-"""Commands that say what there is: methods, models, aggregators, data, version."""
+"""Commands that say what there is: methods, models, tasks, optimizers, aggregators, data, version."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +19,14 @@ from fedselect.data.fetch import fetch
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.runs import presets
-from fedselect.training.settings import Training
+from fedselect.tasks import TASKS
+from fedselect.training.settings import SEAMS, Training
 
 data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (methods, models, aggregators, version):
+    for command in (methods, models, tasks, optimizers, aggregators, version):
         app.command()(command)
     app.add_typer(data_app, name="data")
 
@@ -84,6 +86,17 @@ def models() -> None:
     _list("model", MODELS)
 
 
+def tasks() -> None:
+    """List what outputs and targets can mean, and the options."""
+    _list("task", TASKS)
+
+
+def optimizers() -> None:
+    """List the optimizers and schedules of local training and their options."""
+    for kind, (table, _, _) in SEAMS.items():
+        _list(kind, table, options(Training))
+
+
 def aggregators() -> None:
     """List what the server can make of uploads, and the options."""
     _list("aggregator", AGGREGATORS)
@@ -94,12 +107,14 @@ def version() -> None:
     console.print(package_version(), highlight=False)
 
 
-def _list(kind: str, table: Any) -> None:
+def _list(kind: str, table: Any, settings: Mapping[str, Option] | None = None) -> None:
+    """Rows of a table; an option that is a setting of every run has that one's default."""
     grid = Table(box=None, pad_edge=False)
     grid.add_column(kind, style="bold", no_wrap=True)
     grid.add_column("what it does, and its options with their defaults")
     for name, factory in table.items():
-        grid.add_row(name, f"{summary(factory)}\n[dim]{_inline(options(factory))}[/dim]")
+        own = {n: (settings or {}).get(n, o) for n, o in options(factory).items()}
+        grid.add_row(name, f"{summary(factory)}\n[dim]{_inline(own)}[/dim]")
     console.print(grid, highlight=False)
 
 

@@ -34,7 +34,9 @@ def _program(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MODULE", help="Load your own methods, data and models: a module, or NAME.py here. Goes with any command."
+            metavar="MODULE",
+            help="Load your own methods, data, models, tasks, optimizers, schedules and aggregators: a module, or NAME.py "
+            "here. Goes with any command.",
         ),
     ] = None,  # `main` takes it out wherever it stands; here it is for the help
 ) -> None:

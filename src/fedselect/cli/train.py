@@ -26,9 +26,9 @@ from fedselect.simulate import ranks
 from fedselect.simulate.records import Record
 
 _MORE = (
-    "Options of the method, the data, the model, the aggregator and of local training are flags too: [bold]--limit 0.5 "
-    "--clients 8 --width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and [bold]fedselect data list[/bold] "
-    "show them."
+    "Options of the method, the data, the model, the task, the aggregator and of local training are flags too: "
+    "[bold]--limit 0.5 --clients 8 --width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and "
+    "[bold]fedselect data list[/bold] show them."
 )
 _STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 

@@ -24,6 +24,14 @@ class Option:
         choices = _choices(self.kind)
         return f"{self.name}={_show(self.default)}" + (f" ({'|'.join(map(str, choices))})" if choices else "")
 
+    def value(self, given: Mapping[str, Any]) -> Any:
+        """What is given for it, checked, or its default."""
+        if self.name in given:
+            return self.parse(given[self.name])
+        if self.default is inspect.Parameter.empty:
+            raise InputError(f"{self.name} has no default; give it: --{self.name.replace('_', '-')}.")
+        return self.default
+
     def parse(self, value: Any) -> Any:
         """A value from a flag (text) or a file, checked against the annotation."""
         kinds = [k for k in _members(self.kind) if k is not types.NoneType]
@@ -92,7 +100,7 @@ def resolve(kind: str, name: str, table: Mapping[str, Callable[..., Any]], given
     for option in given:
         if option not in known:
             raise unknown(f"option of {kind} {name}:", option, known)
-    return {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
+    return {n: o.value(given) for n, o in known.items()}
 
 
 def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Mapping[str, Any], **fixed: Any) -> T:

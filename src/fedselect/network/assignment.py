@@ -50,8 +50,8 @@ class Assignment:
         fitted = Fitted(self.model, self.device)
         object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
-        x, _ = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
-        fitted.check(x[0], self.task, self.data)
+        x, y = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
+        self.task.check(fitted.check(x[0], self.task, self.data), y[0])
 
     @property
     def address(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from fedselect.methods.method import check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
+from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
 from fedselect.training.work import score
 
@@ -76,7 +77,7 @@ class Node:
         check_upload(up, self.method.wants(self.assigned.model, state), work.n)
         said, parts = put_packet(codec.pack(first(up.values), first_mask(up.sent)))
         loss = float(work.loss[0])
-        head = {"round": round, "weight": float(up.weight[0]), "train_loss": None if loss != loss else loss, **said}
+        head = {"round": round, "weight": float(up.weight[0]), "train_loss": known(loss), **said}
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
@@ -117,8 +118,7 @@ class Node:
         )
         headline = assigned.metrics[0].name
         figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
-        known = {name: None if bool(v[0].isnan()) else float(v[0]) for name, v in figures.items()}
-        return {**known, "share": personal / assigned.model.size}, merged
+        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, merged
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""

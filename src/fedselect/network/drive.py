@@ -14,7 +14,7 @@ from fedselect.network.vault import Vault
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
 from fedselect.runs.runner import Watch, summarise
-from fedselect.simulate.records import SENT, Record, columns, mean_of, means
+from fedselect.simulate.records import SENT, Record, check_defined, columns, mean_of, means
 from fedselect.tasks.metrics import Measure
 
 
@@ -70,6 +70,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         if not history:  # what is there of this round and later ones, an earlier server wrote
             history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
         _measured(record, outcome, server.assigned.metrics)
+        if record["round"] <= plan.config.eval_every:
+            check_defined(record, server.assigned.metrics)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(record) + "\n")

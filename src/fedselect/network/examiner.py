@@ -1,7 +1,7 @@
 """What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
-from fedselect.tasks.metrics import Measure
+from fedselect.simulate.records import figures
+from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
 """No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
@@ -41,9 +42,7 @@ class Examiner:
         self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
-        headline = assigned.metrics[0]
-        views = (replace(headline, name=f"{headline.name}_{view}") for view in ("local", "merged"))
-        self.figures_of = {m.name: m for m in (*assigned.metrics, *views, Measure("share", low=0.0, high=1.0))}
+        self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -79,7 +78,7 @@ class Examiner:
                 raise DataError(f"it sent a negative number in extra/{name}")
         self._norms(values, sent, extra, params)
         loss = letter.head.get("train_loss")
-        if loss is not None and not _number(loss):
+        if loss is not None and not is_number(loss):
             raise DataError(f"it sent the training loss {loss!r}")
         return Update(
             values,
@@ -97,9 +96,10 @@ class Examiner:
         if not isinstance(found, dict) or (found and set(found) != set(self.figures_of)):
             raise DataError(f"it measured {found!r}")
         for name, value in found.items():
-            m = self.figures_of[name]
-            if not (_number(value) and m.low <= value <= m.high) and (value is not None or name == "share"):
-                raise DataError(f"it measured {name} {value!r}")
+            if value is None and name == "share":
+                raise DataError("it measured no share")
+            if why := self.figures_of[name].unfit(value):
+                raise DataError(f"it measured {why}")
         return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:
@@ -134,11 +134,6 @@ class Examiner:
                 f"its update has length {math.sqrt(moved):.3g}, more than {self.max_norm:g} times the model's "
                 f"{math.sqrt(size):.3g}; {CALM}"
             )
-
-
-def _number(value: Any) -> bool:
-    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
-    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
 
 
 def _shapes(tensors: Tree) -> str:

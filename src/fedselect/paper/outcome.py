@@ -7,11 +7,13 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedselect.core.errors import RunError
 from fedselect.core.files import read_json
 from fedselect.paper.numbers import PUBLISHED
 from fedselect.paper.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.paper.protocol import Target, read_column
 from fedselect.runs.rundir import finished, headline
+from fedselect.tasks.metrics import ACCURACY
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
 
@@ -171,13 +173,19 @@ def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
     )
 
 
+def read_summary(place: Path) -> dict[str, Any]:
+    """The outcome of a run of the protocol: shares of samples, of which more is better. Others are refused."""
+    if (first := headline(place).name) != ACCURACY.name:
+        raise RunError(f"{place} has the headline {first}, and reproduce compares {ACCURACY.name}; remove it to run it anew.")
+    return read_json(place / "summary.json", "it should hold the outcome of a run.")
+
+
 def _seed(seed: int, place: Path) -> Seed:
-    said = read_json(place / "summary.json", "it should hold the outcome of a run.")
-    first = headline(place).name
+    said = read_summary(place)
     return Seed(
         seed,
-        100 * said[first],
-        100 * said[f"{first}_tail"],
+        100 * said["accuracy"],
+        100 * said["accuracy_tail"],
         tuple(None if a is None else 100 * a for a in said["clients"]),
         share=said["share"],
         share_live=said.get("share_live"),
@@ -188,7 +196,7 @@ def _seed(seed: int, place: Path) -> Seed:
         curve=tuple(100 * accuracy for _, accuracy in said["curve"]),
         date=said["date"],
         environment=said["environment"],
-        **{view: None if (a := said.get(f"{first}_{view}")) is None else 100 * a for view in ("local", "merged")},
+        **{view: None if (a := said.get(f"accuracy_{view}")) is None else 100 * a for view in ("local", "merged")},
     )
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import locked, read_json, write_json
+from fedselect.paper.outcome import read_summary
 from fedselect.paper.plan import How, in_tuning, name_of, trials
 from fedselect.paper.protocol import Target, read_tuning
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import finished, headline
+from fedselect.runs.rundir import finished
 
 Key = tuple[str, str]
 """Data set and method."""
@@ -74,7 +75,7 @@ def _accuracy(place: Path) -> float | None:
         return -1.0
     if not finished(place):
         return None
-    summary = read_json(place / "summary.json", "it should hold the outcome of a run.")
+    summary = read_summary(place)
     if summary["score"] != "val":
         raise RunError(f"{place} was scored on test images; rates are not chosen on those.")
-    return float(summary[f"{headline(place).name}_tail"])
+    return float(summary["accuracy_tail"])

@@ -24,8 +24,7 @@ from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges
 from fedselect.tasks import TASKS, Task
 from fedselect.tasks.metrics import Metric
-from fedselect.training.optim import OPTIMIZERS, SCHEDULES
-from fedselect.training.settings import Training
+from fedselect.training.settings import SEAMS, Training, training_options
 
 DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -85,12 +84,12 @@ class Config:
         names = (str(method["name"]), str(data["name"]))
         said = suited(*names) if self.preset is None else preset(self.preset, *names)
         method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
-        known = options(Training)
+        known = training_options(given)
         for name in given:
             if name not in known:
                 raise unknown("training option", name, known)
-        training = {n: o.parse(given[n]) if n in given else o.default for n, o in known.items()}
-        check_ranges(**{name: getattr(self, name) for name in RANGES})
+        training = {n: o.value(given) for n, o in known.items()}
+        check_ranges(**{name: getattr(self, name) for name in RANGES if name != "late"})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
@@ -122,7 +121,7 @@ class Config:
         return build("aggregator", self.aggregate["name"], AGGREGATORS, _rest(self.aggregate))
 
     def make_training(self) -> Training:
-        return Training(**self.training)
+        return Training.of(self.training)
 
     def make_task(self) -> Task:
         return build("task", self.task["name"], TASKS, _rest(self.task))
@@ -191,12 +190,17 @@ class Config:
 def _rows(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """The rows of tables that a run with these settings uses."""
     yield from ((table, str(tables[table]["name"])) for table in TABLES)
-    yield from ((kind, str(tables["training"][kind])) for kind in ("optimizer", "schedule"))
+    yield from ((kind, str(tables["training"][kind])) for kind in SEAMS)
 
 
 def load_plugins(named: Iterable[str] = ()) -> None:
     """Load the plugins that are installed, those in the environment, and these."""
-    plugins.load(named, {**{name: rows for name, (_, rows) in TABLES.items()}, "optimizer": OPTIMIZERS, "schedule": SCHEDULES})
+    plugins.load(named, _tables())
+
+
+def _tables() -> dict[str, dict[str, Any]]:
+    """Every table that plugins may add rows to."""
+    return {**{name: rows for name, (_, rows) in TABLES.items()}, **{kind: rows for kind, (rows, _, _) in SEAMS.items()}}
 
 
 DEFAULTS = {"method": "fedselect", "data": "digits"}
@@ -226,49 +230,50 @@ def read(path: Path) -> dict[str, Any]:
 def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> list[tuple[str, str]]:
     """Which tables a flag belongs to: [(table, option)], among the options of what was chosen from each.
 
-    `name` may single a method out: fedselect.limit.
+    `name` may single one out: fedselect.limit, aggregate.limit.
     """
-    name = name.replace("-", "_") if "." not in name else name
-    for method in methods:
-        find("method", method, METHODS)
-    data = str(chosen["data"])
-    find("data", data, DATA)
     head, _, option = name.rpartition(".")
-    if head == "training":
-        option = option.replace("-", "_")
-        if option not in options(Training):
-            raise unknown("training option", option, options(Training))
-        return [("training", option)]
+    option, homes = option.replace("-", "_"), _homes(methods, chosen)
     if head:
-        if head not in methods:
-            raise unknown("method in this command", head, methods)
-        option = option.replace("-", "_")
-        known = options(METHODS[head])
-        if option in GONE.get(head, {}):
-            raise InputError(_instead(option, "0.98"))
-        if option not in known:
-            raise unknown(f"option of method {head}:", option, known)
-        return [(f"method:{head}", option)]
-    homes = [(f"method:{m}", options(METHODS[m])) for m in methods]
-    homes.append(("data", options(DATA[data])))
-    homes.append(("model", options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))))
-    homes.append(("training", options(Training)))
+        return [(_home(head, option, methods, homes), option)]
+    found = [home for home, known in homes.items() if option in known]
+    if len({home.partition(":")[0] for home in found}) > 1:
+        own = [home.removeprefix("method:") for home in found]
+        flags = " or ".join(f"--{home}.{option.replace('_', '-')}" for home in own)
+        raise InputError(f"{option} is an option of {' and of '.join(own)}; say which is meant: {flags}.")
+    if not found:
+        if elsewhere := _owner(option):
+            table, first, *_ = elsewhere.split()
+            raise InputError(f"there is no option {option!r} in this run; {elsewhere} has it: add --{table} {first}.")
+        run = {f.name for f in dataclasses.fields(Config)} - {"plugins"} | {"plugin"}
+        if option in run:  # a field that this command asks for in another way
+            run = run - {option} | {"seeds", "methods"}
+        raise unknown("option", option, run.union(*homes.values()))
+    return [(home, option) for home in found]
+
+
+def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, dict[str, Option]]:
+    """The options of what was chosen, by table; those of methods by method:NAME."""
+    found = {f"method:{m}": options(find("method", m, METHODS)) for m in methods}
+    data = str(chosen["data"])
+    found["data"] = options(find("data", data, DATA))
+    found["model"] = options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))
+    found["training"] = training_options(chosen)
     for table in FLAGGED:
         kind, rows = TABLES[table]
-        homes.append((table, options(find(kind, chosen.get(table) or DEFAULTS[table], rows))))
-    found = [(home, name) for home, known in homes if name in known]
-    own = [home.removeprefix("method:") for home, _ in found if home.startswith("method:")]
-    if own and ("training", name) in found:
-        flags = " or ".join(f"--{home}.{name.replace('_', '-')}" for home in (*own, "training"))
-        raise InputError(f"{name} is an option of {' and '.join(own)} and of training; say which is meant: {flags}.")
-    if not found:
-        if elsewhere := _owner(name):
-            raise InputError(f"there is no option {name!r} in this run; {elsewhere} has it.")
-        run = {f.name for f in dataclasses.fields(Config)} - {"plugins"} | {"plugin"}
-        if name in run:  # a field that this command asks for in another way
-            run = run - {name} | {"seeds", "methods"}
-        raise unknown("option", name, run.union(*(known for _, known in homes)))
+        found[table] = options(find(kind, chosen.get(table) or DEFAULTS[table], rows))
     return found
+
+
+def _home(head: str, option: str, methods: list[str], homes: Mapping[str, Mapping[str, Option]]) -> str:
+    """The table that a flag names, which must have the option."""
+    home = f"method:{head}" if head in methods else head
+    if home not in homes:
+        raise unknown("method or table in this command", head, [h.removeprefix("method:") for h in homes])
+    if option not in homes[home] and option not in GONE.get(head, {}):  # of one that is gone, `complete` says more
+        whose = f"option of method {head}:" if head in methods else f"{head} option"
+        raise unknown(whose, option, homes[home])
+    return home
 
 
 _INSTEAD = {
@@ -288,13 +293,13 @@ def _misplaced(field: str) -> str | None:
     if field in ("methods", "seeds"):
         return f"{field!r} is a field of a comparison; use this file with: fedselect compare --config"
     owner = _owner(field)
-    return f"{field!r} is an option of {owner} and belongs under [{owner.split()[0]}]." if owner else None
+    table = owner.partition(" ")[0]
+    return f"{field!r} is an option of {owner} and belongs under [{'training' if table in SEAMS else table}]." if owner else None
 
 
 def _owner(option: str) -> str:
     """Who has an option: method fedselect or layers. Nobody: an empty text."""
-    tables = {"training": {"": Training}, **{name: table for name, (_, table) in TABLES.items()}}
-    for kind, table in tables.items():
+    for kind, table in {"training": {"": Training}, **_tables()}.items():
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
             return " ".join(filter(None, (kind, " or ".join(names))))

@@ -1,7 +1,7 @@
 """Presets: values by name, published ones or our own. What a flag or a file says comes on top of them.
 
 paper    FedSelect's comparison: three local epochs, one tuned rate for every method and data set
-authors  each method's own published values; of FedSelect, the reading of its released code
+authors  each method's own published values; of FedSelect, those nearest to its released code (docs/methods/fedselect.md)
 ours     the reading of FedSelect that did best on held-out images here (docs/reproduction.md)
 """
 

@@ -41,6 +41,7 @@ from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, evaluated, means
 from fedselect.simulate.stack import Stack, form, stacks
+from fedselect.tasks.metrics import known
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
@@ -71,7 +72,8 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
             empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
-        (run,) = go_on([out], stop, watch, begun=(config, simulation))
+        with _withdrawn(out):
+            (run,) = go_on([out], stop, watch, begun=(config, simulation))
         return Result(run.simulation, run.history)
 
 
@@ -90,7 +92,21 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
             empty(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
-        return _go_on_comparison(out, stop, watch)
+        with _withdrawn(out):
+            return _go_on_comparison(out, stop, watch)
+
+
+@contextmanager
+def _withdrawn(out: Path) -> Iterator[None]:
+    """What is refused as soon as it runs leaves nothing in the way of the same command, corrected; rounds that are kept stay."""
+    try:
+        yield
+    except InputError as e:
+        if ranks.rank() == 0:
+            if any(out.glob("**/checkpoint/*")) or any(out.glob("**/summary.json")):
+                raise InputError(f"{e} Add --overwrite to begin anew.") from None
+            empty(out)
+        raise
 
 
 def resume(out: Path, watch: Watch | None = None) -> list[Path]:
@@ -259,7 +275,7 @@ class _Run:
             return
         summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
-            summary["cross"] = [[None if v != v else round(v, 6) for v in row] for row in cross]
+            summary["cross"] = [[known(v) for v in row] for row in cross]
         write_json(self.out / "summary.json", summary)
 
 
@@ -328,7 +344,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     headline = metrics[0].name
     kept = [r for r in history if r[headline] is not None]
     if not kept:
-        raise RunError(f"{headline} is not defined for any client; choose another metric with --headline.")
+        raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
     last = kept[-1]
     tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
     own = [a for a in last["clients"][headline] if a is not None]

@@ -23,7 +23,7 @@ from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import as_federation, as_model, as_task, check_present, check_ranges, pick_device, pick_precision
 from fedselect.simulate.jobs import Asked, Full, Job
-from fedselect.simulate.records import SENT, Finite, Notes, Record, columns, mean_of, means
+from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, means
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
@@ -86,6 +86,7 @@ class Simulation:
         model, data = as_model(model), as_federation(data)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
+        check_ranges(deterministic=deterministic, headline=headline, **({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
@@ -94,6 +95,7 @@ class Simulation:
         self.training.check_rounds(rounds)
         self.task = as_task(task, data)
         self.metrics = self.task.measured(headline)
+        self._kept = [m.name for m in self.task.measured()]  # whatever the headline, so that a checkpoint goes with any
         keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
@@ -103,8 +105,8 @@ class Simulation:
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
         self.fitted = Fitted(model, self.device, self.precision)
-        x, _ = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
-        self.fitted.check(x[0], self.task, data)
+        x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
+        self.task.check(self.fitted.check(x[0], self.task, data), y[0])
         self._programs = Programs(self.fitted, self.training, self.task)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self._from = torch.zeros(self.clients, dtype=torch.int64)
@@ -221,13 +223,17 @@ class Simulation:
         for r, (theirs, _) in enumerate(found):
             for k, values in theirs.items():
                 lists[k][r :: len(found)] = values[r :: len(found)]
-        return {
+        check_figures(lists, self.metrics, [c.name or i for i, c in enumerate(self.data.clients)], self.round)
+        record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
             **{k: mean_of(lists[k]) for k in means(self.metrics)},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
         }
+        if self.round <= self.eval_every:
+            check_defined(record, self.metrics)
+        return record
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
         """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
@@ -289,7 +295,7 @@ class Simulation:
                 merged = yield Job("personal", ids, self.round - 1, state, down)
                 found = yield Job("score", ids, self.round - 1, {"model": merged})
                 if isinstance(self.store, Compact) and self.store.forgets:
-                    local = {m.name: self.store.scores[ids, i] for i, m in enumerate(self.metrics)}
+                    local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
             except Full:
@@ -367,7 +373,7 @@ class Simulation:
     def _put(self, ids: Tensor, state: State, scores: dict[str, Tensor] | None) -> None:
         self.store.put(ranks.place(ids), state)
         if scores is not None and isinstance(self.store, Compact):
-            self.store.scores[ids] = torch.stack(list(scores.values()), 1).cpu()
+            self.store.scores[ids] = torch.stack([scores[name] for name in self._kept], 1).cpu()
 
     def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
         """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -46,6 +47,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 
 def check_late(late: tuple[int, int] | None, rounds: int) -> None:
+    check_ranges(late=late)
     if late is not None and late[1] > rounds:
         raise InputError(f"late: a client that joins in round {late[1]} of {rounds} never takes part.")
 
@@ -78,6 +80,13 @@ def as_task(task: Task | None, data: Federation) -> Task:
     task = Classification() if task is None else task
     if not isinstance(task, Task):
         raise InputError(f"task must be a task such as fs.Classification(), not {task!r}.")
+    try:
+        hash(task)
+    except TypeError:
+        raise InputError(
+            f"{type(task).__name__} must be a frozen dataclass, its options plain values: put @dataclass(frozen=True) before "
+            "the class, and tuples in place of lists."
+        ) from None
     if why := task.unfit_data(data):
         raise InputError(why)
     return task
@@ -92,29 +101,41 @@ def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
     return Federation(clients)
 
 
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "rounds": (lambda v: v >= 1, "must be at least 1"),
-    "seed": (lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
-    "fraction": (lambda v: 0.0 < v <= 1.0, "is the share of clients in a round and must lie in (0, 1]"),
-    "eval_every": (lambda v: v >= 1, "must be at least 1"),
-    "chunk": (lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
-    "rows": (lambda v: v in ("auto", "all", "personal"), "is auto, all or personal"),
-    "device": (lambda v: v in ("auto", "cpu", "cuda"), "is auto, cpu or cuda"),
-    "precision": (lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, Integral) for v in value)
+
+
+RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "rounds": (Integral, lambda v: v >= 1, "must be at least 1"),
+    "seed": (Integral, lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
+    "fraction": (Real, lambda v: 0.0 < v <= 1.0, "is the share of clients in a round and must lie in (0, 1]"),
+    "late": (object, lambda v: v is None or _is_pair(v), "is how many clients join late and in which round, such as (2, 10)"),
+    "eval_every": (Integral, lambda v: v >= 1, "must be at least 1"),
+    "chunk": (object, lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
+    "rows": (object, lambda v: v in ("auto", "all", "personal"), "is auto, all or personal"),
+    "device": (object, lambda v: v in ("auto", "cpu", "cuda"), "is auto, cpu or cuda"),
+    "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
+    "deterministic": (object, lambda v: isinstance(v, bool), "is True or False"),
+    "headline": (object, lambda v: v is None or isinstance(v, str), "is the name of a metric"),
 }
-"""What an option of a run may be, and how that is said: for Python, the command line, files and deployments alike."""
+"""What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
+and deployments alike."""
+KINDS: dict[type, str] = {Integral: "a whole number", Real: "a number"}
 
 
 def check_ranges(**given: Any) -> None:
-    """Refuse options of a run that are out of range."""
+    """Refuse options of a run that are of another kind or out of range."""
     for name, value in given.items():
-        fits, said = RANGES[name]
+        kind, fits, said = RANGES[name]
+        if not isinstance(value, kind):
+            raise InputError(f"{name} must be {KINDS[kind]}, not {value!r}.")
         if not fits(value):
             raise InputError(f"{name} {said}, not {value!r}.")
 
 
 def check_present(late: tuple[int, int] | None, clients: int) -> None:
     """Refuse clients that join late where nobody, or no round, would be left."""
+    check_ranges(late=late)
     if late is not None and not 0 < late[0] < clients:
         raise InputError(f"late: {late[0]} of {clients} clients cannot join late; at least one must be there at first.")
     if late is not None and late[1] < 1:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedselect.core.errors import diverged
+from fedselect.core.errors import InputError, diverged
 from fedselect.core.tree import Tree, block, rows
 from fedselect.data import Federation
-from fedselect.tasks.metrics import Measure
+from fedselect.tasks.metrics import Measure, known
 
 Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
@@ -25,6 +25,31 @@ def means(metrics: Sequence[Measure]) -> tuple[str, ...]:
 def columns(metrics: Sequence[Measure]) -> tuple[str, ...]:
     """What a record has for each client."""
     return (*means(metrics), *SENT)
+
+
+def figures(metrics: Sequence[Measure]) -> dict[str, Measure]:
+    """What is measured of each client, by column: the metrics, the headline also by view."""
+    views = {f"{metrics[0].name}_{view}": metrics[0] for view in ("local", "merged")}
+    return {**{m.name: m for m in metrics}, **views}
+
+
+def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], names: Sequence[str | int], round: int) -> None:
+    """Refuse what a deployment's server would: numbers outside the range of their metric."""
+    for column, measure in figures(metrics).items():
+        for name, value in zip(names, lists[column], strict=True):
+            if why := measure.unfit(value):
+                raise InputError(f"client {name}, round {round}: it measured {why}")
+
+
+def check_defined(record: Record, metrics: Sequence[Measure]) -> None:
+    """Refuse a headline that is not defined for any client, where clients were measured."""
+    first, *others = [m.name for m in metrics]
+    if evaluated(record) and record[first] is None:
+        there = [name for name in others if record[name] is not None]
+        mend = (
+            f"choose another with headline=... (--headline): {' or '.join(there)}." if there else "no other metric is, either."
+        )
+        raise InputError(f"round {record['round']}: {first} is not a finite number for any client; {mend}")
 
 
 def evaluated(record: Record) -> bool:
@@ -59,7 +84,7 @@ class Notes:
     def lists(self) -> dict[str, list[Any]]:
         for what, ids, values in self._found:
             for i, v in zip(ids.tolist(), values.tolist(), strict=True):
-                self._lists[what][i] = None if v != v else round(v, 6) if isinstance(v, float) else v
+                self._lists[what][i] = known(v) if isinstance(v, float) else v
         return self._lists
 
 

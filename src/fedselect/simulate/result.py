@@ -112,6 +112,10 @@ def compare(
     Each comes out as `run` would have it: to the bit on a CPU, up to rounding on a GPU. A run whose numbers stop being finite
     has its error in place of a result, and the others go on.
     """
+    if not isinstance(methods, Mapping):
+        raise InputError(
+            f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
+        )
     _check_rounds(rounds, how)
     model, data, seeds = as_model(model), as_federation(data), list(seeds)
     runs = {

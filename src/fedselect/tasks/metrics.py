@@ -5,9 +5,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+
+LOSS = "test_loss"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
+    return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
+
+
+def known(value: float) -> float | None:
+    """A number as it is recorded; None where it is not defined: NaN, infinite or too large."""
+    return round(value, 6) if is_number(value) else None
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,17 @@ class Measure:
 
     def best(self, values: Iterable[float]) -> float:
         return max(values) if self.more_is_better else min(values)
+
+    def unfit(self, value: Any) -> str:
+        """Why a recorded value cannot be this number, in words; nothing where it can. None stands for an undefined one."""
+        if value is None or (is_number(value) and self.low <= value <= self.high):
+            return ""
+        mend = (
+            'if this loss may be negative, set lowest_loss = float("-inf") in the task.'
+            if self.name == LOSS
+            else "correct the metric, or low and high of its fs.Metric."
+        )
+        return f"{self.name} {value!r}, which does not lie in {self.low:g} to {self.high:g}; {mend}"
 
     def to_json(self) -> dict[str, Any]:
         low, high = (v if math.isfinite(v) else None for v in (self.low, self.high))

@@ -8,10 +8,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedselect.core.errors import InputError, unknown
-from fedselect.tasks.metrics import ACCURACY, Metric
+from fedselect.core.errors import InputError
+from fedselect.tasks.metrics import ACCURACY, LOSS, Metric
 
-LOSS = "test_loss"
 COLUMNS = ("train_loss", "share", "bytes_up", "bytes_down", "round", "seconds", "clients")
 """What every record of a round has, whatever the task."""
 
@@ -38,6 +37,7 @@ class Task(ABC):
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     lowest_loss: ClassVar[float] = 0.0
+    """No loss may be below it; of one that may be negative, float("-inf")."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,14 +61,46 @@ class Task(ABC):
 
     def measured(self, headline: str | None = None) -> tuple[Metric, ...]:
         """The metrics of a run, its headline first."""
+        if not isinstance(self.metrics, tuple | list) or not all(isinstance(m, Metric) for m in self.metrics):
+            raise InputError(
+                f"{type(self).__name__}.metrics must be a tuple of metrics, with a comma also after one alone: "
+                "metrics = (fs.Metric(...),)"
+            )
         found = {m.name: m for m in (*self.metrics, Metric(LOSS, False, self.lowest_loss, of=self.loss, by_sample=True))}
         taken = [name for name in found if name in COLUMNS or name.endswith(("_local", "_merged"))]
         if taken or len(found) != len(self.metrics) + 1:
             raise InputError(f"{type(self).__name__}: two columns would be called {(taken or [LOSS])[0]}; rename that metric.")
         first = headline or next(iter(found))
         if first not in found:
-            raise unknown("metric of this task", first, found)
+            raise InputError(f"this task has no metric {first!r}; it has {', '.join(found)}.")
         return (found.pop(first), *found.values())
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Try the loss and every metric on these samples, and complain in words where one does not return what it must."""
+        for metric in self.measured():
+            self._try(metric, outputs, targets)
+
+    def _try(self, metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+        count, what = len(outputs), f"the metric {metric.name}"
+        if metric.name == LOSS:
+            what = f"{type(self).__name__}.loss"
+        elif not metric.by_sample:  # it is computed on the host, client by client
+            outputs, targets = outputs.cpu(), targets.cpu()
+        try:
+            found = tuple(torch.as_tensor(metric.of(outputs, targets)).shape)
+        except Exception as e:
+            raise InputError(
+                f"{what} fails on outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} "
+                f"({type(e).__name__}: {e}); correct it."
+            ) from e
+        if metric.by_sample and found != (count,):
+            mend = "not their mean." if metric.name == LOSS else "or leave by_sample out of its fs.Metric."
+            raise InputError(f"{what} returns {found} for {count} samples; return ({count},), one number for each, {mend}")
+        if not metric.by_sample and found != ():
+            raise InputError(
+                f"{what} returns {found} for {count} samples; return one number for all, or, where these are one for each "
+                "sample, give its fs.Metric by_sample=True."
+            )
 
 
 @dataclass(frozen=True)

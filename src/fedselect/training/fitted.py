@@ -55,8 +55,8 @@ class Fitted:
             logits = functional_call(self.module, tree, (x,))
             return Output(logits, seen[-1] if seen else None)
 
-    def check(self, x: Tensor, task: Task, data: Targets) -> None:
-        """Run one batch and complain in words when the model does not fit the data."""
+    def check(self, x: Tensor, task: Task, data: Targets) -> Tensor:
+        """Run one batch and complain in words when the model does not fit the data; returns its outputs."""
         model, inner = self.model, list[Tensor]()
         handle = None
         if model.head is not None:
@@ -83,6 +83,7 @@ class Fitted:
                 f"the last Linear of {model.name}, {model.head!r}, does not produce its output; name the head: "
                 f"Model.wrap(module, head=...) with one of {', '.join(model.linears())}."
             )
+        return out.logits
 
     def others(self) -> Tree:
         """What its buffers hold that are no part of a client's model, but for the counters of norm layers."""

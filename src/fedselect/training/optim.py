@@ -157,8 +157,8 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
             raise InputError(
-                "schedule step multiplies learning rates by decay after every decay_every rounds: decay must be in (0, 1), "
-                f"not {self.decay}."
+                "schedule step multiplies learning rates by decay after every decay_every rounds: give --decay between 0 and "
+                f"1, such as 0.98, not {self.decay}."
             )
         if self.decay_every < 1:
             raise InputError(f"decay_every must be at least 1, not {self.decay_every}.")

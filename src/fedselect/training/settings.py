@@ -1,19 +1,22 @@
 """Training: how every client trains, whatever the method."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedselect.core.errors import InputError, unknown
+from fedselect.core.errors import InputError
+from fedselect.core.options import Option, find, options
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 
-T = TypeVar("T")
-OF_OPTIMIZERS = ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "eps")
-OF_SCHEDULES = ("decay", "decay_every")
+SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
+    "optimizer": (OPTIMIZERS, Optimizer, ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "eps")),
+    "schedule": (SCHEDULES, Schedule, ("decay", "decay_every")),
+}
+"""What of training has a table: its rows, what they are, and which settings of `Training` are their options."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,22 @@ class Training:
     @cached_property
     def the_optimizer(self) -> Optimizer:
         """The optimizer with its options."""
-        return self._made("optimizer", self.optimizer, OPTIMIZERS, Optimizer, OF_OPTIMIZERS)  # type: ignore[type-abstract]
+        return self._made("optimizer")  # type: ignore[no-any-return]
 
     @cached_property
     def the_schedule(self) -> Schedule:
         """The schedule with its options."""
-        return self._made("schedule", self.schedule, SCHEDULES, Schedule, OF_SCHEDULES)  # type: ignore[type-abstract]
+        return self._made("schedule")  # type: ignore[no-any-return]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Training":
+        """Training from a table, in which options that its optimizer or schedule alone has stand beside the others."""
+        settings = {n: v for n, v in given.items() if n in options(cls)}
+        for kind, (_, _, names) in SEAMS.items():
+            name = given.get(kind, getattr(cls, kind))
+            if own := {n: given[n] for n in own_options(kind, name) if n in given}:
+                settings[kind] = _named(kind, name, {n: settings.pop(n, getattr(cls, n)) for n in names}, own)
+        return cls(**settings)
 
     def check_rounds(self, rounds: int | None) -> None:
         """Refuse a number of rounds, or none, that the schedule cannot use."""
@@ -81,37 +94,58 @@ class Training:
             raise InputError(f"{_said('schedule', self.schedule)} ends with round {rounds}; begin anew with more rounds.")
         return schedule.factor(round - self.warmup, rounds - self.warmup)
 
-    def _made(self, kind: str, value: T | str, table: Mapping[str, type[T]], base: type[T], names: tuple[str, ...]) -> T:
+    def _made(self, kind: str) -> Any:
         """What a name stands for, with its options from here, or the object that was given."""
-        changed = {n: getattr(self, n) for n in names if getattr(self, n) != getattr(type(self), n)}
-        if not isinstance(value, str):
-            if not isinstance(value, base):
-                raise InputError(f"{kind} is one of {', '.join(table)}, or a fs.{base.__name__}, not {value!r}.")
-            _check_class(type(value))
-            for n in changed:
-                raise InputError(f"{_said(kind, value)} has options of its own; leave {n} out of Training.")
-            return value
-        if value not in table:
-            raise unknown(kind, value, table)
-        _check_class(table[value])
-        known = _options(table[value])
-        for n in changed:
-            if n not in known:
-                owner = next(name for name, made in table.items() if n in _options(made))
-                flags = f"--{kind} {owner} --{n.replace('_', '-')} {changed[n]}"
-                raise InputError(f"{_said(kind, value)} has no use for {n}; leave it out, or use {kind} {owner} ({flags}).")
-        return table[value](**{n: getattr(self, n) for n in names if n in known})
+        table, base, names = SEAMS[kind]
+        value, settings = getattr(self, kind), {n: getattr(self, n) for n in names}
+        if isinstance(value, str):
+            return _named(kind, value, settings, {})
+        if not isinstance(value, base):
+            raise InputError(f"{kind} is one of {', '.join(table)}, or a fs.{base.__name__}, not {value!r}.")
+        _check_class(type(value))
+        for n in _changed(settings):
+            raise InputError(f"{_said(kind, value)} has options of its own; leave {n} out of Training.")
+        return value
+
+
+def training_options(given: Mapping[str, Any]) -> dict[str, Option]:
+    """The options of every training, then those that its optimizer or schedule alone has."""
+    found = options(Training)
+    own = [own_options(kind, str(given.get(kind) or found[kind].default)) for kind in SEAMS]
+    for name in own[0].keys() & own[1].keys():
+        raise InputError(f"the optimizer and the schedule both have an option {name}; rename one of them.")
+    return {**found, **own[0], **own[1]}
+
+
+def own_options(kind: str, name: str) -> dict[str, Option]:
+    """The options of an optimizer or schedule that are no settings of `Training`."""
+    return {n: o for n, o in options(find(kind, name, SEAMS[kind][0])).items() if n not in options(Training)}
+
+
+def _named(kind: str, name: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    """The optimizer or schedule of this name, its options from the settings of `Training` and from those that it alone has."""
+    table = SEAMS[kind][0]
+    made = find(kind, name, table)
+    _check_class(made)
+    known = options(made)
+    for n, value in _changed(settings).items():
+        if n not in known:
+            owner = next(other for other, row in table.items() if n in options(row))
+            flags = f"--{kind} {owner} --{n.replace('_', '-')} {value}"
+            raise InputError(f"{_said(kind, name)} has no use for {n}; leave it out, or use {kind} {owner} ({flags}).")
+    given = {**{n: v for n, v in settings.items() if n in known}, **own}
+    return made(**{n: o.value(given) for n, o in known.items()})
+
+
+def _changed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in settings.items() if v != getattr(Training, n)}
 
 
 def _said(kind: str, value: object) -> str:
     return f"{kind} {value if isinstance(value, str) else type(value).__name__}"
 
 
-def _options(made: Any) -> set[str]:
-    return {f.name for f in fields(made)}
-
-
-def _check_class(made: type) -> None:
+def _check_class(made: Any) -> None:
     how = getattr(made, "__dataclass_params__", None)
     if how is None or not how.frozen or "__dataclass_params__" not in vars(made):
         raise InputError(

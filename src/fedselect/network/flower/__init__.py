@@ -1,1 +1,1 @@
-"""The deployment on Flower: configuration, run directories, sites, processes and commands; `apps` and `guard` import flwr."""
+"""The deployment on Flower: its apps and processes. `apps` alone imports flwr; `guard` loads its programs by name."""
