@@ -41,6 +41,6 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect",
-    "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
+    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep",
+    "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
 ]  # fmt: skip

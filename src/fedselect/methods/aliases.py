@@ -64,7 +64,7 @@ def FedSelect(
 
 def FedPersist(
     window: int = 10,
-    threshold: Scalar = 0.1,
+    threshold: Scalar = 0.05,
     limit: Scalar = 0.30,
     epochs: int = 3,
     lr: Scalar = 0.1,

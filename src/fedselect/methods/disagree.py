@@ -1,4 +1,4 @@
-"""Selection by persistent disagreement: personal is where a client goes on wanting to be elsewhere than the others."""
+"""Selection by persistent disagreement: personal is where a client keeps wanting to be elsewhere than the others."""
 
 from dataclasses import dataclass
 
@@ -9,61 +9,63 @@ from fedselect.core.checks import check_not_negative, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, rows
 from fedselect.methods.common import per_row
-from fedselect.methods.select import Again, empty
+from fedselect.methods.select import Train, empty
 from fedselect.models import Model
 from fedselect.training.work import Work
 
-WINDOW = ("first", "second", "half", "pulls", "energy")
-"""Stored until a client is tested: sums of its halves' pulls, the half it trained last, numbers of pulls, their squared size."""
+WINDOW = ("first", "second", "energy", "pulls")
+"""Stored until a client is tested: a sum of pulls for either half, their mean squared size, and how many there were."""
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """For `window` rounds everything is shared; then each client keeps the tensors whose pull is the same in every round.
+    """For `window` rounds everything is shared; then each client keeps the tensors in which it persistently disagrees.
 
-    A pull is what a client trained less the aggregate of that round. Beside its own training, a client trains in turn on
-    either half of its samples. With the mean pulls of both halves, m and m', and the mean size of a pull, E|d|^2, the
-    persistence of a tensor is <m, m'> / E|d|^2: 1 for a pull that is always the same, 0 for noise of training and for a
-    difference that only this sample has. Tensors above the threshold become personal, the highest first, as long as they
-    hold no more than `limit` of the parameters.
+    In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what
+    a half trained less the aggregate of that round. Pulls d are taken of the first half and of the second in turn; with m and
+    m' their means, the persistence of a tensor is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in
+    other samples too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
+
+    Tensors above the threshold become personal, the most persistent first, as long as all of them hold at most `limit` of
+    the parameters.
     """
 
     window: int = 10
-    threshold: Scalar = 0.1
+    threshold: Scalar = 0.05
     limit: Scalar = 0.30
 
     def __post_init__(self) -> None:
         check_not_negative(window=self.window)
         check_shares(threshold=self.threshold, limit=self.limit)
         if self.window == 1:
-            raise InputError("window must be at least 2 rounds, one for each half of the samples, or 0 for none; not 1.")
+            raise InputError("window must be 0, or at least 2 rounds: one for each half of the samples.")
 
     def start(self, work: Work, params: Tree) -> State:
         memory: State = {"mask": empty(work, params)}
         if not self.window:
             return memory
         zero = torch.zeros(len(work.ids), dtype=torch.float64, device=work.ids.device)
-        own = {n: params[n] for n in work.model.params}
-        memory |= {key: {n: torch.zeros_like(v) for n, v in own.items()} for key in ("first", "second", "half")}
+        names = work.model.params
         return memory | {
-            "pulls": {name: zero.clone() for name in ("first", "second", "open")},
-            "energy": {n: zero.clone() for n in own},
-            "persistence": {n: torch.full_like(zero, torch.nan) for n in own},
+            "first": {n: torch.zeros_like(params[n]) for n in names},
+            "second": {n: torch.zeros_like(params[n]) for n in names},
+            "energy": {n: zero.clone() for n in names},
+            "pulls": {"count": zero.clone(), "open": zero.clone()},  # open: 1 until the aggregate of the last pull is known
+            "persistence": {n: torch.full_like(zero, torch.nan) for n in names},
         }
 
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State, received: Tree) -> State:
-        if "half" not in memory:
+    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
+        if "pulls" not in memory:
             return memory
-        memory = self._count(memory, received)
+        memory = _close(memory, trained, received)
         if work.round < self.window:  # nobody has so many pulls yet
             return memory
-        pulls, past = memory["pulls"], memory["persistence"]
-        enough = (pulls["first"] + pulls["second"] >= self.window) & (pulls["first"] > 0) & (pulls["second"] > 0)
-        due = enough & past[work.model.params[0]].isnan()
-        found = self._persistence(memory)
+        past = memory["persistence"]
+        due = (memory["pulls"]["count"] >= self.window) & past[work.model.params[0]].isnan()
+        found = {n: torch.where(work.n > 1, v, 0.0) for n, v in persistence(memory).items()}  # one sample has no halves
         chosen = self._choose(found, {n: m[0].numel() for n, m in memory["mask"].items()})
         memory["mask"] = {n: m | _along(due & chosen[n], m) for n, m in memory["mask"].items()}
         memory["persistence"] = {n: torch.where(due, found[n], v) for n, v in past.items()}
@@ -71,52 +73,64 @@ class Disagreement:
             return memory
         return {k: v for k, v in memory.items() if k not in WINDOW}
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
-        if "half" not in memory:
-            return memory
-        half = again(work.half(work.round % 2))
-        opened = torch.full_like(memory["pulls"]["open"], 1 + work.round % 2)
-        return {**memory, "half": {n: half[n] for n in memory["half"]}, "pulls": {**memory["pulls"], "open": opened}}
-
-    def _count(self, memory: State, received: Tree) -> State:
-        """Add the pull of the half that was trained last, now that its round's aggregate is known."""
-        pulls, energy = memory["pulls"], {}
-        sums: dict[str, Tree] = {"first": {}, "second": {}}
-        to = {name: (pulls["open"] == i).double() for i, name in enumerate(sums, 1)}
-        for n, half in memory["half"].items():
-            pull = half - received[n]
-            energy[n] = memory["energy"][n] + (pulls["open"] > 0) * rows(pull).double().square().sum(1)
-            for name, whose in to.items():
-                sums[name][n] = memory[name][n] + pull * _along(whose, pull)
-        counts = {name: pulls[name] + whose for name, whose in to.items()}
-        return {**memory, **sums, "energy": energy, "pulls": {**counts, "open": torch.zeros_like(pulls["open"])}}
-
-    def _persistence(self, memory: State) -> Tree:
-        """<m, m'> / E|d|^2 of every tensor: (C,)."""
-        first, second = memory["pulls"]["first"], memory["pulls"]["second"]
-        scale = (first + second) / (first * second).clamp_min(1)
-        return {
-            n: scale * (rows(a).double() * rows(memory["second"][n]).double()).sum(1) / memory["energy"][n].clamp_min(1e-300)
-            for n, a in memory["first"].items()
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        if "pulls" not in memory:
+            return train(work), memory
+        halves = work.half(0), work.half(1)
+        a, b = (train(half) for half in halves)
+        work.loss = (halves[0].loss + halves[1].loss) / 2
+        count = memory["pulls"]["count"]
+        second = count % 2
+        return {n: torch.lerp(v, b[n], 0.5) for n, v in a.items()}, {
+            **memory,
+            "first": {n: v + a[n] * _along(1 - second, v) for n, v in memory["first"].items()},
+            "second": {n: v + b[n] * _along(second, v) for n, v in memory["second"].items()},
+            "energy": {n: v + _square(a[n] - b[n]) / 4 for n, v in memory["energy"].items()},
+            "pulls": {"count": count + 1, "open": torch.ones_like(count)},
         }
 
     def _choose(self, found: Tree, sizes: dict[str, int]) -> Tree:
-        """Tensors above the threshold, the most persistent first, as long as they fit into the limit."""
+        """Tensors above the threshold, the most persistent first, as long as they fit into the limit: (C,) by name."""
         score = torch.stack(list(found.values()), 1)
         order = score.argsort(dim=1, descending=True, stable=True)
         size = torch.tensor(list(sizes.values()), dtype=torch.float64, device=score.device).expand_as(score).gather(1, order)
         wanted = score.gather(1, order) > per_row(self.threshold, score).unsqueeze(1)
         room = per_row(self.limit, score) * sum(sizes.values()) + 1e-9
-        taken, held = torch.zeros_like(wanted), torch.zeros_like(room)
+        taken = []
         for k in range(score.shape[1]):
-            fits = wanted[:, k] & (held + size[:, k] <= room)
-            held = held + fits * size[:, k]
-            taken[:, k] = fits
-        chosen = torch.zeros_like(wanted).scatter(1, order, taken)
+            taken.append(wanted[:, k] & (size[:, k] <= room))
+            room = room - taken[-1] * size[:, k]
+        chosen = torch.zeros_like(wanted).scatter(1, order, torch.stack(taken, 1))
         return {n: chosen[:, i] for i, n in enumerate(found)}
 
 
+def persistence(memory: State) -> Tree:
+    """<m, m'> / E|d|^2 of every tensor, from the sums of a window: (C,) by name."""
+    count = memory["pulls"]["count"]
+    first, second = (count / 2).ceil().clamp_min(1), (count / 2).floor().clamp_min(1)
+    out: Tree = {}
+    for n, m in memory["first"].items():
+        same = (rows(m).double() * rows(memory["second"][n]).double()).sum(1) / (first * second)
+        out[n] = same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)
+    return out
+
+
+def _close(memory: State, trained: Tree, received: Tree) -> State:
+    """Take the aggregate, now that it is known, from the last pull.
+
+    Of a pull's squared size, the part of the halves' difference was added when they trained; here follows that of their mean.
+    """
+    count, last = memory["pulls"]["count"], memory["pulls"]["open"]
+    whose = {"first": last * (count % 2), "second": last * (1 - count % 2)}  # the count includes the last
+    sums = {k: {n: v - received[n] * _along(own, v) for n, v in memory[k].items()} for k, own in whose.items()}
+    energy = {n: v + last * _square(trained[n] - received[n]) for n, v in memory["energy"].items()}
+    return {**memory, **sums, "energy": energy, "pulls": {"count": count, "open": torch.zeros_like(last)}}
+
+
+def _square(v: Tensor) -> Tensor:
+    return rows(v).double().square().sum(1)
+
+
 def _along(each: Tensor, like: Tensor) -> Tensor:
-    """One value for each client, shaped to meet its tensor."""
-    kind = like.dtype if each.dtype != torch.bool else torch.bool
-    return each.to(kind).view(-1, *[1] * (like.ndim - 1))
+    """One value for each client, of the type of its tensor and shaped to meet it."""
+    return each.to(like.dtype).view(-1, *[1] * (like.ndim - 1))

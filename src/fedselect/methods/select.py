@@ -19,8 +19,8 @@ from fedselect.training.work import Work
 
 Which = Callable[[Model, str], bool]
 """Whether an entry named so is personal, in this model."""
-Again = Callable[[Work], Tree]
-"""This round's local training once more, through another door to the data."""
+Train = Callable[[Work], Tree]
+"""This round's local training, of the data that this door leads to: the model that comes out."""
 Start = Literal["nothing", "head", "norms", "head+norms"]
 
 
@@ -59,14 +59,11 @@ class Selector(Protocol):
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
-    def begin(self, work: Work, memory: State, received: Tree) -> State:
-        """The memory to train this round with; `received`: the shared values as the server sent them."""
+    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
+        """The memory to train this round with, from the model that the client trained last and what the server sent now."""
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
-        """The memory for the next round, from the model before and after this round's local training.
-
-        `again(work.half(0))` trains once more from the same start, on one half of the samples.
-        """
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        """This round's local training, from `before` to `train(work)`, and the memory for the next round."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +83,13 @@ class Fixed:
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
-    def begin(self, work: Work, memory: State, received: Tree) -> State:
+    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
         if not self.after or work.round < self.after:
             return memory
         return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
-        return memory
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        return train(work), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +156,14 @@ class DeltaSelect(Reading):
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State, received: Tree) -> State:
+    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
         return memory
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree, again: Again) -> State:
-        memory = dict(memory)
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        after = train(work)
+        return after, self._grown(work, dict(memory), before, after)
+
+    def _grown(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
         if self.since == "update":
             fresh = memory["restart"][""]  # the mask grew last time: movement counts from this round's start
             before = {n: torch.where(fresh.view(-1, *[1] * (a.ndim - 1)), before[n], a) for n, a in memory["anchor"].items()}
