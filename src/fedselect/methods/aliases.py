@@ -122,12 +122,20 @@ def FedPer(
     epochs: int = 3,
     lr: Scalar = 0.01,
     personal_lr: Scalar | None = None,
+    *,
+    warmup: int = 0,
+    finetune: int = 0,
+    finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal, body averaged, both trained together."""
-    return Partial(Fixed(head), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+    """Head personal, body averaged, both trained together; after `warmup` rounds in which the head is averaged too."""
+    tune: Phases = (("all", finetune),) if finetune else ()
+    return Partial(
+        Fixed(head, warmup), (("all", epochs),), lr, personal_lr, weight, norm_stats,
+        finetune=tune, finetune_lr=finetune_lr, view=view,
+    )  # fmt: skip
 
 
 def FedRep(

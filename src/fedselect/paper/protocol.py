@@ -13,11 +13,14 @@ from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 
-COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits")
+COLUMNS = (
+    "cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits",
+    "cifar10-shifts", "digits-shifts", "audiomnist", "har", "heart",
+)  # fmt: skip
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own")  # questions of ours
+OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own", "shifts", "shifts-digits", "natural")  # questions of ours
 
 
 @dataclass(frozen=True)
