@@ -153,5 +153,5 @@ def test_a_mask_that_would_come_back_another_is_refused():
 
 def test_another_state_is_refused():
     compact = Compact(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0), metrics=2)
-    with pytest.raises(InputError, match="other tensors than before"):
+    with pytest.raises(InputError, match="tensors that it did not have before"):
         compact.put(torch.arange(2), make([(9,)], 2, 0.5, 0))
