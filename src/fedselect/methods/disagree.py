@@ -118,13 +118,13 @@ class Disagreement:
 
 
 def persistence(memory: State) -> Tree:
-    """<m, m'> / E|d|^2 of every tensor, from the sums of a window: (C,) by name."""
+    """<m, m'> / E|d|^2 of every tensor, at most 1, from the sums of a window: (C,) by name."""
     count = memory["pulls"]["count"]
     first, second = (count / 2).ceil().clamp_min(1), (count / 2).floor().clamp_min(1)
     out: Tree = {}
     for n, m in memory["first"].items():
         same = (rows(m).double() * rows(memory["second"][n]).double()).sum(1) / (first * second)
-        out[n] = same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)
+        out[n] = (same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)).clamp_max(1)
     return out
 
 
