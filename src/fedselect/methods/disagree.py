@@ -14,7 +14,7 @@ from fedselect.models import Model
 from fedselect.training.work import Work
 
 WINDOW = ("first", "second", "trained", "energy", "pulls")
-"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' squared size and count."""
+"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number."""
 
 
 @dataclass(frozen=True)
