@@ -35,6 +35,14 @@ SETTINGS = {
         fs.FedSelect,
         [{"finetune": 1, "view": "merged", "answers": "own", "server_average": a, "limit": 0.1} for a in (0.5, 0.8)],
     ),
+    "fedpersist": (
+        fs.FedPersist,
+        [{"window": 2, "threshold": a, "limit": b, "finetune": 1} for a, b in ((0.05, 0.3), (0.8, 1.0), (0.1, 0.2))],
+    ),
+    "fedpersist, by client": (
+        fs.FedPersist,
+        [{"window": 2, "limit": torch.full((6,), x), "threshold": torch.linspace(0.1, 0.9, 6)} for x in (0.2, 1.0)],
+    ),
     "layers": (fs.PersonalLayers, [{"layers": "*weight"}, {"layers": "*weight", "lr": 0.05}]),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
@@ -65,7 +73,7 @@ def without_time(record):
     return {k: v for k, v in record.items() if k != "seconds"}
 
 
-AWAY = ("fedselect", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
+AWAY = ("fedselect", "fedpersist", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
 SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
 HOWS = {"": {}, ", some away": SOME_AWAY}
 BOTH = {"fedselect", "fedselect, fine-tuned", "fedselect, own answers, averaged", "fedpac", "lotteryfl"}

@@ -9,12 +9,12 @@ from fedselect.core.checks import check_not_negative, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, rows
 from fedselect.methods.common import per_row
-from fedselect.methods.select import Train, empty
+from fedselect.methods.select import Train, empty, whole_number
 from fedselect.models import Model
 from fedselect.training.work import Work
 
-WINDOW = ("first", "second", "energy", "pulls")
-"""Stored until a client is tested: a sum of pulls for either half, their mean squared size, and how many there were."""
+WINDOW = ("first", "second", "trained", "energy", "pulls")
+"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Disagreement:
         return memory | {
             "first": {n: torch.zeros_like(params[n]) for n in names},
             "second": {n: torch.zeros_like(params[n]) for n in names},
+            "trained": {n: torch.zeros_like(params[n]) for n in names},
             "energy": {n: zero.clone() for n in names},
             "pulls": {"count": zero.clone(), "open": zero.clone()},  # open: 1 until the aggregate of the last pull is known
             "persistence": {n: torch.full_like(zero, torch.nan) for n in names},
@@ -57,36 +58,48 @@ class Disagreement:
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         if "pulls" not in memory:
             return memory
-        memory = _close(memory, trained, received)
+        memory = _close(memory, received)
         if work.round < self.window:  # nobody has so many pulls yet
             return memory
-        past = memory["persistence"]
-        due = (memory["pulls"]["count"] >= self.window) & past[work.model.params[0]].isnan()
-        found = {n: torch.where(work.n > 1, v, 0.0) for n, v in persistence(memory).items()}  # one sample has no halves
-        chosen = self._choose(found, {n: m[0].numel() for n, m in memory["mask"].items()})
-        memory["mask"] = {n: m | _along(due & chosen[n], m) for n, m in memory["mask"].items()}
-        memory["persistence"] = {n: torch.where(due, found[n], v) for n, v in past.items()}
-        if bool(memory["persistence"][work.model.params[0]].isnan().any()):
-            return memory
-        return {k: v for k, v in memory.items() if k not in WINDOW}
+        memory = self._test(work, memory)
+        left = _untested(memory)
+        if not bool(left.any()):
+            return {k: v for k, v in memory.items() if k not in WINDOW}
+        return {k: {n: v * _along(left, v) for n, v in t.items()} if k in WINDOW else t for k, t in memory.items()}
 
     def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
         if "pulls" not in memory:
             return train(work), memory
-        halves = work.half(0), work.half(1)
+        left = _untested(memory)
+        whose = left if work.round >= self.window else None  # all of them, known without waiting for a GPU
+        halves = work.half(0, whose), work.half(1, whose)
         a, b = (train(half) for half in halves)
         work.loss = (halves[0].loss + halves[1].loss) / 2
+        after = {n: torch.lerp(v, b[n], 0.5) for n, v in a.items()}
         count = memory["pulls"]["count"]
         second = count % 2
-        return {n: torch.lerp(v, b[n], 0.5) for n, v in a.items()}, {
+        return after, {
             **memory,
-            "first": {n: v + a[n] * _along(1 - second, v) for n, v in memory["first"].items()},
-            "second": {n: v + b[n] * _along(second, v) for n, v in memory["second"].items()},
-            "energy": {n: v + _square(a[n] - b[n]) / 4 for n, v in memory["energy"].items()},
-            "pulls": {"count": count + 1, "open": torch.ones_like(count)},
+            "first": {n: v + a[n] * _along(left * (1 - second), v) for n, v in memory["first"].items()},
+            "second": {n: v + b[n] * _along(left * second, v) for n, v in memory["second"].items()},
+            "trained": {n: after[n] * _along(left, after[n]) for n in memory["trained"]},
+            "energy": {n: v + left * _square(a[n] - b[n]) / 4 for n, v in memory["energy"].items()},
+            "pulls": {"count": count + left, "open": left.to(count.dtype)},
+        }
+
+    def _test(self, work: Work, memory: State) -> State:
+        """Those who have all their pulls choose."""
+        due = _untested(memory) & (memory["pulls"]["count"] >= self.window)
+        each = persistence(memory)
+        found = {n: torch.where(work.n > 1, each[n], 0.0) for n in work.model.params}  # one sample has no halves
+        chosen = self._choose(found, {n: memory["mask"][n][0].numel() for n in found})
+        return {
+            **memory,
+            "mask": {n: m | _along(due & chosen[n], m) for n, m in memory["mask"].items()},
+            "persistence": {n: torch.where(due, found[n], v) for n, v in memory["persistence"].items()},
         }
 
     def _choose(self, found: Tree, sizes: dict[str, int]) -> Tree:
@@ -95,7 +108,7 @@ class Disagreement:
         order = score.argsort(dim=1, descending=True, stable=True)
         size = torch.tensor(list(sizes.values()), dtype=torch.float64, device=score.device).expand_as(score).gather(1, order)
         wanted = score.gather(1, order) > per_row(self.threshold, score).unsqueeze(1)
-        room = per_row(self.limit, score) * sum(sizes.values()) + 1e-9
+        room = whole_number(self.limit, sum(sizes.values())).to(score.device)
         taken = []
         for k in range(score.shape[1]):
             taken.append(wanted[:, k] & (size[:, k] <= room))
@@ -105,17 +118,17 @@ class Disagreement:
 
 
 def persistence(memory: State) -> Tree:
-    """<m, m'> / E|d|^2 of every tensor, from the sums of a window: (C,) by name."""
+    """<m, m'> / E|d|^2 of every tensor, at most 1, from the sums of a window: (C,) by name."""
     count = memory["pulls"]["count"]
     first, second = (count / 2).ceil().clamp_min(1), (count / 2).floor().clamp_min(1)
     out: Tree = {}
     for n, m in memory["first"].items():
         same = (rows(m).double() * rows(memory["second"][n]).double()).sum(1) / (first * second)
-        out[n] = same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)
+        out[n] = (same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)).clamp_max(1)
     return out
 
 
-def _close(memory: State, trained: Tree, received: Tree) -> State:
+def _close(memory: State, received: Tree) -> State:
     """Take the aggregate, now that it is known, from the last pull.
 
     Of a pull's squared size, the part of the halves' difference was added when they trained; here follows that of their mean.
@@ -123,8 +136,13 @@ def _close(memory: State, trained: Tree, received: Tree) -> State:
     count, last = memory["pulls"]["count"], memory["pulls"]["open"]
     whose = {"first": last * (count % 2), "second": last * (1 - count % 2)}  # the count includes the last
     sums = {k: {n: v - received[n] * _along(own, v) for n, v in memory[k].items()} for k, own in whose.items()}
-    energy = {n: v + last * _square(trained[n] - received[n]) for n, v in memory["energy"].items()}
+    energy = {n: v + last * _square(memory["trained"][n] - received[n]) for n, v in memory["energy"].items()}
     return {**memory, **sums, "energy": energy, "pulls": {"count": count, "open": torch.zeros_like(last)}}
+
+
+def _untested(memory: State) -> Tensor:
+    """Clients that are still in their window: (C,)."""
+    return next(iter(memory["persistence"].values())).isnan()
 
 
 def _square(v: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class Partial(Method):
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         before = merge(self._kept(work.model, state), state["params"], down["params"])
         memory = {k: v for k, v in state.items() if k not in ("params", "kept")}
-        memory = self.select.begin(work, memory, state["params"], down["params"])
+        memory = self.select.begin(work, memory, down["params"])
         mask = self._full(work.model, memory)
         shared = negate(mask)
         passes = list(self._passes(self.phases, mask, work, self.lr, self.personal_lr, self.freeze))

@@ -59,8 +59,8 @@ class Selector(Protocol):
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
-    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
-        """The memory to train this round with, from the model that the client trained last and what the server sent now."""
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
+        """The memory to train this round with, now that the shared values are known."""
 
     def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
         """This round's local training, from `before` to `train(work)`, and the memory for the next round."""
@@ -83,7 +83,7 @@ class Fixed:
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
-    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         if not self.after or work.round < self.after:
             return memory
         return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
@@ -156,7 +156,7 @@ class DeltaSelect(Reading):
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State, trained: Tree, received: Tree) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         return memory
 
     def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
@@ -230,15 +230,15 @@ def grow_mask(
     gone = {n: d.sum() for n, d in dead.items()}
     whole, held = marks.shape[1] - sum(gone.values()), count(marks)
     groups = [[n] for n in names] if scope == "tensor" else [names]
-    below = held < _whole(limit, whole, up=True)  # held / whole < limit
+    below = held < whole_number(limit, whole, up=True)  # held / whole < limit
     out = dict(mask)
     for group in groups:
         everything = len(group) == len(mask)
         taken = marks if everything else matrix({n: mask[n] for n in group})
         size = taken.shape[1] - sum(gone[n] for n in group if n in gone)
         personal = held if everything else count(taken)
-        wanted = _whole(rate, size - personal if share == "shared" else size, up=True)
-        room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
+        wanted = whole_number(rate, size - personal if share == "shared" else size, up=True)
+        room = whole_number(limit, size) - personal if scope == "tensor" else whole_number(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
         value, base = matrix({n: score[n] for n in group}), None if since is None else matrix({n: since[n] for n in group})
@@ -277,7 +277,7 @@ def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor 
     return chosen & (count > 0).unsqueeze(1)
 
 
-def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
+def whole_number(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
     """share * of as a whole number, float rounding aside."""
     exact = torch.as_tensor(share, dtype=torch.float64)
     if isinstance(share, Tensor) and share.dtype == torch.float32:

@@ -43,9 +43,13 @@ class Split:
     def longest(self) -> int:
         return max(self.sizes or (0,))
 
+    def places(self, index: Tensor) -> Tensor:
+        """Where samples lie in the pool, by their number within each client: (C, b)."""
+        return self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
+
     def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
-        flat = self.start.unsqueeze(1) + index
+        flat = self.places(index)
         if self.x.ndim == 4 and kernels.serve(self.x) and self.x.dtype in (torch.uint8, torch.float32):
             from fedselect.kernels.batch import pictures
 

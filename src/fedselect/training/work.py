@@ -135,7 +135,7 @@ class Work:
         self.need_classes()
         last = (self.n - 1).unsqueeze(1)
         at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
-        labels = self._data.y[self._data.start.unsqueeze(1) + torch.minimum(at, last)]
+        labels = self._data.y[self._data.places(torch.minimum(at, last))]
         return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
 
     def class_moments(self, tree: Tree) -> Tree:
@@ -272,19 +272,25 @@ class Work:
             rounds=self._rounds,
         )
 
-    def half(self, which: int) -> "Work":
+    def half(self, which: int, whose: Tensor | None = None) -> "Work":
         """The same door to one half (0 or 1) of every client's training samples: the same half in every round.
 
         Both halves have like targets: along sorted targets, equal ones in random order, samples go to either half in turn.
-        A client with one sample has it in both.
+        A client with one sample has it in both, and one that `whose`, (C,), does not mark all of its samples.
         """
-        sizes = tuple(max(1, (n + 1 - which) // 2) for n in self._data.sizes or ())
-        turn = torch.arange(max(sizes), device=self.n.device) * 2 + which
-        places = torch.minimum(turn.unsqueeze(0), (self.n - 1).unsqueeze(1))
+        cut = [True] * len(self.ids) if whose is None else whose.tolist()
+        sizes = tuple(max(1, (n + 1 - which) // 2) if c else n for n, c in zip(self._data.sizes or (), cut, strict=True))
+        last = (self.n - 1).unsqueeze(1)
+        at = torch.arange(max(sizes), device=self.n.device).unsqueeze(0)
+        picks = self._by_target().gather(1, torch.minimum(at * 2 + which, last))
+        if whose is not None:
+            picks = torch.where(whose.unsqueeze(1), picks, torch.minimum(at, last))
+        if self._data.picks is not None:
+            picks = self._data.picks.gather(1, picks)
         n = torch.tensor(sizes).to(self.n.device, non_blocking=True)
         return Work(
             self._programs,
-            replace(self._data, n=n, sizes=sizes, picks=self._by_target().gather(1, places)),
+            replace(self._data, n=n, sizes=sizes, picks=picks),
             self._val,
             ids=self.ids,
             round=self.round,
@@ -299,7 +305,7 @@ class Work:
         if self._data.y.ndim > 1:
             return mixed
         past = torch.arange(self._data.longest, device=self.n.device) >= self.n.unsqueeze(1)
-        y = self._data.y[(self._data.start.unsqueeze(1) + mixed).clamp_max(len(self._data.y) - 1)].double()
+        y = self._data.y[self._data.places(mixed.masked_fill(past, 0))].double()
         return mixed.gather(1, y.masked_fill(past, torch.inf).argsort(dim=1, stable=True))
 
     def _active(self, only: Mask) -> bool | Tensor:
