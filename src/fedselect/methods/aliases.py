@@ -65,7 +65,6 @@ def FedSelect(
 def FedPersist(
     window: int = 10,
     threshold: Scalar = 0.05,
-    limit: Scalar = 0.30,
     epochs: int = 3,
     lr: Scalar = 0.1,
     *,
@@ -74,10 +73,10 @@ def FedPersist(
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
 ) -> Partial:
-    """Each client keeps the tensors in which it persistently disagrees with the others, shares the rest, and fine-tunes."""
+    """Each client keeps the layer in which it persistently disagrees most with the others, shares the rest, and fine-tunes."""
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
-        Disagreement(window, threshold, limit), (("all", epochs),), lr, None, weight, norm_stats,
+        Disagreement(window, threshold), (("all", epochs),), lr, None, weight, norm_stats,
         finetune=tune, finetune_lr=finetune_lr, view="merged",
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Selection by persistent disagreement: personal is where a client keeps wanting to be elsewhere than the others."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from fedselect.core.checks import check_not_negative, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, rows
 from fedselect.methods.common import per_row
-from fedselect.methods.select import Train, empty, whole_number
+from fedselect.methods.select import Train, empty
 from fedselect.models import Model
 from fedselect.training.work import Work
 
@@ -19,24 +20,23 @@ WINDOW = ("first", "second", "trained", "energy", "pulls")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """For `window` rounds everything is shared; then each client keeps the tensors in which it persistently disagrees.
+    """For `window` rounds everything is shared; then each client keeps the layer in which it persistently disagrees most.
 
     In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what
     a half trained less the aggregate of that round. Pulls d are taken of the first half and of the second in turn; with m and
-    m' their means, the persistence of a tensor is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in
-    other samples too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
+    m' their means, persistence is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in other samples
+    too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
 
-    Tensors above the threshold become personal, the most persistent first, as long as all of them hold at most `limit` of
-    the parameters.
+    The layer with the highest persistence becomes personal if that is above the threshold. One layer is enough: with it
+    personal, clients of most federations agree better on the others.
     """
 
     window: int = 10
     threshold: Scalar = 0.05
-    limit: Scalar = 0.30
 
     def __post_init__(self) -> None:
         check_not_negative(window=self.window)
-        check_shares(threshold=self.threshold, limit=self.limit)
+        check_shares(threshold=self.threshold)
         if self.window == 1:
             raise InputError("window must be 0, or at least 2 rounds: one for each half of the samples.")
 
@@ -93,39 +93,44 @@ class Disagreement:
     def _test(self, work: Work, memory: State) -> State:
         """Those who have all their pulls choose."""
         due = _untested(memory) & (memory["pulls"]["count"] >= self.window)
-        each = persistence(memory)
-        found = {n: torch.where(work.n > 1, each[n], 0.0) for n in work.model.params}  # one sample has no halves
-        chosen = self._choose(found, {n: memory["mask"][n][0].numel() for n in found})
+        some = work.n > 1  # one sample has no halves
+        kept = self._choose(persistence(memory, layers(work.model.params)), some)
+        found = {n: torch.where(some, v, 0.0) for n, v in persistence(memory, {n: n for n in work.model.params}).items()}
         return {
             **memory,
-            "mask": {n: m | _along(due & chosen[n], m) for n, m in memory["mask"].items()},
+            "mask": {n: m | _along(due & kept[layer_of(n)], m) for n, m in memory["mask"].items()},
             "persistence": {n: torch.where(due, found[n], v) for n, v in memory["persistence"].items()},
         }
 
-    def _choose(self, found: Tree, sizes: dict[str, int]) -> Tree:
-        """Tensors above the threshold, the most persistent first, as long as they fit into the limit: (C,) by name."""
+    def _choose(self, found: Tree, some: Tensor) -> Tree:
+        """The most persistent layer, if it is above the threshold; of equal ones the first: (C,) by layer."""
         score = torch.stack(list(found.values()), 1)
-        order = score.argsort(dim=1, descending=True, stable=True)
-        size = torch.tensor(list(sizes.values()), dtype=torch.float64, device=score.device).expand_as(score).gather(1, order)
-        wanted = score.gather(1, order) > per_row(self.threshold, score).unsqueeze(1)
-        room = whole_number(self.limit, sum(sizes.values())).to(score.device)
-        taken = []
-        for k in range(score.shape[1]):
-            taken.append(wanted[:, k] & (size[:, k] <= room))
-            room = room - taken[-1] * size[:, k]
-        chosen = torch.zeros_like(wanted).scatter(1, order, torch.stack(taken, 1))
-        return {n: chosen[:, i] for i, n in enumerate(found)}
+        best = score.argmax(1)
+        above = some & (score.amax(1) > per_row(self.threshold, score))
+        return {layer: above & (best == i) for i, layer in enumerate(found)}
 
 
-def persistence(memory: State) -> Tree:
-    """<m, m'> / E|d|^2 of every tensor, at most 1, from the sums of a window: (C,) by name."""
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: its name without the last part."""
+    return name.rpartition(".")[0] or name
+
+
+def layers(names: Iterable[str]) -> dict[str, str]:
+    """The layer of each tensor."""
+    return {n: layer_of(n) for n in names}
+
+
+def persistence(memory: State, groups: Mapping[str, str]) -> Tree:
+    """<m, m'> / E|d|^2 from the sums of a window, at most 1, of tensors put together in groups: (C,) by group."""
     count = memory["pulls"]["count"]
-    first, second = (count / 2).ceil().clamp_min(1), (count / 2).floor().clamp_min(1)
-    out: Tree = {}
-    for n, m in memory["first"].items():
-        same = (rows(m).double() * rows(memory["second"][n]).double()).sum(1) / (first * second)
-        out[n] = (same / (memory["energy"][n] / count.clamp_min(1)).clamp_min(1e-300)).clamp_max(1)
-    return out
+    pairs = ((count / 2).ceil() * (count / 2).floor()).clamp_min(1)
+    same: Tree = {}
+    energy: Tree = {}
+    for n, group in groups.items():
+        product = (rows(memory["first"][n]).double() * rows(memory["second"][n]).double()).sum(1)
+        same[group] = same.get(group, 0.0) + product / pairs
+        energy[group] = energy.get(group, 0.0) + memory["energy"][n] / count.clamp_min(1)
+    return {g: (v / energy[g].clamp_min(1e-300)).clamp_max(1) for g, v in same.items()}
 
 
 def _close(memory: State, received: Tree) -> State:

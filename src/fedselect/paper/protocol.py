@@ -20,7 +20,18 @@ COLUMNS = (
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own", "shifts", "shifts-digits", "natural")  # questions of ours
+OWN = (
+    "plain",
+    "beyond",
+    "readings",
+    "little",
+    "stem",
+    "long",
+    "own",
+    "shifts",
+    "shifts-digits",
+    "natural",
+)  # questions of ours
 
 
 @dataclass(frozen=True)

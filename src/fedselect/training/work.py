@@ -118,10 +118,6 @@ class Work:
             raise InputError(f"this method needs the metric {name}, which the task does not have; it has {', '.join(found)}.")
         return score(self._programs, tree, self._val, [found[name]])[name]
 
-    def fit(self, tree: Tree) -> Tensor:
-        """The task's loss on the clients' training data, in eval mode: (C,)."""
-        return score(self._programs, tree, self._data, [self.task.measured()[-1]])["test_loss"]
-
     def need_classes(self) -> None:
         if not isinstance(self.task, Classification):
             raise InputError("this method needs classes; use it with the task classification.")
@@ -273,24 +269,22 @@ class Work:
         )
 
     def half(self, which: int, whose: Tensor | None = None) -> "Work":
-        """The same door to one half (0 or 1) of every client's training samples: the same half in every round.
+        """The same door to one half (0 or 1) of every client's training samples, each of them twice.
 
-        Both halves have like targets: along sorted targets, equal ones in random order, samples go to either half in turn.
-        A client with one sample has it in both, and one that `whose`, (C,), does not mark all of its samples.
+        So as much is trained as with all samples. A half is the same in every round, and both have like targets: along
+        sorted targets, equal ones in random order, samples go to either half in turn. A client with one sample has it in
+        both, and a client that `whose`, (C,), does not mark has all of its samples.
         """
-        cut = [True] * len(self.ids) if whose is None else whose.tolist()
-        sizes = tuple(max(1, (n + 1 - which) // 2) if c else n for n, c in zip(self._data.sizes or (), cut, strict=True))
-        last = (self.n - 1).unsqueeze(1)
-        at = torch.arange(max(sizes), device=self.n.device).unsqueeze(0)
-        picks = self._by_target().gather(1, torch.minimum(at * 2 + which, last))
+        each = torch.arange(self._data.longest, device=self.n.device).expand(len(self.ids), -1)
+        last = ((self.n - 1 - which) // 2 * 2 + which).clamp_min(0)  # the place of its last sample, along sorted targets
+        picks = self._by_target().gather(1, torch.minimum(each // 2 * 2 + which, last.unsqueeze(1)))
         if whose is not None:
-            picks = torch.where(whose.unsqueeze(1), picks, torch.minimum(at, last))
+            picks = torch.where(whose.unsqueeze(1), picks, each)
         if self._data.picks is not None:
             picks = self._data.picks.gather(1, picks)
-        n = torch.tensor(sizes).to(self.n.device, non_blocking=True)
         return Work(
             self._programs,
-            replace(self._data, n=n, sizes=sizes, picks=picks),
+            replace(self._data, picks=picks),
             self._val,
             ids=self.ids,
             round=self.round,
