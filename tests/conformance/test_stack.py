@@ -37,11 +37,11 @@ SETTINGS = {
     ),
     "fedpersist": (
         fs.FedPersist,
-        [{"window": 2, "threshold": a, "limit": b, "finetune": 1} for a, b in ((0.05, 0.3), (0.8, 1.0), (0.1, 0.2))],
+        [{"window": 2, "threshold": a, "finetune": 1} for a in (0.05, 0.8, 0.1)],
     ),
     "fedpersist, by client": (
         fs.FedPersist,
-        [{"window": 2, "limit": torch.full((6,), x), "threshold": torch.linspace(0.1, 0.9, 6)} for x in (0.2, 1.0)],
+        [{"window": 2, "threshold": torch.linspace(a, 0.9, 6)} for a in (0.1, 0.3)],
     ),
     "layers": (fs.PersonalLayers, [{"layers": "*weight"}, {"layers": "*weight", "lr": 0.05}]),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),

@@ -51,6 +51,7 @@ class Column:
     training: dict[str, Any] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
     tuning_rounds: int | None = None  # where those of tuning.toml would cost more than the table itself
+    tuning_over: tuple[dict[str, Any], ...] = ({},)  # what data differ in that a choice is for: the mean over them decides
     stands_for: tuple[str, ...] = ()  # the paper's data sets in whose place this one may be asked for
 
     def of(self, method: str, also: str | None = None) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def read_column(name: str) -> Column:
     if name not in COLUMNS:
         raise unknown("column", name, COLUMNS)
     raw = _read(f"columns/{name}.toml")
-    return Column(name, **{**raw, "stands_for": tuple(raw.get("stands_for", ()))})
+    return Column(name, **{**raw, **{k: tuple(raw[k]) for k in ("stands_for", "tuning_over") if k in raw}})
 
 
 def read_tuning() -> Tuning:
