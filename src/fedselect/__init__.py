@@ -15,6 +15,7 @@ from fedselect.methods import (
     FedBN,
     FedPAC,
     FedPer,
+    FedPersist,
     FedProx,
     FedRep,
     FedSelect,
@@ -24,6 +25,7 @@ from fedselect.methods import (
     Partial,
     PersonalLayers,
 )
+from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
@@ -52,6 +54,7 @@ __all__ = [
     "ClientData",
     "DataError",
     "DeltaSelect",
+    "Disagreement",
     "Ditto",
     "Down",
     "FedAvg",
@@ -60,6 +63,7 @@ __all__ = [
     "FedBN",
     "FedPAC",
     "FedPer",
+    "FedPersist",
     "FedProx",
     "FedRep",
     "FedSelect",

@@ -49,7 +49,7 @@ MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
-BOTH = {"fedselect", "fedselect-tuned", "fedbabu", "ditto", "fedpac", "lotteryfl"}
+BOTH = {"fedselect", "fedselect-tuned", "fedpersist", "fedbabu", "ditto", "fedpac", "lotteryfl"}
 """With both models: what has code of its own, and one alias for each way of training."""
 NORMS = {"fedselect-adamw-cosine", "fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
@@ -85,7 +85,7 @@ SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
 
 def _quick(factory, **given):
     """A method with rates that move things within a few rounds."""
-    wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight"}
+    wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight", "window": 2}
     return call(factory, **{k: v for k, v in {**wish, **given}.items() if k in options(factory)})
 
 
@@ -127,7 +127,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tol: fl
     assert a.keys() == b.keys()
     for name, v in a.items():
         if v.is_floating_point():
-            torch.testing.assert_close(v, b[name], rtol=tol, atol=tol, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(v, b[name], rtol=tol, atol=tol, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}")
         else:
             assert torch.equal(v, b[name]), name
 

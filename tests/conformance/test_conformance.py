@@ -163,7 +163,9 @@ def test_what_stays_stays(case, model, whole):
         pytest.skip("keeps its personal part in another way")
     before = history[-2]["clients"]["share"]  # the mask in force in the last round
     stats = sum(sim.initial[n].numel() for n in sim.model.stats)
-    learned = any(k == "kept" for k in sim.store.rows)
+    learned = "kept" in sim.store.rows
+    if learned:
+        before = [sum(int(m[i].sum()) for m in sim.store.rows["kept"].values()) / sim.model.size for i in range(len(SIZES))]
     for i, up in enumerate(history[-1]["clients"]["bytes_up"]):
         shared = round((1 - before[i]) * sim.model.size)
         extra = up - 4 * shared - (-(-sim.model.size // 8) if learned else 0)

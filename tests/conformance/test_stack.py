@@ -35,6 +35,14 @@ SETTINGS = {
         fs.FedSelect,
         [{"finetune": 1, "view": "merged", "answers": "own", "server_average": a, "limit": 0.1} for a in (0.5, 0.8)],
     ),
+    "fedpersist": (
+        fs.FedPersist,
+        [{"window": 2, "threshold": a, "finetune": 1} for a in (0.05, 0.8, 0.1)],
+    ),
+    "fedpersist, by client": (
+        fs.FedPersist,
+        [{"window": 2, "threshold": torch.linspace(a, 0.9, 6)} for a in (0.1, 0.3)],
+    ),
     "layers": (fs.PersonalLayers, [{"layers": "*weight"}, {"layers": "*weight", "lr": 0.05}]),
     "fedavg": (fs.FedAvg, [{"lr": 0.1}, {"lr": 0.03}]),
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
@@ -65,7 +73,7 @@ def without_time(record):
     return {k: v for k, v in record.items() if k != "seconds"}
 
 
-AWAY = ("fedselect", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
+AWAY = ("fedselect", "fedpersist", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
 SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
 HOWS = {"": {}, ", some away": SOME_AWAY}
 BOTH = {"fedselect", "fedselect, fine-tuned", "fedselect, own answers, averaged", "fedpac", "lotteryfl"}

@@ -36,6 +36,21 @@ def test_the_one_line_method_runs():
     assert personal == {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "fc.weight", "fc.bias"}
 
 
+def test_the_selector_keeps_one_tensor_of_each_client(monkeypatch):
+    scope: dict = {"__name__": __name__}
+    exec(BLOCKS[3], scope)
+    monkeypatch.setitem(cases.CASES, "farthest", lambda: scope["farthest"])
+    first, whole, chunked = (cases.simulation("farthest", "mlp", **how) for how in ({}, {}, {"chunk": 2}))
+    cases.rounds(first, 1)
+    trained = first.models(range(first.clients), "local")
+    moved = [[float((v[i] - first.initial[n]).square().mean()) for n, v in trained.items()] for i in range(first.clients)]
+    cases.rounds(whole), cases.rounds(chunked)
+    for i, far in enumerate(moved):
+        marks = [m[i] for m in fs.Result(whole, []).masks.values()]
+        assert [bool(m.all()) for m in marks] == [bool(m.any()) for m in marks] == [f == max(far) for f in far]
+    cases.assert_equal(cases.everything(chunked), cases.everything(whole))
+
+
 @pytest.mark.parametrize("model", cases.MODELS)
 def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model, tmp_path):
     whole = cases.simulation("halfway", model)

@@ -56,12 +56,14 @@ def test_a_command_that_ends_leaves_the_group(tmp_path):
     assert (done.returncode, done.stdout.split()) == (0, ["left", "left"]), done.stderr[-2000:]
 
 
-def test_two_processes_find_what_one_finds(start, tmp_path):
+@pytest.mark.parametrize("method", [("fedpac", "--rounds", "3"), ("fedpersist", "--window", "2", "--rounds", "6")])
+def test_two_processes_find_what_one_finds(method, start, tmp_path):
     """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort.
 
-    And with server momentum: what an aggregator remembers is the same in every process.
+    FedPersist, whose clients store less after their test. And with server momentum: what an aggregator remembers is the same
+    in every process.
     """
-    how = [*RUN, "fedpac", "--rounds", "3", "--fraction", "0.6", "--cross", "--server-momentum", "0.5"]
+    how = [*RUN, *method, "--fraction", "0.6", "--cross", "--server-momentum", "0.5"]
     waiting = [start(*how, "--out", tmp_path / str(n), processes=n) for n in (1, 2)]
     shown = [finish(p) for p in waiting]
     one, two = (records(tmp_path / n) for n in "12")
@@ -71,7 +73,7 @@ def test_two_processes_find_what_one_finds(start, tmp_path):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
     cross = [json.loads((tmp_path / n / "summary.json").read_text())["cross"] for n in "12"]
     assert cross[0] == cross[1]
-    assert shown[1].count("round 3/3") == 1  # one process speaks
+    assert shown[1].count("round {0}/{0}".format(method[-1])) == 1  # one process speaks
 
 
 def test_a_lost_process_ends_the_run_and_any_number_goes_on(start, tmp_path):

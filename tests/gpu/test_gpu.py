@@ -348,3 +348,49 @@ def test_a_task_of_its_own_measures_what_it_does_on_a_cpu(made):
     assert made
     for name in ("mae", "worst", "test_loss", "train_loss"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-3)
+
+
+# ---- halves of the data
+
+
+def persisting(device, **how):
+    """Clients of unequal size, a window of 4, and an end two rounds after the test."""
+    data = federation()
+    method = fs.FedPersist(4, threshold=0.3, epochs=2, lr=0.05, finetune=1)
+    training = Training(batch_size=8, momentum=0.9)
+    sim = Simulation(
+        method, fs.models.small_cnn(data), data, seed=11, training=training, device=device, precision="float32", **how
+    )
+    rounds(sim, 6)
+    return {k: {n: v.cpu() for n, v in sim.store.rows[k].items()} for k in ("persistence", "mask")}
+
+
+@pytest.mark.parametrize("how", [{}, {"chunk": 2}, {"fraction": 0.8}], ids=["all", "chunks", "some sit out"])
+def test_fedpersist_keeps_what_it_does_on_a_cpu(how, made):
+    """The persistence of four rounds agrees to rounding, and so do the layers that are kept."""
+    cpu, gpu = (persisting(device, **how) for device in ("cpu", "cuda"))
+    assert made
+    for n, v in cpu["persistence"].items():
+        torch.testing.assert_close(gpu["persistence"][n], v, rtol=0, atol=1e-3, equal_nan=True)
+        assert torch.equal(gpu["mask"][n], cpu["mask"][n])
+    assert any(m.any() for m in cpu["mask"].values())
+
+
+@pytest.mark.parametrize("after", [NEVER, 1], ids=["as written", "recorded"])
+def test_halves_train_as_on_a_cpu(after, made, monkeypatch):
+    """Also those of clients of which some are not cut: recorded programs are given which samples to take."""
+    monkeypatch.setitem(recorded.RECORD_AFTER, "cuda", after)
+    ends = []
+    for device in ("cpu", "cuda"):
+        sim = simulation("fedavg", "cnn-batchnorm", device=device, precision="float32")
+        ids = torch.arange(len(SIZES))
+        tree = {n: v.expand(len(SIZES), *v.shape) for n, v in sim.initial.items()}
+        whose = torch.tensor([True, True, False, True, False, True], device=sim.device)
+        passes = [fs.Pass(dict.fromkeys(sim.model.params, True), 0.05, epoch) for epoch in range(3)]
+        doors = [sim._work(ids, 0).half(which, some) for some in (None, whose) for which in (0, 1)]
+        trees = [door.train(tree, passes) for door in doors]
+        pairs = zip(doors, trees, strict=True)
+        ends.append([torch.cat([v.flatten() for v in tree.values()] + [d.loss]).cpu() for d, tree in pairs])
+    assert bool(made) == (after == 1)
+    for cpu, gpu in zip(*ends, strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-4, atol=1e-4)

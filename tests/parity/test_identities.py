@@ -54,6 +54,13 @@ def test_limit_0_with_fine_tuning_is_fedavg_with_fine_tuning():
 
 
 @pytest.mark.parametrize("stats", ["local", "shared"])
+@pytest.mark.parametrize("finetune", [0, 2])
+def test_fedpersist_with_window_0_is_fedavg_with_fine_tuning(stats, finetune):
+    common = {"epochs": 2, "lr": 0.05, "finetune": finetune, "finetune_lr": 0.02, "norm_stats": stats}
+    assert_same_models(simulate(fs.FedPersist(0, **common), 3, norm="batch"), simulate(fs.FedAvgFT(**common), 3, norm="batch"))
+
+
+@pytest.mark.parametrize("stats", ["local", "shared"])
 def test_limit_0_with_a_frozen_head_and_fine_tuning_is_fedbabu(stats):
     common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": stats}
     selected = simulate(fs.FedSelect(limit=0.0, freeze="head", view="merged", **common), 3, norm="batch")

@@ -201,7 +201,7 @@ def walk(select, steps):
     """The mask after each round; a step is (before, after)."""
     memory, seen = select.start(work(0), START), []
     for r, (before, after) in enumerate(steps):
-        memory = select.grow(work(r), memory, before, after)
+        _, memory = select.grow(work(r), memory, before, lambda _, after=after: after)
         seen.append(marks(memory))
     return seen
 
@@ -289,7 +289,8 @@ def test_random_select_draws_differently_for_each_client_and_round():
         w = Work(programs(), part, part, ids=ids, round=round, seed=0, initial=dict)
         wide = {"w": torch.zeros(len(ids), 100)}
         empty = {"mask": {n: v.bool() for n, v in wide.items()}}
-        return fs.RandomSelect(rate=0.1).grow(w, empty, wide, wide)["mask"]["w"]
+        _, memory = fs.RandomSelect(rate=0.1).grow(w, empty, wide, lambda _: wide)
+        return memory["mask"]["w"]
 
     both = grow(0, torch.tensor([4, 7]))
     assert both.sum(1).tolist() == [10, 10]

@@ -153,5 +153,37 @@ def test_a_mask_that_would_come_back_another_is_refused():
 
 def test_another_state_is_refused():
     compact = Compact(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0), metrics=2)
-    with pytest.raises(InputError, match="other tensors than before"):
+    with pytest.raises(InputError, match="tensors that it did not have before"):
         compact.put(torch.arange(2), make([(9,)], 2, 0.5, 0))
+
+
+def without(state, *keys):
+    return {k: t for k, t in state.items() if k not in keys}
+
+
+@pytest.mark.parametrize("kind", ["resident", "compact"])
+def test_a_tree_that_a_client_drops_is_zeros_and_takes_no_room(kind):
+    """It is let go for good when the last of those who joined has dropped it, and comes back with whoever brings it."""
+    state = make([(40, 3), ()], 4, 1.0, 0)
+    store = Store(4, CPU) if kind == "resident" else Compact(4, CPU, carried_under_kept, state, metrics=1)
+
+    def put(ids, *dropped):
+        store.put(torch.tensor(ids), without(rows_of(state, ids), *dropped))
+
+    def held(ids):
+        taken = store.take(torch.tensor(ids), CPU)
+        assert torch.equal(taken["restart"][""], state["restart"][""][ids])
+        return [bool(v.any()) for v in taken["half"][""]] if "half" in taken else None
+
+    put([2, 0, 1])  # client 3 has not joined
+    assert held([0, 1, 2]) == [True, True, True]
+    put([1, 0], "half")
+    assert held([0, 1, 2]) == [False, False, True]
+    before = store.nbytes if kind == "resident" else sum(store._pages.sizes)
+    put([2], "half")
+    assert held([0, 1, 2]) == (None if kind == "resident" else [False, False, False])
+    assert (store.nbytes if kind == "resident" else sum(store._pages.sizes)) < before
+    put([3])
+    assert held([0, 1, 2, 3]) == [False, False, False, True]
+    put([3], "half")
+    assert held([0, 3]) == (None if kind == "resident" else [False, False])

@@ -8,6 +8,7 @@ from fedselect.methods.aliases import (
     FedBABU,
     FedBN,
     FedPer,
+    FedPersist,
     FedProx,
     FedRep,
     FedSelect,
@@ -23,6 +24,7 @@ from fedselect.methods.partial import Partial
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedselect": FedSelect,
+    "fedpersist": FedPersist,
     "local": Local,
     "fedavg": FedAvg,
     "fedavg+ft": FedAvgFT,
@@ -39,6 +41,6 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedProx", "FedRep", "FedSelect",
-    "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
+    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep",
+    "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
 ]  # fmt: skip

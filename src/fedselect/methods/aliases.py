@@ -7,6 +7,7 @@ from fedselect.core.checks import check_choice
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Scalar
 from fedselect.methods.common import Answers, Stats, Weight
+from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import View
 from fedselect.methods.partial import Partial, Phases
 from fedselect.methods.select import DeltaSelect, Fixed, Reading, body, everything, head, norms, not_convolutions, nothing
@@ -61,6 +62,25 @@ def FedSelect(
     )  # fmt: skip
 
 
+def FedPersist(
+    window: int = 10,
+    threshold: Scalar = 0.05,
+    epochs: int = 3,
+    lr: Scalar = 0.1,
+    *,
+    finetune: int = 3,
+    finetune_lr: Scalar | None = 0.01,
+    weight: Weight = "uniform",
+    norm_stats: Stats = "local",
+) -> Partial:
+    """Each client keeps the layer in which it persistently disagrees most with the others, shares the rest, and fine-tunes."""
+    tune: Phases = (("all", finetune),) if finetune else ()
+    return Partial(
+        Disagreement(window, threshold), (("all", epochs),), lr, None, weight, norm_stats,
+        finetune=tune, finetune_lr=finetune_lr, view="merged",
+    )  # fmt: skip
+
+
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
     """Every client trains alone; nothing is communicated."""
     return Partial(Fixed(everything), (("all", epochs),), lr)
@@ -101,12 +121,20 @@ def FedPer(
     epochs: int = 3,
     lr: Scalar = 0.01,
     personal_lr: Scalar | None = None,
+    *,
+    warmup: int = 0,
+    finetune: int = 0,
+    finetune_lr: Scalar | None = None,
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal, body averaged, both trained together."""
-    return Partial(Fixed(head), (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
+    """Head personal, body averaged, both trained together; after `warmup` rounds in which the head is averaged too."""
+    tune: Phases = (("all", finetune),) if finetune else ()
+    return Partial(
+        Fixed(head, warmup), (("all", epochs),), lr, personal_lr, weight, norm_stats,
+        finetune=tune, finetune_lr=finetune_lr, view=view,
+    )  # fmt: skip
 
 
 def FedRep(

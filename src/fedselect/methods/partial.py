@@ -93,12 +93,16 @@ class Partial(Method):
 
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         before = merge(self._kept(work.model, state), state["params"], down["params"])
-        memory = self.select.begin(work, {k: v for k, v in state.items() if k not in ("params", "kept")})
+        memory = {k: v for k, v in state.items() if k not in ("params", "kept")}
+        memory = self.select.begin(work, memory, down["params"])
         mask = self._full(work.model, memory)
         shared = negate(mask)
         passes = list(self._passes(self.phases, mask, work, self.lr, self.personal_lr, self.freeze))
-        after = work.train(before, passes, **towards(before, self.mu, work))
-        memory = self.select.grow(work, memory, before, after)
+
+        def train(door: Work) -> Tree:
+            return door.train(before, passes, **towards(before, self.mu, work))
+
+        after, memory = self.select.grow(work, memory, before, train)
         kept = {"kept": {n: m for n, m in mask.items() if isinstance(m, Tensor)}} if "mask" in memory else {}
         return {"params": after, **memory, **kept}, Up(after, shared, weights(work, self.weight))
 

@@ -19,6 +19,8 @@ from fedselect.training.work import Work
 
 Which = Callable[[Model, str], bool]
 """Whether an entry named so is personal, in this model."""
+Train = Callable[[Work], Tree]
+"""This round's local training, of the data that this door leads to: the model that comes out."""
 Start = Literal["nothing", "head", "norms", "head+norms"]
 
 
@@ -57,11 +59,11 @@ class Selector(Protocol):
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
-    def begin(self, work: Work, memory: State) -> State:
-        """The memory to train this round with."""
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
+        """The memory to train this round with, now that the shared values are known."""
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        """The memory for the next round, from the model before and after this round's local training."""
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        """This round's local training, from `before` to `train(work)`, and the memory for the next round."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,18 @@ class Fixed:
             raise InputError(f"the rounds before anything is personal must not be negative, not {self.after}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        return {"mask": _empty(work, params)} if self.after else {}
+        return {"mask": empty(work, params)} if self.after else {}
 
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"]) if self.after else {n: self.personal(model, n) for n in model.params}
 
-    def begin(self, work: Work, memory: State) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         if not self.after or work.round < self.after:
             return memory
         return {"mask": {n: torch.full_like(m, self.personal(work.model, n)) for n, m in memory["mask"].items()}}
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        return memory
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        return train(work), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class DeltaSelect(Reading):
             raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 
     def start(self, work: Work, params: Tree) -> State:
-        memory = {"mask": _empty(work, params)}
+        memory = {"mask": empty(work, params)}
         for n, m in memory["mask"].items():
             m.fill_(self._at_first(work.model, n))
         if self.since == "update":
@@ -154,11 +156,14 @@ class DeltaSelect(Reading):
     def mask(self, model: Model, memory: State) -> Mask:
         return dict(memory["mask"])
 
-    def begin(self, work: Work, memory: State) -> State:
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
         return memory
 
-    def grow(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
-        memory = dict(memory)
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        after = train(work)
+        return after, self._grown(work, dict(memory), before, after)
+
+    def _grown(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
         if self.since == "update":
             fresh = memory["restart"][""]  # the mask grew last time: movement counts from this round's start
             before = {n: torch.where(fresh.view(-1, *[1] * (a.ndim - 1)), before[n], a) for n, a in memory["anchor"].items()}
@@ -225,15 +230,15 @@ def grow_mask(
     gone = {n: d.sum() for n, d in dead.items()}
     whole, held = marks.shape[1] - sum(gone.values()), count(marks)
     groups = [[n] for n in names] if scope == "tensor" else [names]
-    below = held < _whole(limit, whole, up=True)  # held / whole < limit
+    below = held < whole_number(limit, whole, up=True)  # held / whole < limit
     out = dict(mask)
     for group in groups:
         everything = len(group) == len(mask)
         taken = marks if everything else matrix({n: mask[n] for n in group})
         size = taken.shape[1] - sum(gone[n] for n in group if n in gone)
         personal = held if everything else count(taken)
-        wanted = _whole(rate, size - personal if share == "shared" else size, up=True)
-        room = _whole(limit, size) - personal if scope == "tensor" else _whole(limit, whole) - held
+        wanted = whole_number(rate, size - personal if share == "shared" else size, up=True)
+        room = whole_number(limit, size) - personal if scope == "tensor" else whole_number(limit, whole) - held
         wanted = torch.minimum(wanted, room.clamp_min(0)) if strict else torch.where(below, wanted, 0)
         wanted = torch.minimum(wanted, size - personal)
         value, base = matrix({n: score[n] for n in group}), None if since is None else matrix({n: since[n] for n in group})
@@ -272,7 +277,7 @@ def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor 
     return chosen & (count > 0).unsqueeze(1)
 
 
-def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
+def whole_number(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
     """share * of as a whole number, float rounding aside."""
     exact = torch.as_tensor(share, dtype=torch.float64)
     if isinstance(share, Tensor) and share.dtype == torch.float32:
@@ -281,7 +286,8 @@ def _whole(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
     return ((exact - 1e-9).ceil() if up else (exact + 1e-9).floor()).to(torch.int64)
 
 
-def _empty(work: Work, params: Tree) -> Tree:
+def empty(work: Work, params: Tree) -> Tree:
+    """A mask for each client that marks nothing yet."""
     return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 

@@ -128,8 +128,8 @@ def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         row = Row("", method, chosen)
-        for seed in tuning.seeds:
-            out.append((chosen, seed, configure(short, row, Setting(), seed, brief, tuned={}, score="val")))
+        for seed, over in itertools.product(tuning.seeds, where.tuning_over):
+            out.append((chosen, seed, configure(short, row, Setting(data=over), seed, brief, tuned={}, score="val")))
     return out
 
 

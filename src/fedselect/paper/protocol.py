@@ -13,11 +13,25 @@ from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 
-COLUMNS = ("cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits")
+COLUMNS = (
+    "cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits",
+    "cifar10-shifts", "digits-shifts", "audiomnist", "har", "heart",
+)  # fmt: skip
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own")  # questions of ours
+OWN = (
+    "plain",
+    "beyond",
+    "readings",
+    "little",
+    "stem",
+    "long",
+    "own",
+    "shifts",
+    "shifts-digits",
+    "natural",
+)  # questions of ours
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class Column:
     training: dict[str, Any] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
     tuning_rounds: int | None = None  # where those of tuning.toml would cost more than the table itself
+    tuning_over: tuple[dict[str, Any], ...] = ({},)  # what data differ in that a choice is for: the mean over them decides
     stands_for: tuple[str, ...] = ()  # the paper's data sets in whose place this one may be asked for
 
     def of(self, method: str, also: str | None = None) -> dict[str, Any]:
@@ -139,7 +154,7 @@ def read_column(name: str) -> Column:
     if name not in COLUMNS:
         raise unknown("column", name, COLUMNS)
     raw = _read(f"columns/{name}.toml")
-    return Column(name, **{**raw, "stands_for": tuple(raw.get("stands_for", ()))})
+    return Column(name, **{**raw, **{k: tuple(raw[k]) for k in ("stands_for", "tuning_over") if k in raw}})
 
 
 def read_tuning() -> Tuning:

@@ -59,14 +59,17 @@ LATER: dict[str, Any] = {
 _MOVED = {"decay": 1.0, "server_momentum": 0.0}
 GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
 """Options that a method, by its name or its class, no longer has, each with the value under which it did nothing."""
+GAINED: dict[str, dict[str, Any]] = {"fedper": {"warmup": 0, "finetune": 0, "finetune_lr": None}}
+"""Options that a method has gained since, each with the value under which it does nothing."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as the first version wrote it, so that a run made then and the same run made now have one identity."""
     out = _without(config, LATER)
     method = out.get("method")
-    if isinstance(method, dict) and (gone := GONE.get(str(method.get("name", method.get("kind"))))):
-        out["method"] = {**gone, **method}
+    if isinstance(method, dict):
+        name = str(method.get("name", method.get("kind")))
+        out["method"] = _without({**GONE.get(name, {}), **method}, GAINED.get(name, {}))
     return out
 
 

@@ -47,6 +47,11 @@ class Layout:
         """Whether rows are all of a state; masks always are."""
         return all(s.under is True or s.dtype == torch.bool for s in self.sections)
 
+    def part_of(self, other: "Layout") -> bool:
+        """Whether rows of this layout are such rows without some of their trees."""
+        keys = {key for key, _ in self.names}
+        return self.sections == tuple(s for s in other.sections if s.key in keys)
+
     @property
     def fixed(self) -> Tensor:
         """How many entries of each section a row holds, as far as that is known without looking: (sections,)."""
@@ -86,13 +91,15 @@ def layout(state: State, carried: Mapping[str, Carried]) -> Layout:
 def pack(plan: Layout, state: State) -> tuple[Tensor, Tensor]:
     """All rows end to end in one buffer, and how many entries each holds: (C, sections), on the host.
 
+    Of a tree that the state no longer has a row holds nothing.
+
     The host waits once, for those numbers, and only if there are masks.
     """
     marks = _Marks(state)
     counts = _counts(plan, state, marks)
     out = torch.zeros(int(plan.nbytes(counts).sum()), dtype=torch.uint8, device=_first(state).device)
     for section, count, start in zip(plan.sections, counts.T, plan.starts(counts), strict=True):
-        if section.under is False:
+        if section.under is False or section.key not in state:
             continue
         values = _matrix(state, section.key, section.names)
         if section.under is not True:
@@ -111,6 +118,8 @@ def unpack(plan: Layout, packed: Tensor, counts: Tensor) -> State:
             values = torch.zeros(len(counts), size, dtype=section.dtype, device=packed.device)
         else:
             values = ragged.lift(packed, count, start, size, section.dtype)
+            if section.under is True and int(count.min()) < size:  # a tree that some no longer have
+                values[(count < size).to(values.device)] = 0
         if isinstance(section.under, str):
             values = ragged.spread(values, *marks.of(section))
         tree = state.setdefault(section.key, {})
@@ -141,6 +150,8 @@ def _counts(plan: Layout, state: State, marks: _Marks) -> Tensor:
     """How many entries of each section each row holds. Of a mask, none may be lost: it would come back another mask."""
     masked = [i for i, s in enumerate(plan.sections) if isinstance(s.under, str)]
     counts = plan.fixed.repeat(len(_first(state)), 1)
+    counts[:, [i for i, s in enumerate(plan.sections) if s.key not in state]] = 0
+    masked = [i for i in masked if plan.sections[i].key in state]
     if not masked:
         return counts
     numbers = []

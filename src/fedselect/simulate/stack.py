@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import RunError, TrainingError
-from fedselect.core.tree import Tree, blocks, expand, lay
+from fedselect.core.tree import State, Tree, blocks, expand, lay
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import deterministic
@@ -124,7 +124,7 @@ class Stack:
         whole = jobs[0]
         if len(jobs) > 1:
             ids = torch.cat([j.ids for j in jobs])
-            whole = replace(whole, ids=ids, state=_cat([j.state for j in jobs]), down=_told(jobs))
+            whole = replace(whole, ids=ids, state=_cat(_alike([j.state for j in jobs], counts)), down=_told(jobs))
         try:
             with precision(runs[0].precision):
                 answer = self._done(whole, who, jobs)
@@ -205,6 +205,16 @@ def _pool(splits: Sequence[Split]) -> Split:
     sizes = tuple(n for s in splits for n in s.sizes or ())
     x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
     return replace(splits[0], x=x, y=y, start=start, n=n, sizes=sizes)
+
+
+def _alike(states: Sequence[State], counts: list[int]) -> list[State]:
+    """States with the same trees: one that the clients of a run no longer have is zeros, as in a store."""
+    known = {k: tree for state in states for k, tree in state.items()}
+
+    def zeros(like: Tree, clients: int) -> Tree:
+        return {n: v.new_zeros(clients, *v.shape[1:]) for n, v in like.items()}
+
+    return [{k: s[k] if k in s else zeros(t, c) for k, t in known.items()} for s, c in zip(states, counts, strict=True)]
 
 
 def _cat(parts: Sequence[Any]) -> Any:

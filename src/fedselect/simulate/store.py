@@ -28,6 +28,7 @@ class Store:
         self.device = device
         self.rows: State = {}
         self.joined = torch.zeros(clients, dtype=torch.bool)
+        self._gone: dict[str, Tensor] = {}  # by tree, the clients that no longer have it
 
     @property
     def nbytes(self) -> int:
@@ -41,13 +42,24 @@ class Store:
         return {k: moved(take(t, at), device) for k, t in self.rows.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
+        """A tree that the state no longer has is zeros from now on, and let go when nobody has it."""
         self.joined[ids.cpu()] = True
         if self._everybody(ids):
             self.rows = {k: {n: _apart(v) for n, v in moved(t, self.device).items()} for k, t in state.items()}
+            self._gone.clear()
             return
         at = ids.to(self.device, non_blocking=True)
         for k, tree in state.items():
             put(self._room(k, tree), at, moved(tree, self.device))
+            if k in self._gone:
+                self._gone[k][ids.cpu()] = False
+        for k in self.rows.keys() - state.keys():
+            gone = self._gone.setdefault(k, torch.zeros_like(self.joined))
+            gone[ids.cpu()] = True
+            for v in self.rows[k].values():
+                v[at] = 0
+            if bool((gone | ~self.joined).all()):
+                del self.rows[k]
 
     def to(self, device: torch.device) -> None:
         """Let the rows rest elsewhere."""
@@ -63,6 +75,7 @@ class Store:
 
     def load(self, dumped: State) -> None:
         self.rows = {k: {n: v.to(self.device) for n, v in t.items()} for k, t in dumped.items()}
+        self._gone.clear()
 
     def _room(self, key: str, like: Tree) -> Tree:
         room = self.rows.setdefault(key, {})
@@ -138,8 +151,8 @@ class Compact:
     def put(self, ids: Tensor, state: State) -> None:
         """Pack and start copying to the host; the state may be overwritten at once."""
         ids = ids.cpu()
-        if flat.layout(state, self._carries(state)) != self._layout:
-            raise InputError("a client's state has other tensors than before, so it cannot rest in a compact store.")
+        if not flat.layout(state, self._carries(state)).part_of(self._layout):
+            raise InputError("a client's state has tensors that it did not have before, so it cannot be stored packed.")
         packed, counts = flat.pack(self._layout, state)
         if self._ahead is not None and bool(torch.isin(ids, self._ahead[0]).any()):
             self._ahead = None  # it was copied too early

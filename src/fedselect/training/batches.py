@@ -25,6 +25,7 @@ class Split:
     _: KW_ONLY
     augment: str = "none"
     sizes: tuple[int, ...] | None = None  # n where the host can read it without waiting for a GPU
+    picks: Tensor | None = None  # (C, longest): which of a client's rows these are; None: all of them, in order
 
     def __post_init__(self) -> None:
         if self.sizes is None:
@@ -33,18 +34,22 @@ class Split:
     def rows(self, rows: slice | Tensor) -> "Split":
         """These clients' data; an index that lies on the host is not waited for."""
         assert self.sizes is not None
-        if isinstance(rows, slice):
-            return replace(self, start=self.start[rows], n=self.n[rows], sizes=self.sizes[rows])
-        at = rows.to(self.n.device, non_blocking=True)
-        return replace(self, start=self.start[at], n=self.n[at], sizes=tuple(self.sizes[i] for i in rows.tolist()))
+        at = rows.to(self.n.device, non_blocking=True) if isinstance(rows, Tensor) else rows
+        sizes = self.sizes[rows] if isinstance(rows, slice) else tuple(self.sizes[i] for i in rows.tolist())
+        picks = None if self.picks is None else self.picks[at]
+        return replace(self, start=self.start[at], n=self.n[at], sizes=sizes, picks=picks)
 
     @property
     def longest(self) -> int:
         return max(self.sizes or (0,))
 
+    def places(self, index: Tensor) -> Tensor:
+        """Where samples lie in the pool, by their number within each client: (C, b)."""
+        return self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
+
     def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
-        flat = self.start.unsqueeze(1) + index
+        flat = self.places(index)
         if self.x.ndim == 4 and kernels.serve(self.x) and self.x.dtype in (torch.uint8, torch.float32):
             from fedselect.kernels.batch import pictures
 
@@ -61,4 +66,5 @@ class Split:
         scale = None if self.scale is None else self.scale.to(device)
         shift = None if self.shift is None else self.shift.to(device)
         x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
-        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes)
+        picks = None if self.picks is None else self.picks.to(device)
+        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks)

@@ -114,7 +114,7 @@ class Programs:
             # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
             b, at = i["batch"], i["sums"]["at"]
             places = (at * walk.size + torch.arange(walk.size, device=at.device)) % b["n"].unsqueeze(1)
-            x, y = replace(data, start=b["start"], n=b["n"]).batch(b["order"].gather(1, places), b["shuffle"])
+            x, y = replace(data, start=b["start"], n=b["n"], picks=None).batch(b["order"].gather(1, places), b["shuffle"])
             return Batch(x, y, random.fold(b["shuffle"], at) if shortcuts.draws else b["shuffle"])
 
         def given(i: State) -> Aim:
@@ -147,9 +147,10 @@ class Programs:
 
         Good until the next call.
         """
+        picks = {} if split.picks is None else {"picks": split.picks}
         inputs: State = {
             "tree": tree,
-            "batch": {"start": split.start, "n": split.n},
+            "batch": {"start": split.start, "n": split.n, **picks},
             "sums": {"at": torch.full((1,), at, device=split.n.device)},
         }
 
@@ -157,7 +158,10 @@ class Programs:
             start, n = i["batch"]["start"], i["batch"]["n"]
             index = i["sums"]["at"] + torch.arange(width, device=n.device)
             inside = index < n.unsqueeze(1)
-            x, y = replace(split, start=start, n=n).batch(torch.where(inside, index, 0))
+            index = torch.where(inside, index, 0)
+            if "picks" in i["batch"]:
+                index = i["batch"]["picks"].gather(1, index)
+            x, y = replace(split, start=start, n=n, picks=None).batch(index)
             return (*forward(self.fitted, i["tree"], x), y, inside)
 
         recorded = None

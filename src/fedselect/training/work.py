@@ -1,7 +1,7 @@
 """Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +131,7 @@ class Work:
         self.need_classes()
         last = (self.n - 1).unsqueeze(1)
         at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
-        labels = self._data.y[self._data.start.unsqueeze(1) + torch.minimum(at, last)]
+        labels = self._data.y[self._data.places(torch.minimum(at, last))]
         return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
 
     def class_moments(self, tree: Tree) -> Tree:
@@ -235,6 +235,8 @@ class Work:
         for p in passes:
             shuffle = random.fold(base, p.epoch)
             order = random.permutations(shuffle, self.n, self._data.longest)
+            if self._data.picks is not None:
+                order = self._data.picks.gather(1, order)
             total = torch.zeros_like(self.loss)
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
@@ -265,6 +267,40 @@ class Work:
             initial=lambda: take(self.initial, at),
             rounds=self._rounds,
         )
+
+    def half(self, which: int, whose: Tensor | None = None) -> "Work":
+        """The same door to one half (0 or 1) of every client's training samples, each of them twice.
+
+        So as much is trained as with all samples. A half is the same in every round, and both have like targets: along
+        sorted targets, equal ones in random order, samples go to either half in turn. A client with one sample has it in
+        both, and a client that `whose`, (C,), does not mark has all of its samples.
+        """
+        each = torch.arange(self._data.longest, device=self.n.device).expand(len(self.ids), -1)
+        last = ((self.n - 1 - which) // 2 * 2 + which).clamp_min(0)  # the place of its last sample, along sorted targets
+        picks = self._by_target().gather(1, torch.minimum(each // 2 * 2 + which, last.unsqueeze(1)))
+        if whose is not None:
+            picks = torch.where(whose.unsqueeze(1), picks, each)
+        if self._data.picks is not None:
+            picks = self._data.picks.gather(1, picks)
+        return Work(
+            self._programs,
+            replace(self._data, picks=picks),
+            self._val,
+            ids=self.ids,
+            round=self.round,
+            seed=self._seed,
+            initial=self._initial,
+            rounds=self._rounds,
+        )
+
+    def _by_target(self) -> Tensor:
+        """Each client's samples by their numbers, sorted by target where that is one number; the same in every round."""
+        mixed = random.permutations(random.client_keys(self._seed, self.ids, 0, "halves"), self.n, self._data.longest)
+        if self._data.y.ndim > 1:
+            return mixed
+        past = torch.arange(self._data.longest, device=self.n.device) >= self.n.unsqueeze(1)
+        y = self._data.y[self._data.places(mixed.masked_fill(past, 0))].double()
+        return mixed.gather(1, y.masked_fill(past, torch.inf).argsort(dim=1, stable=True))
 
     def _active(self, only: Mask) -> bool | Tensor:
         """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""

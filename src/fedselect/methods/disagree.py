@@ -1,0 +1,159 @@
+"""Selection by persistent disagreement: personal is where a client keeps wanting to be elsewhere than the others."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.core.checks import check_not_negative, check_shares
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, rows
+from fedselect.methods.common import per_row
+from fedselect.methods.select import Train, empty
+from fedselect.models import Model
+from fedselect.training.work import Work
+
+WINDOW = ("first", "second", "trained", "energy", "pulls")
+"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """For `window` rounds everything is shared; then each client keeps the layer in which it persistently disagrees most.
+
+    In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what
+    a half trained less the aggregate of that round. Pulls d are taken of the first half and of the second in turn; with m and
+    m' their means, persistence is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in other samples
+    too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
+
+    The layer with the highest persistence becomes personal if that is above the threshold. One layer is enough: with it
+    personal, clients of most federations agree better on the others.
+    """
+
+    window: int = 10
+    threshold: Scalar = 0.05
+
+    def __post_init__(self) -> None:
+        check_not_negative(window=self.window)
+        check_shares(threshold=self.threshold)
+        if self.window == 1:
+            raise InputError("window must be 0, or at least 2 rounds: one for each half of the samples.")
+
+    def start(self, work: Work, params: Tree) -> State:
+        memory: State = {"mask": empty(work, params)}
+        if not self.window:
+            return memory
+        zero = torch.zeros(len(work.ids), dtype=torch.float64, device=work.ids.device)
+        names = work.model.params
+        return memory | {
+            "first": {n: torch.zeros_like(params[n]) for n in names},
+            "second": {n: torch.zeros_like(params[n]) for n in names},
+            "trained": {n: torch.zeros_like(params[n]) for n in names},
+            "energy": {n: zero.clone() for n in names},
+            "pulls": {"count": zero.clone(), "open": zero.clone()},  # open: 1 until the aggregate of the last pull is known
+            "persistence": {n: torch.full_like(zero, torch.nan) for n in names},
+        }
+
+    def mask(self, model: Model, memory: State) -> Mask:
+        return dict(memory["mask"])
+
+    def begin(self, work: Work, memory: State, received: Tree) -> State:
+        if "pulls" not in memory:
+            return memory
+        memory = _close(memory, received)
+        if work.round < self.window:  # nobody has so many pulls yet
+            return memory
+        memory = self._test(work, memory)
+        left = _untested(memory)
+        if not bool(left.any()):
+            return {k: v for k, v in memory.items() if k not in WINDOW}
+        return {k: {n: v * _along(left, v) for n, v in t.items()} if k in WINDOW else t for k, t in memory.items()}
+
+    def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
+        if "pulls" not in memory:
+            return train(work), memory
+        left = _untested(memory)
+        whose = left if work.round >= self.window else None  # all of them, known without waiting for a GPU
+        halves = work.half(0, whose), work.half(1, whose)
+        a, b = (train(half) for half in halves)
+        work.loss = (halves[0].loss + halves[1].loss) / 2
+        after = {n: torch.lerp(v, b[n], 0.5) for n, v in a.items()}
+        count = memory["pulls"]["count"]
+        second = count % 2
+        return after, {
+            **memory,
+            "first": {n: v + a[n] * _along(left * (1 - second), v) for n, v in memory["first"].items()},
+            "second": {n: v + b[n] * _along(left * second, v) for n, v in memory["second"].items()},
+            "trained": {n: after[n] * _along(left, after[n]) for n in memory["trained"]},
+            "energy": {n: v + left * _square(a[n] - b[n]) / 4 for n, v in memory["energy"].items()},
+            "pulls": {"count": count + left, "open": left.to(count.dtype)},
+        }
+
+    def _test(self, work: Work, memory: State) -> State:
+        """Those who have all their pulls choose."""
+        due = _untested(memory) & (memory["pulls"]["count"] >= self.window)
+        some = work.n > 1  # one sample has no halves
+        kept = self._choose(persistence(memory, layers(work.model.params)), some)
+        found = {n: torch.where(some, v, 0.0) for n, v in persistence(memory, {n: n for n in work.model.params}).items()}
+        return {
+            **memory,
+            "mask": {n: m | _along(due & kept[layer_of(n)], m) for n, m in memory["mask"].items()},
+            "persistence": {n: torch.where(due, found[n], v) for n, v in memory["persistence"].items()},
+        }
+
+    def _choose(self, found: Tree, some: Tensor) -> Tree:
+        """The most persistent layer, if it is above the threshold; of equal ones the first: (C,) by layer."""
+        score = torch.stack(list(found.values()), 1)
+        best = score.argmax(1)
+        above = some & (score.amax(1) > per_row(self.threshold, score))
+        return {layer: above & (best == i) for i, layer in enumerate(found)}
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: its name without the last part."""
+    return name.rpartition(".")[0] or name
+
+
+def layers(names: Iterable[str]) -> dict[str, str]:
+    """The layer of each tensor."""
+    return {n: layer_of(n) for n in names}
+
+
+def persistence(memory: State, groups: Mapping[str, str]) -> Tree:
+    """<m, m'> / E|d|^2 from the sums of a window, at most 1, of tensors put together in groups: (C,) by group."""
+    count = memory["pulls"]["count"]
+    pairs = ((count / 2).ceil() * (count / 2).floor()).clamp_min(1)
+    same: Tree = {}
+    energy: Tree = {}
+    for n, group in groups.items():
+        product = (rows(memory["first"][n]).double() * rows(memory["second"][n]).double()).sum(1)
+        same[group] = same.get(group, 0.0) + product / pairs
+        energy[group] = energy.get(group, 0.0) + memory["energy"][n] / count.clamp_min(1)
+    return {g: (v / energy[g].clamp_min(1e-300)).clamp_max(1) for g, v in same.items()}
+
+
+def _close(memory: State, received: Tree) -> State:
+    """Take the aggregate, now that it is known, from the last pull.
+
+    Of a pull's squared size, the part of the halves' difference was added when they trained; here follows that of their mean.
+    """
+    count, last = memory["pulls"]["count"], memory["pulls"]["open"]
+    whose = {"first": last * (count % 2), "second": last * (1 - count % 2)}  # the count includes the last
+    sums = {k: {n: v - received[n] * _along(own, v) for n, v in memory[k].items()} for k, own in whose.items()}
+    energy = {n: v + last * _square(memory["trained"][n] - received[n]) for n, v in memory["energy"].items()}
+    return {**memory, **sums, "energy": energy, "pulls": {"count": count, "open": torch.zeros_like(last)}}
+
+
+def _untested(memory: State) -> Tensor:
+    """Clients that are still in their window: (C,)."""
+    return next(iter(memory["persistence"].values())).isnan()
+
+
+def _square(v: Tensor) -> Tensor:
+    return rows(v).double().square().sum(1)
+
+
+def _along(each: Tensor, like: Tensor) -> Tensor:
+    """One value for each client, of the type of its tensor and shaped to meet it."""
+    return each.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
