@@ -8,6 +8,7 @@ from fedselect.simulate.checkpoint import as_first_written
 
 COLOURS = {  # of each method: on light paper, on dark
     "fedselect": ("#1d4ed8", "#86a9ff"),
+    "fedpersist": ("#15803d", "#7fe0a4"),
     "local": ("#6b7280", "#a3abb8"),
     "fedavg": ("#b45309", "#f0b25a"),
     "fedavg+ft": ("#be123c", "#ff8096"),

@@ -1,0 +1,143 @@
+"""Write docs/shifts.md from results/shifts*.json and results/natural*.json; --check says whether it is stale instead.
+
+`python scripts/reproduction.py --collect DIR` takes over first what `fedselect reproduce shifts --out DIR` made.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reproduction_results import Table, read
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = "docs/shifts.md"
+DRAWS = 2000
+TARGETS = ("shifts", "shifts-digits", "natural")
+INTRO = """# Which method, where clients differ?
+
+Clients may differ in many ways, and a method that suits one suits another badly. Here the same methods meet clients that differ in
+a known way (`--shift`, [data](data.md)), and clients that are people, their devices, or hospitals. What to look at is the last two
+columns of each table: the mean over the kinds of difference, and the **worst regret**: how far a method falls below the best row of a
+kind, in the kind that suits it least. A method to begin with, where nobody knows how clients differ, has a small one.
+
+The kinds: `none` (clients are alike), `labels` (two classes each), `meaning` (each client's own permutation of the labels), `camera` (its
+own rotation, colours and darkness), `groups` (two groups, the labels of one reversed), `motley` (a federation of all of these).
+*Late head + FT* is FedPer with a head that is shared for the first ten rounds, then fine-tuned. [FedPersist](methods/fedpersist.md) is
+our rule that finds out by itself which layer to keep.
+
+This page is made from `results/` by `scripts/shifts.py`; no number of its tables is typed.
+"""
+
+
+def rows_of(columns: list[Table]) -> list[str]:
+    """The rows that every column has, in their order."""
+    return [r["row"] for r in columns[0]["rows"] if all(any(r["row"] == o["row"] for o in c["rows"]) for c in columns)]
+
+
+def accuracies(columns: list[Table], rows: list[str]) -> Any:
+    """Accuracies by row, column and seed; seeds are the same everywhere."""
+    by_name = [{r["row"]: r["accuracy"] for r in c["rows"]} for c in columns]
+    return np.array([[found[row] for found in by_name] for row in rows])
+
+
+def regrets(acc: Any) -> Any:
+    """The worst regret of each row: over columns, the largest distance of its mean from the best row's."""
+    means = acc.mean(2)
+    return (means.max(0) - means).max(1)
+
+
+def spread(acc: Any) -> tuple[Any, Any]:
+    """Standard errors of the mean over columns and of the worst regret, from seeds drawn anew with replacement."""
+    draw = np.random.default_rng(0).integers(0, acc.shape[2], (DRAWS, acc.shape[2]))
+    again = [acc[:, :, seeds] for seeds in draw]
+    return np.std([a.mean((1, 2)) for a in again], 0), np.std([regrets(a) for a in again], 0)
+
+
+def worst_tenth(columns: list[Table], row: str) -> float:
+    """The mean accuracy of the worst tenth of a run's clients, over columns and seeds."""
+    found = []
+    for column in columns:
+        for clients in next(r for r in column["rows"] if r["row"] == row)["clients"]:
+            known = sorted(c for c in clients if c is not None)
+            found.append(statistics.fmean(known[: max(1, len(known) // 10)]))
+    return statistics.fmean(found)
+
+
+def megabytes(columns: list[Table], row: str) -> float:
+    """What a client sends and receives in a round, in MB."""
+    found = [(next(r for r in c["rows"] if r["row"] == row), c["clients"]) for c in columns]
+    return statistics.fmean(statistics.fmean(r["bytes_up"] + r["bytes_down"]) * 2 / n for r, n in found) / 1e6
+
+
+def table(columns: list[Table], names: list[str]) -> list[str]:
+    """Rows by columns, and what they come to."""
+    rows = rows_of(columns)
+    acc = accuracies(columns, rows)
+    mean, regret, (mean_error, regret_error) = acc.mean((1, 2)), regrets(acc), spread(acc)
+    best = acc.mean(2).max(0)
+    head = ["accuracy, %", *names, "mean", "worst regret", "worst tenth of clients", "MB a round"]
+    lines = [f"| {' | '.join(head)} |", f"|---{'|--:' * (len(head) - 1)}|"]
+    for i, row in enumerate(rows):
+        cells = [
+            _bold(f"{a.mean():.1f} ± {a.std(ddof=1) / len(a) ** 0.5:.1f}", a.mean() >= best[j] - 1e-9) for j, a in enumerate(acc[i])
+        ]
+        cells.append(_bold(f"{mean[i]:.1f} ± {mean_error[i]:.1f}", mean[i] >= mean.max() - 1e-9))
+        cells.append(_bold(f"{regret[i]:.1f} ± {regret_error[i]:.1f}", regret[i] <= regret.min() + 1e-9))
+        cells += [f"{worst_tenth(columns, row):.1f}", f"{megabytes(columns, row):.2f}"]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return lines
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"**{text}**" if best else text
+
+
+def section(target: Table) -> list[str]:
+    """A target: a table for each data set, or one over all where they have no settings; and how it was made."""
+    out = []
+    apart: dict[str, list[Table]] = {}
+    for column in target["columns"]:
+        apart.setdefault(column["data"] if column["setting"] else "", []).append(column)
+    for columns in apart.values():
+        title = columns[0]["title"].removesuffix(f" {columns[0]['setting']}") if columns[0]["setting"] else target["title"]
+        out += [f"## {title}", ""]
+        out += table(columns, [c["setting"] or c["title"] for c in columns])
+        out += ["", *made(target, columns), ""]
+    return out
+
+
+def made(target: Table, columns: list[Table]) -> list[str]:
+    """What the runs were, in sentences."""
+    one, seeds = columns[0], columns[0]["rows"][0]["seeds"]
+    names = {"": ", ".join(sorted({e["device"] for e in target["environments"]}))}
+    model = one["common"]["model"]["name"] if len({c["common"]["model"]["name"] for c in columns}) == 1 else "a small network each"
+    tuned = "tuned on held-out samples, a choice for each method" if target["how"]["rates"] == "tuned" else "of each row's own"
+    return [
+        f"{one['clients'] if len({c['clients'] for c in columns}) == 1 else '4 to 46'} clients, {model}, {one['rounds']} rounds, seeds "
+        f"{seeds[0]} to {seeds[-1]}; mean over clients of the last round's accuracy on test data, ± standard error over seeds (of the mean "
+        f"and the regret by drawing seeds anew). Rates {tuned}. {names['']}, {target['date']}. "
+        f"`fedselect reproduce {target['target']}`.",
+    ]
+
+
+def page(results: Path) -> str:
+    found = read(results).targets
+    parts = [INTRO, *("\n".join(section(found[name])) for name in TARGETS if name in found)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--check", action="store_true")
+    text, there = page(ROOT / "results"), ROOT / PAGE
+    if not asked.parse_args().check:
+        there.write_text(text, encoding="utf-8")
+    elif not there.exists() or there.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE} is stale; make it with: python scripts/shifts.py")
+
+
+if __name__ == "__main__":
+    main()
