@@ -18,17 +18,19 @@ DRAWS = 2000
 TARGETS = ("shifts", "shifts-digits", "natural")
 INTRO = """# Which method, where clients differ?
 
-Clients may differ in many ways, and a method that suits one suits another badly. Here the same methods meet clients that differ in
-a known way (`--shift`, [data](data.md)), and clients that are people, their devices, or hospitals. What to look at is the last two
-columns of each table: the mean over the kinds of difference, and the **worst regret**: how far a method falls below the best row of a
-kind, in the kind that suits it least. A method to begin with, where nobody knows how clients differ, has a small one.
+Clients differ in many ways, and a method that suits one way may suit another badly. On this page the same methods
+meet clients that differ in a known way (`--shift`, see [data](data.md)), and clients that are people, their devices,
+or hospitals. Look at the mean over the kinds of difference, and at the **worst regret**: how far a method falls below
+the best method of a kind, in the kind that suits it least. If you do not know how your clients differ, begin with a
+method whose worst regret is small.
 
-The kinds: `none` (clients are alike), `labels` (two classes each), `meaning` (each client's own permutation of the labels), `camera` (its
-own rotation, colours and darkness), `groups` (two groups, the labels of one reversed), `motley` (a federation of all of these).
-*Late head + FT* is FedPer with a head that is shared for the first ten rounds, then fine-tuned. [FedPersist](methods/fedpersist.md) is
-our rule that finds out by itself which layer to keep.
+The kinds: `none` (clients are alike), `labels` (two classes each), `meaning` (each client has its own permutation of
+the labels), `camera` (its own rotation, colours and darkness), `groups` (two groups, one with reversed labels),
+`motley` (all of these mixed). *Late head + FT* is FedPer that shares the head for the first ten rounds and is
+fine-tuned at the end. [FedPersist](methods/fedpersist.md) is our rule: it finds out by itself which layer a client
+should keep.
 
-This page is made from `results/` by `scripts/shifts.py`; no number of its tables is typed.
+`scripts/shifts.py` makes this page from `results/`; no number in its tables is typed.
 """
 
 
@@ -50,7 +52,7 @@ def regrets(acc: Any) -> Any:
 
 
 def spread(acc: Any) -> tuple[Any, Any]:
-    """Standard errors of the mean over columns and of the worst regret, from seeds drawn anew with replacement."""
+    """Standard errors of the mean over columns and of the worst regret, by the bootstrap over seeds."""
     draw = np.random.default_rng(0).integers(0, acc.shape[2], (DRAWS, acc.shape[2]))
     again = [acc[:, :, seeds] for seeds in draw]
     return np.std([a.mean((1, 2)) for a in again], 0), np.std([regrets(a) for a in again], 0)
@@ -82,7 +84,8 @@ def table(columns: list[Table], names: list[str]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|---{'|--:' * (len(head) - 1)}|"]
     for i, row in enumerate(rows):
         cells = [
-            _bold(f"{a.mean():.1f} ± {a.std(ddof=1) / len(a) ** 0.5:.1f}", a.mean() >= best[j] - 1e-9) for j, a in enumerate(acc[i])
+            _bold(f"{a.mean():.1f} ± {a.std(ddof=1) / len(a) ** 0.5:.1f}", a.mean() >= best[j] - 1e-9)
+            for j, a in enumerate(acc[i])
         ]
         cells.append(_bold(f"{mean[i]:.1f} ± {mean_error[i]:.1f}", mean[i] >= mean.max() - 1e-9))
         cells.append(_bold(f"{regret[i]:.1f} ± {regret_error[i]:.1f}", regret[i] <= regret.min() + 1e-9))
@@ -105,22 +108,23 @@ def section(target: Table) -> list[str]:
         title = columns[0]["title"].removesuffix(f" {columns[0]['setting']}") if columns[0]["setting"] else target["title"]
         out += [f"## {title}", ""]
         out += table(columns, [c["setting"] or c["title"] for c in columns])
-        out += ["", *made(target, columns), ""]
+        out += ["", made(target, columns), ""]
     return out
 
 
-def made(target: Table, columns: list[Table]) -> list[str]:
+def made(target: Table, columns: list[Table]) -> str:
     """What the runs were, in sentences."""
-    one, seeds = columns[0], columns[0]["rows"][0]["seeds"]
-    names = {"": ", ".join(sorted({e["device"] for e in target["environments"]}))}
-    model = one["common"]["model"]["name"] if len({c["common"]["model"]["name"] for c in columns}) == 1 else "a small network each"
-    tuned = "tuned on held-out samples, a choice for each method" if target["how"]["rates"] == "tuned" else "of each row's own"
-    return [
-        f"{one['clients'] if len({c['clients'] for c in columns}) == 1 else '4 to 46'} clients, {model}, {one['rounds']} rounds, seeds "
-        f"{seeds[0]} to {seeds[-1]}; mean over clients of the last round's accuracy on test data, ± standard error over seeds (of the mean "
-        f"and the regret by drawing seeds anew). Rates {tuned}. {names['']}, {target['date']}. "
-        f"`fedselect reproduce {target['target']}`.",
-    ]
+    clients, models = [c["clients"] for c in columns], {c["common"]["model"]["name"] for c in columns}
+    many = f"{min(clients)} to {max(clients)}" if len(set(clients)) > 1 else clients[0]
+    seeds = columns[0]["rows"][0]["seeds"]
+    tuned = "tuned on held-out samples, one choice a method" if target["how"]["rates"] == "tuned" else "stated in the protocol"
+    where = ", ".join(sorted({e["device"] for e in target["environments"]}))
+    return (
+        f"{many} clients, {' or '.join(sorted(models))}, {columns[0]['rounds']} rounds, seeds {seeds[0]} to {seeds[-1]}. "
+        "The mean over clients of the last round's accuracy on test data, ± its standard error over seeds "
+        "(for mean and regret by the bootstrap). "
+        f"Rates: {tuned}. {where}, {target['date']}; `fedselect reproduce {target['target']}`."
+    )
 
 
 def page(results: Path) -> str:
