@@ -154,7 +154,8 @@ def read_column(name: str) -> Column:
     if name not in COLUMNS:
         raise unknown("column", name, COLUMNS)
     raw = _read(f"columns/{name}.toml")
-    return Column(name, **{**raw, **{k: tuple(raw[k]) for k in ("stands_for", "tuning_over") if k in raw}})
+    lists: dict[str, Any] = {k: tuple(raw[k]) for k in ("stands_for", "tuning_over") if k in raw}
+    return Column(name, **{**raw, **lists})
 
 
 def read_tuning() -> Tuning:
