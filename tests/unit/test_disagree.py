@@ -50,11 +50,10 @@ def steps(sim, count):
 
 
 def halves(client, y):
-    """Sample numbers of either half, each twice: shuffled once, sorted by target, dealt in turn."""
+    """Sample numbers of either half, each twice: shuffled once, dealt in turn."""
     key = random.client_keys(SEED, torch.tensor([client]), 0, "halves")
     mixed = random.permutations(key, torch.tensor([len(y)]), len(y))[0].tolist()
-    ranked = sorted(mixed, key=lambda j: int(y[j]))
-    dealt = (ranked[0::2], ranked[1::2]) if len(y) > 1 else (ranked, ranked)
+    dealt = (mixed[0::2], mixed[1::2]) if len(y) > 1 else (mixed, mixed)
     return [[half[min(j // 2, len(half) - 1)] for j in range(len(y))] for half in dealt]  # as many as the whole
 
 
@@ -110,13 +109,13 @@ class Slow:
         layers = {}
         for n in received:
             layers.setdefault(n.split(".")[0], []).append(n)
-        best = max(layers.values(), key=self.persistence)
-        if len(self.y) > 1 and self.persistence(best) > select.threshold:
-            self.personal |= set(best)
+        above = [tensors for tensors in layers.values() if self.persistence(tensors) > select.threshold]
+        if above and len(self.y) > 1:
+            self.personal |= set(above[-1])
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_the_engine_is_the_slow_reference(fraction):
+@pytest.mark.parametrize(("fraction", "choices"), [(1.0, 3), (0.6, 2)])
+def test_the_engine_is_the_slow_reference(fraction, choices):
     sim = simulation(fraction=fraction)
     server = {n: v.double() for n, v in sim.initial.items()}
     clients = [Slow(i, *c.train) for i, c in enumerate(sim.data.clients)]
@@ -138,7 +137,7 @@ def test_the_engine_is_the_slow_reference(fraction):
             kept |= {frozenset(c.personal)}
     for n, v in server.items():
         torch.testing.assert_close(sim.server["params"][n].double(), v, rtol=0, atol=1e-5)
-    assert len(kept) > 2  # nothing, and more than one choice
+    assert len(kept) == choices  # nothing, the last layer and, where all take part, the first
 
 
 # ---- the statistic, on pulls that are made up
@@ -228,8 +227,8 @@ SHARES = st.sampled_from([0.0, 0.05, 0.1, 0.3, 0.5, 0.7, 1.0])
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 4), st.booleans())
-def test_the_most_persistent_layer_is_kept_if_it_is_above_the_threshold(data, layers, clients, single):
-    """For each client its own threshold, in double or single precision; of equal layers the first."""
+def test_the_last_layer_above_the_threshold_is_kept(data, layers, clients, single):
+    """For each client its own threshold, in double or single precision."""
     rows = st.lists(st.sampled_from([-0.5, 0.0, 0.2, 0.4, 0.6, 1.0]), min_size=layers, max_size=layers)
     scores = data.draw(st.lists(rows, min_size=clients, max_size=clients))
     threshold = data.draw(st.lists(SHARES, min_size=clients, max_size=clients))
@@ -238,24 +237,23 @@ def test_the_most_persistent_layer_is_kept_if_it_is_above_the_threshold(data, la
     table = torch.tensor(scores, dtype=torch.float64)
     chosen = select._choose({str(i): table[:, i] for i in range(layers)}, torch.tensor(some))
     for c in range(clients):
-        best = scores[c].index(max(scores[c]))
-        want = [i == best and some[c] and scores[c][best] > threshold[c] for i in range(layers)]
-        assert [bool(chosen[str(i)][c]) for i in range(layers)] == want
+        above = [i for i in range(layers) if some[c] and scores[c][i] > threshold[c]]
+        assert [i for i in range(layers) if bool(chosen[str(i)][c])] == above[-1:]
 
 
-def test_tensors_of_a_layer_are_kept_together():
-    """Of a.weight and a.bias together 1 of 2 parts persists, of b.weight none; and of equal layers the first is kept."""
-    stays = draw(1, 1, 2, 5).expand(2, 2, 2, 5)
-    turns = stays * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
-    memory = after_window(fs.Disagreement(2, 0.2), {"b.weight": turns, "a.weight": stays, "a.bias": torch.zeros_like(stays)})
+def test_tensors_of_a_layer_are_judged_and_kept_together():
+    """In b.weight a pull of 1 stays and b.bias has one of 2 that turns: 1 - 4 of 5. In a.weight it stays, a.bias has none."""
+    stays = torch.ones(2, 2, 2, 5)
+    turns = 2 * stays * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
+    pulls = {"a.weight": stays, "a.bias": torch.zeros_like(stays), "b.weight": stays, "b.bias": turns}
+    memory = after_window(fs.Disagreement(2, 0.2), pulls)
     assert {n: m.all(1).tolist() for n, m in memory["mask"].items()} == {
-        "b.weight": [False, False],
         "a.weight": [True, True],
         "a.bias": [True, True],
+        "b.weight": [False, False],
+        "b.bias": [False, False],
     }
-    equal = after_window(fs.Disagreement(2, 0.2), {"b.weight": stays, "a.weight": stays})
-    assert equal["mask"]["b.weight"].all()
-    assert not equal["mask"]["a.weight"].any()
+    assert memory["persistence"]["b.weight"].tolist() == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize("window", [2, 3])
@@ -313,8 +311,7 @@ def test_a_client_with_one_sample_keeps_nothing():
     share = history[-1]["clients"]["share"]
     assert SIZES[1] == 1
     assert share[1] == 0.0
-    assert share[0] > 0.0
-    assert share[4] > 0.0
+    assert sum(s > 0.0 for s in share) >= 2
     assert all(float(v[1]) == 0.0 for v in sim.store.rows["persistence"].values())
 
 
@@ -425,11 +422,6 @@ def test_halves_are_disjoint_and_together_everything(sizes, kind, seed):
             continue
         assert sorted(a + b) == whole
         assert len(a) - len(b) in (0, 1)
-        for label in range(3) if kind == "classes" else ():
-            assert abs(sum(int(y[i]) == label for i in a) - sum(int(y[i]) == label for i in b)) <= 1
-        if kind == "numbers":  # along sorted targets in turn, so neither half is ever two ahead
-            ranked = [1 if i in a else -1 for i in sorted(whole, key=lambda i: float(y[i]))]
-            assert ranked == [(-1) ** j for j in range(size)]
     later = door(sizes, y, seed, round_=7)
     assert [samples(later.half(i)) for i in (0, 1)] == [first, second]
 

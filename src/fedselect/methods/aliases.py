@@ -73,7 +73,7 @@ def FedPersist(
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
 ) -> Partial:
-    """Each client keeps the layer in which it persistently disagrees most with the others, shares the rest, and fine-tunes."""
+    """Each client keeps the last layer in which it persistently disagrees with the others, shares the rest, and fine-tunes."""
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         Disagreement(window, threshold), (("all", epochs),), lr, None, weight, norm_stats,

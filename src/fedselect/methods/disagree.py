@@ -20,15 +20,15 @@ WINDOW = ("first", "second", "trained", "energy", "pulls")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """For `window` rounds everything is shared; then each client keeps the layer in which it persistently disagrees most.
+    """For `window` rounds everything is shared; then each client keeps the last layer in which it persistently disagrees.
 
     In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what
     a half trained less the aggregate of that round. Pulls d are taken of the first half and of the second in turn; with m and
     m' their means, persistence is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in other samples
     too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
 
-    The layer with the highest persistence becomes personal if that is above the threshold. One layer is enough: with it
-    personal, clients of most federations agree better on the others.
+    Of the layers above the threshold the last becomes personal, the nearest to the output: while it is shared, clients
+    disagree in the layers below it too, and once it is personal they need not.
     """
 
     window: int = 10
@@ -103,11 +103,11 @@ class Disagreement:
         }
 
     def _choose(self, found: Tree, some: Tensor) -> Tree:
-        """The most persistent layer, if it is above the threshold; of equal ones the first: (C,) by layer."""
-        score = torch.stack(list(found.values()), 1)
-        best = score.argmax(1)
-        above = some & (score.amax(1) > per_row(self.threshold, score))
-        return {layer: above & (best == i) for i, layer in enumerate(found)}
+        """The last layer above the threshold: (C,) by layer."""
+        above = torch.stack(list(found.values()), 1)
+        above = (above > per_row(self.threshold, above).unsqueeze(1)) & some.unsqueeze(1)
+        later = above.flip(1).cumsum(1).flip(1)  # how many from here on
+        return {layer: above[:, i] & (later[:, i] == 1) for i, layer in enumerate(found)}
 
 
 def layer_of(name: str) -> str:

@@ -271,13 +271,13 @@ class Work:
     def half(self, which: int, whose: Tensor | None = None) -> "Work":
         """The same door to one half (0 or 1) of every client's training samples, each of them twice.
 
-        So as much is trained as with all samples. A half is the same in every round, and both have like targets: along
-        sorted targets, equal ones in random order, samples go to either half in turn. A client with one sample has it in
-        both, and a client that `whose`, (C,), does not mark has all of its samples.
+        So as much is trained as with all samples. Halves are drawn at random, once for all rounds; of an odd number the first
+        has one more. A client with one sample has it in both, and one that `whose`, (C,), does not mark has all its samples.
         """
         each = torch.arange(self._data.longest, device=self.n.device).expand(len(self.ids), -1)
-        last = ((self.n - 1 - which) // 2 * 2 + which).clamp_min(0)  # the place of its last sample, along sorted targets
-        picks = self._by_target().gather(1, torch.minimum(each // 2 * 2 + which, last.unsqueeze(1)))
+        mixed = random.permutations(random.client_keys(self._seed, self.ids, 0, "halves"), self.n, self._data.longest)
+        last = ((self.n - 1 - which) // 2 * 2 + which).clamp_min(0)
+        picks = mixed.gather(1, torch.minimum(each // 2 * 2 + which, last.unsqueeze(1)))
         if whose is not None:
             picks = torch.where(whose.unsqueeze(1), picks, each)
         if self._data.picks is not None:
@@ -292,15 +292,6 @@ class Work:
             initial=self._initial,
             rounds=self._rounds,
         )
-
-    def _by_target(self) -> Tensor:
-        """Each client's samples by their numbers, sorted by target where that is one number; the same in every round."""
-        mixed = random.permutations(random.client_keys(self._seed, self.ids, 0, "halves"), self.n, self._data.longest)
-        if self._data.y.ndim > 1:
-            return mixed
-        past = torch.arange(self._data.longest, device=self.n.device) >= self.n.unsqueeze(1)
-        y = self._data.y[self._data.places(mixed.masked_fill(past, 0))].double()
-        return mixed.gather(1, y.masked_fill(past, torch.inf).argsort(dim=1, stable=True))
 
     def _active(self, only: Mask) -> bool | Tensor:
         """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
