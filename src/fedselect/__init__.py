@@ -6,6 +6,7 @@ from fedselect.core.errors import CheckpointError, DataError, FedselectError, In
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
 from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load, shifted
+from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
 from fedselect.methods import (
     METHODS,
     Ditto,
@@ -15,6 +16,7 @@ from fedselect.methods import (
     FedBN,
     FedPAC,
     FedPer,
+    FedPersist,
     FedProx,
     FedRep,
     FedSelect,
@@ -52,6 +54,7 @@ __all__ = [
     "ClientData",
     "DataError",
     "DeltaSelect",
+    "Diagnosis",
     "Ditto",
     "Down",
     "FedAvg",
@@ -60,6 +63,7 @@ __all__ = [
     "FedBN",
     "FedPAC",
     "FedPer",
+    "FedPersist",
     "FedProx",
     "FedRep",
     "FedSelect",
@@ -100,6 +104,7 @@ __all__ = [
     "__version__",
     "compare",
     "deal_images",
+    "diagnose",
     "from_datasets",
     "layers",
     "load",

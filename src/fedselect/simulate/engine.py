@@ -352,6 +352,24 @@ class Simulation:
             total += float(entries(marks, params).sum()) / sum(v[0].numel() for v in params.values())
         return total / len(mine)
 
+    def persistence(self) -> Tree:
+        """What the method measured of it, by tensor: one number for each client, NaN for who is not tested or has not joined.
+
+        Nothing where clients are spread over processes.
+        """
+        mine = self.store.joined.nonzero().flatten()
+        if ranks.world() > 1 or not len(mine):
+            return {}
+        if isinstance(self.store, Store):  # all rows at hand
+            parts = [(mine, {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()})]
+        else:
+            parts = [(ids, self.method.persistence(self._open(ids)[0])) for ids in self._chunks(mine)]
+        out = {n: torch.full((self.clients,), torch.nan, dtype=torch.float64) for n in parts[0][1]}
+        for ids, found in parts:
+            for n, v in found.items():
+                out[n][ids] = v.double().cpu()
+        return out
+
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         taps = self.fitted.taps
         return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
