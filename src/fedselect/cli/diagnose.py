@@ -25,6 +25,8 @@ from fedselect.runs.progress import progress
 METHOD = "fedpersist"
 TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
 """Options of a run that a diagnosis has, too."""
+LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "score")
+"""Fields of a file that mean nothing here."""
 FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.md")
 _MORE = (
     "Options of the data, the model and of local training are flags too: "
@@ -56,11 +58,12 @@ def diagnose(
         raise InputError("the window of a diagnosis is --rounds; leave --window out.")
     if out is not None:
         _may_write(out, overwrite)
-    made = _configured(read(config) if config else {}, str(config or "this diagnosis"), data, model, asked, rounds, given)
+    named = {"data": data, "model": model, **given}
+    made = _configured(config, rounds, named, asked)
     simulation = made.simulation()
     with progress(console, quiet, [made]) as watch:
         found = observe(simulation, rounds, None if watch is None else lambda record: watch(made, record))
-    command = _command(found.methods, data, model, config, asked, given)
+    command = _command(found.methods, {"config": config, **named}, asked)
     console.print(_table(found))
     for line in _said(found, command):
         say(line)
@@ -69,32 +72,26 @@ def diagnose(
         say(f"\nwrote {', '.join(FILES)} to {out}")
 
 
-def _configured(
-    raw: dict[str, Any], where: str, data: str | None, model: str | None, asked: dict[str, str], rounds: int, given: Any
-) -> Config:
+def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: dict[str, str]) -> Config:
     """A run of FedPersist just long enough, in which everybody takes part; of a file, what is not about its method."""
-    kept = {k: v for k, v in raw.items() if k not in ("methods", "seeds", "preset", "cross", "eval_every", "score")}
-    kept |= {"rounds": rounds + 1, "fraction": 1.0, "late": None}
-    made = configure(kept, METHOD, data, model, asked, where=where, **given)
+    raw = {k: v for k, v in (read(file) if file else {}).items() if k not in LEFT}
+    raw |= {"rounds": rounds + 1, "fraction": 1.0, "late": None}
+    made = configure(raw, METHOD, given_flags=asked, where=str(file or "this diagnosis"), **named)
     return dataclasses.replace(made, method={**made.method, "window": rounds})
 
 
-def _command(
-    methods: list[str], data: str | None, model: str | None, config: Path | None, asked: dict[str, str], given: Any
-) -> str:
+def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -> str:
     """The run to begin with, on the same data and with the same options, as one types it."""
-    known = options(METHODS[METHOD])
+    alone, ours = len(methods) == 1, options(METHODS[METHOD])
     theirs = {option for name in methods for option in options(METHODS[name])}
-    parts = ["fedselect", *(["run", "--method"] if len(methods) == 1 else ["compare", "--methods"]), ",".join(methods)]
-    named = {"config": config, "data": data, "model": model, **given}
-    if len(methods) > 1:
-        named["seeds"] = named.pop("seed", None)
+    parts = ["fedselect", *(["run", "--method"] if alone else ["compare", "--methods"]), ",".join(methods)]
     for name, value in named.items():
+        flag = "seeds" if name == "seed" and not alone else name
         if value is not None:
-            parts += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            parts += [f"--{flag}", *([] if value is True else [str(value)])]
     for name, value in asked.items():
         option = name.rpartition(".")[2].replace("-", "_")
-        if option not in known or option in theirs:
+        if option not in ours or option in theirs:
             parts += [f"--{name}", value]
     return shlex.join(parts)
 

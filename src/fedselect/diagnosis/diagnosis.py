@@ -166,6 +166,8 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
     simulation.model.need_head("a diagnosis")
     if ranks.world() > 1:
         raise InputError("a diagnosis runs in one process; start it without torchrun.")
+    if simulation.store.forgets:  # pulls are measured from the models as clients trained them
+        raise InputError("a diagnosis needs clients' whole models between rounds; use rows=all (--rows all), or fewer clients.")
     losses = []
     for _ in range(rounds + 1):
         record = simulation.step(evaluate=False)
