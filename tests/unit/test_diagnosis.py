@@ -35,6 +35,7 @@ def test_rules_look_at_the_first_weights_and_the_head():
         (-0.3, -0.1, -0.2, 0.0, "none"),
         (0.0, 0.19, 0.88, 0.19, "classes"),  # as in small_cnn
         (0.6, 0.86, 0.68, 0.86, "classes"),  # as in mlp
+        (0.3, 0.72, 0.66, 0.72, "classes"),  # as in small_cnn later on
         (0.02, 0.18, 0.05, 0.18, "meaning"),
         (0.02, 0.18, 0.5, 0.18, "head"),  # a bias of less than 0.8 leaves it open
         (0.4, 0.07, 0.3, 0.07, "inputs"),

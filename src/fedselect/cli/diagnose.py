@@ -111,6 +111,8 @@ def _table(found: Diagnosis) -> Table:
 def _cell(value: float | None) -> Text:
     if value is None:
         return Text("-")
+    if console.color_system not in ("256", "truecolor"):  # too few shades
+        return Text(f"{value:.2f}", style="bold" if value > 0.5 else "")
     level = min(max(value, 0.0), 1.0)
     shade = [round(255 + level * (end - 255)) for end in (8, 69, 148)]
     return Text(f"{value:.2f}", style=f"{'white' if level > 0.5 else 'black'} on rgb({shade[0]},{shade[1]},{shade[2]})")

@@ -13,7 +13,7 @@ Kind = Literal["classes", "meaning", "head", "inputs", "either", "less", "none",
 QUIET = 0.05  # below it a head's weights are noise; it is also FedPersist's threshold
 QUIET_BODY = 0.1  # the same of the body's first layers, which have fewer entries
 QUIET_BIAS = 0.3  # the same of the head's bias: a handful of entries, and no two samples have quite the same classes
-CLEAR = 0.8  # stands out in any model
+CLEAR, HALF = 0.8, 0.5  # stands out in any model; stands out where the first layers do not
 LESS = 0.8  # of the usual disagreement: it may be that of the others
 
 SAID: dict[Kind, str] = {
@@ -64,7 +64,9 @@ def kind(p: Profile, usual: float) -> Kind:
     out from the heads of all.
     """
     first, bias = p.head if p.first is None else p.first, p.bias or 0.0
-    if bias >= max(CLEAR, 2 * p.head) or min(p.head, 2 * bias) >= CLEAR:
+    if bias >= max(CLEAR, 2 * p.head) or min(p.head, 2 * bias) >= CLEAR:  # as training begins; and as it goes on
+        return "classes"
+    if min(p.head, bias) >= HALF and p.head >= 1.5 * first:
         return "classes"
     if p.head < QUIET and first < QUIET_BODY:
         return "none"
@@ -73,7 +75,7 @@ def kind(p: Profile, usual: float) -> Kind:
     if p.head < LESS * usual:
         return "less"
     if first < max(QUIET_BODY, p.head / 2):
-        return "meaning" if bias < max(QUIET_BIAS, p.head) else "head"
+        return "meaning" if bias < max(QUIET_BIAS, p.head / 2) else "head"
     return "either"
 
 
