@@ -361,14 +361,15 @@ class Simulation:
         if ranks.world() > 1 or not len(mine):
             return {}
         if isinstance(self.store, Store):  # all rows at hand
-            parts = [(mine, {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()})]
+            found = {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()}
+            parts = [(mine, found)]
         else:
             parts = [(ids, self.method.persistence(self._open(ids)[0])) for ids in self._chunks(mine)]
-        out = {n: torch.full((self.clients,), torch.nan, dtype=torch.float64) for n in parts[0][1]}
-        for ids, found in parts:
-            for n, v in found.items():
-                out[n][ids] = v.double().cpu()
-        return out
+        names = list(parts[0][1])
+        out = torch.full((len(names), self.clients), torch.nan, dtype=torch.float64)
+        for ids, found in parts if names else []:
+            out[:, ids] = torch.stack([v.double() for v in found.values()]).cpu()
+        return dict(zip(names, out, strict=True))
 
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         taps = self.fitted.taps
