@@ -1,7 +1,7 @@
 """What a run keeps of its clients' persistent disagreement, where its method measures it: persistence.json.
 
 "persistence" has a number for each client, by tensor in the model's order, null for who is not tested yet; "roles" says where
-each tensor is and what: "body weights", "head vector". Over a network none of this leaves a client: such a run has no such file.
+each tensor is and what: "body weights", "head vector". Over a network none of this leaves a client: such a run has no file.
 """
 
 from pathlib import Path
