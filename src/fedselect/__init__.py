@@ -6,6 +6,7 @@ from fedselect.core.errors import CheckpointError, DataError, FedselectError, In
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
 from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load, shifted
+from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
 from fedselect.methods import (
     METHODS,
     Ditto,
@@ -54,6 +55,7 @@ __all__ = [
     "ClientData",
     "DataError",
     "DeltaSelect",
+    "Diagnosis",
     "Disagreement",
     "Ditto",
     "Down",
@@ -104,6 +106,7 @@ __all__ = [
     "__version__",
     "compare",
     "deal_images",
+    "diagnose",
     "from_datasets",
     "layers",
     "load",

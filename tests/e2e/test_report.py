@@ -346,6 +346,22 @@ def test_every_figure_is_drawn_without_a_complaint_and_nothing_is_wider_than_the
     assert browser.problems == []
 
 
+def test_where_clients_keep_disagreeing_is_shown_for_runs_that_measure_it_alone(browser, compared, tmp_path):
+    runner.start(config("fedpersist", 0, window=2), tmp_path / "p")
+    drawn = "!document.querySelector('#persistence').hidden"
+    show(browser, compared)
+    assert not browser.ask(drawn)
+    browser.open(write_report([tmp_path / "p"]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
+    assert browser.ask(drawn)
+    z = browser.ask("document.querySelector('#persistence .chart').data[0].z")
+    assert z == list(json.loads((tmp_path / "p" / "persistence.json").read_text())["persistence"].values())
+    said = browser.ask("document.querySelector('#persistence figcaption').textContent")
+    assert said == " ".join(gather([tmp_path / "p"])["runs"][0]["persistence"]["sentences"])
+    browser.click("#persistence summary")
+    browser.wait("document.querySelector('#persistence details table')")
+    assert browser.problems == []
+
+
 ODD = {
     "one client, one round, nothing sent": {"method": {"name": "local"}, "clients": 1, "rounds": 1},
     "late and absent clients": {"rounds": 6, "late": "2@5", "fraction": 0.5, "eval_every": 2, "cross": True},

@@ -11,19 +11,19 @@ import fedselect as fs
 
 PUBLIC = [
     "AGGREGATORS", "Adam", "AdamW", "Aggregator", "CheckpointError", "Classification", "ClientData", "DATA",
-    "DataError", "DeltaSelect", "Disagreement", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC",
-    "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images",
+    "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
+    "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images",
     "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric",
     "Model", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Reading", "Received",
     "Result", "RunError", "SCHEDULES", "SGD", "Schedule", "Selector", "Simulation", "State", "TASKS", "Task",
-    "Training", "TrainingError", "Tree", "Up", "Work", "__version__", "compare", "deal_images", "from_datasets",
+    "Training", "TrainingError", "Tree", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets",
     "layers", "load", "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
-    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "runs", "network",
-    "network.flower", "report", "paper", "cli",
+    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "diagnosis", "runs",
+    "network", "network.flower", "report", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

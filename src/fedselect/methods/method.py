@@ -174,6 +174,13 @@ class Method(ABC):
     def mask(self, model: Model, state: State) -> Mask:
         """Which parameters are personal from the next round on: for reports and `result.masks`."""
 
+    def persistence(self, state: State) -> Tree:
+        """How much of its disagreement with the others persists in a client, by tensor: (C,), NaN until it is known.
+
+        For runs, reports and `result.persistence`; it stays with the client. By default a method does not measure it.
+        """
+        return {}
+
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
         """What of its state a client needs again in a later round; a tree that is not named it needs whole.
 

@@ -135,6 +135,9 @@ class Partial(Method):
     def mask(self, model: Model, state: State) -> Mask:
         return self.select.mask(model, state)
 
+    def persistence(self, state: State) -> Tree:
+        return state.get("persistence", {})
+
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
         """Of the model what merging takes from the client. A mask grows, so the one trained with lies within the grown one."""
         if "kept" not in state:

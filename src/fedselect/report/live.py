@@ -56,7 +56,15 @@ class _Server(ThreadingHTTPServer):
 
     def tag(self) -> str:
         """Changes whenever a file that the report is made from does."""
-        names = ("config.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "failed.json")
+        names = (
+            "config.json",
+            "federation.json",
+            "metrics.jsonl",
+            "masks.jsonl",
+            "persistence.json",
+            "summary.json",
+            "failed.json",
+        )
         found = [p.stat() for run in expand(self.out) for p in map(run.joinpath, names) if p.exists()]
         return f'"{hashlib.sha256(str([(s.st_size, s.st_mtime_ns) for s in found]).encode()).hexdigest()[:16]}"'
 

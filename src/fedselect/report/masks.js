@@ -173,4 +173,40 @@ const cross = {
   },
 };
 
-const FIGURES = [convergence, gained, bytes, shares, overlap, cross];
+const persistence = {
+  id: "persistence", title: "Where clients keep disagreeing", optional: true,
+  say: () => "Persistence: the share of a client's pull away from the shared model that is there in other rounds and other samples "
+    + "too, while everything was shared. 0 is noise, 1 a constant pull. Layers run from the input at the top to the output.",
+  runs: () => data.runs.filter(r => r.persistence),
+  ready() { return this.runs().length; },
+  picks() { return oneRun(this.id, this.runs()).picks; },
+  draw(place) {
+    const { run } = oneRun(this.id, this.runs()), { tensors, values } = run.persistence, who = people(run);
+    const many = tensors.length > 30, few = tensors.length * who.length <= 240 && !phone();
+    draw(place, [{
+      type: "heatmap", x: who.map((_, i) => i), y: tensors.map((_, k) => k), z: values, zmin: 0, zmax: 1, colorscale: scale(),
+      xgap: many ? 0.5 : 2, ygap: many ? 0.5 : 2, colorbar: { thickness: 10, outlinewidth: 0, nticks: 5, tickfont: { size: 11 }, len: 0.8 },
+      text: values.map(row => row.map(v => v === null ? "" : v.toFixed(2))), texttemplate: few ? "%{text}" : "",
+      hovertext: values.map((row, k) => row.map((v, i) =>
+        `client ${who[i].name}, ${tensors[k]}: ${v === null ? "not tested yet" : v.toFixed(2)}`)),
+      hovertemplate: "%{hovertext}<extra></extra>",
+    }], {
+      height: Math.max(200, (many ? 12 : 30) * tensors.length) + 70, margin: { l: 20, r: 10, t: 6, b: 60 },
+      xaxis: {
+        title: { text: "client" }, tickvals: who.map((_, i) => i), ticktext: who.map(c => c.name), showgrid: false, ticklen: 0,
+        tickfont: { size: who.length > 20 || phone() ? 9 : 12 },
+      },
+      yaxis: {
+        tickvals: tensors.map((_, k) => k), ticktext: tensors, range: [tensors.length - 0.5, -0.5], showgrid: false, ticklen: 0,
+        tickfont: { size: many || phone() ? 9 : 12 },
+      },
+    }, point => setClient(point.x));
+  },
+  caption() { return oneRun(this.id, this.runs()).run.persistence.sentences.join(" "); },
+  numbers() {
+    const { run } = oneRun(this.id, this.runs()), { tensors, values } = run.persistence;
+    return [["client", ...tensors], people(run).map((c, i) => [c.name, ...values.map(row => row[i] === null ? "–" : row[i].toFixed(2))])];
+  },
+};
+
+const FIGURES = [convergence, gained, bytes, shares, persistence, overlap, cross];

@@ -216,6 +216,7 @@ function render(some = FIGURES) {
   }
   for (const f of some) {
     const section = byId(f.id), chart = section.querySelector(".chart"), ready = Boolean(f.ready());
+    section.hidden = Boolean(f.optional) && !ready;
     section.querySelector(".say").textContent = ready ? f.say() : f.missing || "There is nothing to show here.";
     for (const part of section.querySelectorAll(".picks, figure, details")) part.hidden = !ready;
     if (!ready) continue;

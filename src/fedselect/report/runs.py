@@ -10,7 +10,10 @@ from typing import Any
 from fedselect.core.errors import RunError
 from fedselect.core.files import read_json
 from fedselect.core.version import package_version
+from fedselect.diagnosis import words
+from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
+from fedselect.runs import persistence
 from fedselect.runs.labels import APART, colours, labels, same
 from fedselect.runs.masks import read_lines, unpack
 from fedselect.runs.rundir import (
@@ -147,11 +150,25 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "shares": [[line["round"], line["share"]] for line in _thin(lines, MOST_SHARES)],
         "iou": iou,
         "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
+        "persistence": _persistence(path, federations[at]),
         "cross": summary.get("cross"),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
         "set_back": summary.get("set_back", []),  # whose vault had lost a round
         "absent": summary.get("absent", {}),  # who has no final model, and why
+    }
+
+
+def _persistence(path: Path, federation: Data) -> Data | None:
+    """Where clients keep disagreeing, by tensor, and in words; None where the method does not measure it."""
+    found = persistence.read(path)
+    if found is None:
+        return None
+    names = [c["name"] for c in federation["clients"]]
+    return {
+        "tensors": list(found["persistence"]),
+        "values": list(found["persistence"].values()),
+        "sentences": words.sentences(kinds(found["persistence"], found["roles"]), words.short(names)),
     }
 
 

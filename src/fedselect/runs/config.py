@@ -67,9 +67,7 @@ class Config:
     precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
-    score: Literal["test", "val"] = _option(
-        "test", "Measure on test data, or on val: held out of training data with --val."
-    )
+    score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
@@ -294,7 +292,9 @@ def _misplaced(field: str) -> str | None:
         return f"{field!r} is a field of a comparison; use this file with: fedselect compare --config"
     owner = _owner(field)
     table = owner.partition(" ")[0]
-    return f"{field!r} is an option of {owner} and belongs under [{'training' if table in SEAMS else table}]." if owner else None
+    return (
+        f"{field!r} is an option of {owner} and belongs under [{'training' if table in SEAMS else table}]." if owner else None
+    )
 
 
 def _owner(option: str) -> str:

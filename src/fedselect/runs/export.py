@@ -217,7 +217,9 @@ def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-FORMS: dict[str, tuple[Callable[[Standalone, Tensor, Path], None], Callable[[Path, Standalone], Callable[[Tensor], Tensor]]]] = {
+FORMS: dict[
+    str, tuple[Callable[[Standalone, Tensor, Path], None], Callable[[Path, Standalone], Callable[[Tensor], Tensor]]]
+] = {
     "safetensors": (_write_safetensors, _load_safetensors),
     "pt2": (_write_pt2, _load_pt2),
     "onnx": (_write_onnx, _load_onnx),

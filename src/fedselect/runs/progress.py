@@ -12,14 +12,14 @@ from fedselect.runs.config import Config
 from fedselect.runs.labels import labels
 from fedselect.runs.rundir import identity
 from fedselect.runs.runner import Watch
-from fedselect.simulate.records import Record
+from fedselect.simulate.records import Record, evaluated
 from fedselect.tasks import Measure
 
 PAUSE = 10.0  # seconds between lines while a run goes on
 
 
 def describe(record: Record, headline: Measure) -> str:
-    parts = [f"{headline.name} {measured(record, headline)}"]
+    parts = [f"{headline.name} {measured(record, headline)}"] if evaluated(record) else []
     if record["share"]:
         parts.append(f"personal {record['share']:.2f}")
     if record["train_loss"] is not None:

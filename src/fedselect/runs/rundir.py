@@ -1,7 +1,7 @@
 """Run directories as one reads them: what a run is of, how far it came, and what came out.
 
 A run directory holds config.json, task.json (what is measured), federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
-masks look like), summary.json (when finished), failed.json (if its numbers stopped being finite) and checkpoint/.
+masks look like), persistence.json (where clients keep disagreeing, of a method that measures it), summary.json (when finished), failed.json (if its numbers stopped being finite) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -21,7 +21,10 @@ from fedselect.simulate.records import Record, wrong
 from fedselect.tasks import Classification, Measure
 
 BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
-FILES = {*BEGIN, "task.json", "federation.json", "metrics.jsonl", "masks.jsonl", "summary.json", "failed.json", "report.html", ".lock"}
+FILES = {
+    *BEGIN, "task.json", "federation.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "summary.json", "failed.json",
+    "report.html", ".lock",
+}  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
     r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"

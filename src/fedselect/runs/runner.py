@@ -20,6 +20,7 @@ from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
 from fedselect.runs.masks import MaskLog, federation
+from fedselect.runs.persistence import PersistenceFile
 from fedselect.runs.rundir import (
     BEGIN,
     again,
@@ -234,6 +235,7 @@ class _Run:
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
+        self._persistence: PersistenceFile | None = None
         if ranks.rank() == 0:
             with disk(out):
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
@@ -243,9 +245,11 @@ class _Run:
             write_json(out / "federation.json", federation(self.simulation))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
+                self._persistence = PersistenceFile(out, self.simulation)
             else:
                 with disk(out):
-                    (out / "masks.jsonl").unlink(missing_ok=True)  # it would be taken to stand for all rounds
+                    for name in ("masks.jsonl", "persistence.json"):  # they would be taken to stand for all rounds
+                        (out / name).unlink(missing_ok=True)
 
     def note(self, record: Record) -> None:
         """A round is over."""
@@ -255,6 +259,8 @@ class _Run:
                 metrics.write(json.dumps(record) + "\n")
         if self._masks and evaluated(record):
             self._masks.add()
+        if self._persistence and evaluated(record):
+            self._persistence.update()
 
     def save(self) -> None:
         if ranks.rank() == 0:

@@ -22,6 +22,7 @@ from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record, columns
 from fedselect.tasks import Measure
 
+
 class Tracker(Protocol):
     """One run in one tracker."""
 

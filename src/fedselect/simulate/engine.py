@@ -352,6 +352,25 @@ class Simulation:
             total += float(entries(marks, params).sum()) / sum(v[0].numel() for v in params.values())
         return total / len(mine)
 
+    def persistence(self) -> Tree:
+        """What the method measured of it, by tensor: one number for each client, NaN for who is not tested or has not joined.
+
+        Nothing where clients are spread over processes.
+        """
+        mine = self.store.joined.nonzero().flatten()
+        if ranks.world() > 1 or not len(mine):
+            return {}
+        if isinstance(self.store, Store):  # all rows at hand
+            found = {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()}
+            parts = [(mine, found)]
+        else:
+            parts = [(ids, self.method.persistence(self._open(ids)[0])) for ids in self._chunks(mine)]
+        names = list(parts[0][1])
+        out = torch.full((len(names), self.clients), torch.nan, dtype=torch.float64)
+        for ids, found in parts if names else []:
+            out[:, ids] = torch.stack([v.double() for v in found.values()]).cpu()
+        return dict(zip(names, out, strict=True))
+
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         taps = self.fitted.taps
         return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}

@@ -66,6 +66,14 @@ class Result:
             out[n] = m.clone() if isinstance(m, Tensor) else torch.full(shape, m)
         return out
 
+    @property
+    def persistence(self) -> Tree:
+        """How much of its disagreement with the others persists in each client: {name: (clients,)}, NaN where not tested."""
+        s = self.simulation
+        if not (found := s.persistence()):
+            raise InputError(f"{type(s.method).__name__} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
+        return found
+
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j)."""
         return self.simulation.cross()

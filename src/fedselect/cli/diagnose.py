@@ -1,0 +1,150 @@
+"""The command diagnose: where clients differ, before anything is personal."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedselect.cli.flags import EXTRA, configure, flags
+from fedselect.cli.run_options import with_run_options
+from fedselect.cli.terminal import console, say
+from fedselect.cli.train import ConfigFile, DataName, ModelName
+from fedselect.core.errors import InputError
+from fedselect.core.files import is_unused, write_bytes, write_json
+from fedselect.core.options import options
+from fedselect.diagnosis.diagnosis import Diagnosis, check_rounds, observe
+from fedselect.methods import METHODS
+from fedselect.runs.config import Config, read
+from fedselect.runs.progress import progress
+
+METHOD = "fedpersist"
+TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
+"""Options of a run that a diagnosis has, too."""
+LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "score")
+"""Fields of a file that mean nothing here."""
+FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.md")
+_MORE = (
+    "Options of the data, the model and of local training are flags too: "
+    "[bold]--shift motley --clients 8 --lr 0.05 --epochs 1[/bold]. Only training samples are used."
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(context_settings=EXTRA, epilog=_MORE)(diagnose)
+
+
+@with_run_options(*TAKEN)
+def diagnose(
+    ctx: typer.Context,
+    *,
+    data: DataName = None,
+    model: ModelName = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of sharing everything; in one more, clients look back.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Also write diagnosis.json, .png and .md into this folder.")] = None,
+    config: ConfigFile = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier diagnosis.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False,
+    **given: Any,
+) -> None:
+    """Share everything for a few rounds, then say where clients differ and which method to begin with."""
+    check_rounds(rounds)
+    asked = flags(ctx.args)
+    if {"window", f"{METHOD}.window"} & asked.keys():
+        raise InputError("the window of a diagnosis is --rounds; leave --window out.")
+    if out is not None:
+        _may_write(out, overwrite)
+    named = {"data": data, "model": model, **given}
+    made = _configured(config, rounds, named, asked)
+    simulation = made.simulation()
+    with progress(console, quiet, [made]) as watch:
+        found = observe(simulation, rounds, None if watch is None else lambda record: watch(made, record))
+    command = _command(found.methods, {"config": config, **named}, asked)
+    console.print(_table(found))
+    for line in _said(found, command):
+        say(line)
+    if out is not None:
+        _write(out, found, command)
+        say(f"\nwrote {', '.join(FILES)} to {out}")
+
+
+def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: dict[str, str]) -> Config:
+    """A run of FedPersist just long enough, in which everybody takes part; of a file, what is not about its method."""
+    raw = {k: v for k, v in (read(file) if file else {}).items() if k not in LEFT}
+    raw |= {"rounds": rounds + 1, "fraction": 1.0, "late": None}
+    made = configure(raw, METHOD, given_flags=asked, where=str(file or "this diagnosis"), **named)
+    return dataclasses.replace(made, method={**made.method, "window": rounds})
+
+
+def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -> str:
+    """The run to begin with, on the same data and with the same options, as one types it."""
+    alone, ours = len(methods) == 1, options(METHODS[METHOD])
+    theirs = {option for name in methods for option in options(METHODS[name])}
+    parts = ["fedselect", *(["run", "--method"] if alone else ["compare", "--methods"]), ",".join(methods)]
+    for name, value in named.items():
+        flag = "seeds" if name == "seed" and not alone else name
+        if value is not None:
+            parts += [f"--{flag}", *([] if value is True else [str(value)])]
+    for name, value in asked.items():
+        option = name.rpartition(".")[2].replace("-", "_")
+        if option not in ours or option in theirs:
+            parts += [f"--{name}", value]
+    return shlex.join(parts)
+
+
+def _table(found: Diagnosis) -> Table:
+    """Clients by layers; in a terminal, the more persistent the darker."""
+    columns = found.table
+    table = Table(box=SIMPLE_HEAD, title="persistence", title_justify="left")
+    table.add_column("client", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for i, client in enumerate(found.clients):
+        table.add_row(client, *(_cell(column[i]) for column in columns.values()))
+    return table
+
+
+def _cell(value: float | None) -> Text:
+    if value is None:
+        return Text("-")
+    if console.color_system not in ("256", "truecolor"):  # too few shades
+        return Text(f"{value:.2f}", style="bold" if value > 0.5 else "")
+    level = min(max(value, 0.0), 1.0)
+    shade = [round(255 + level * (end - 255)) for end in (8, 69, 148)]
+    return Text(f"{value:.2f}", style=f"{'white' if level > 0.5 else 'black'} on rgb({shade[0]},{shade[1]},{shade[2]})")
+
+
+def _said(found: Diagnosis, command: str) -> list[str]:
+    return [*found.sentences, "", found.keeps, found.advice, f"  {command}", "", found.limits]
+
+
+def _may_write(out: Path, overwrite: bool) -> None:
+    """Refuse to touch what is there, unless it is a diagnosis and was said to be replaced."""
+    if not (out.exists() or out.is_symlink()) or is_unused(out):
+        return
+    if out.is_symlink() or not out.is_dir() or any(p.name not in FILES for p in out.iterdir()):
+        raise InputError(f"{out} holds something other than a diagnosis; choose another --out.")
+    if not overwrite:
+        raise InputError(f"{out} exists already; choose another --out, or replace it with --overwrite.")
+
+
+def _write(out: Path, found: Diagnosis, command: str) -> None:
+    found.save(out / "diagnosis.png")
+    write_json(out / "diagnosis.json", {**found.to_json(), "command": command})
+    write_bytes(out / "diagnosis.md", _page(found, command).encode())
+
+
+def _page(found: Diagnosis, command: str) -> str:
+    columns = found.table
+    rows = [["client", *columns], ["---", *("--:" for _ in columns)]]
+    rows += [[c, *("-" if v[i] is None else f"{v[i]:.2f}" for v in columns.values())] for i, c in enumerate(found.clients)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    said = "\n".join(f"- {sentence}" for sentence in found.sentences)
+    return (
+        f"# Where clients differ\n\n{said}\n\n{found.keeps} {found.advice}\n\n```\n{command}\n```\n\n"
+        f"![persistence](diagnosis.png)\n\n{table}\n\n{found.limits}\n"
+    )

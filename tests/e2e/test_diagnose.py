@@ -1,0 +1,150 @@
+"""fedselect diagnose: what it prints and writes, what it says to bad input; persistence in run directories and reports."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from fedselect.core import snapshots
+from fedselect.report import gather
+from fedselect.runs import persistence, rundir, runner
+from fedselect.runs.config import Config
+
+DATA = ("--data", "digits", "--shift", "motley", "--model", "mlp", "--train", 60, "--val", 0, "--test", 10)
+BARE = """
+from torch import nn
+
+import fedselect as fs
+
+def bare(data: fs.Federation) -> fs.Model:
+    '''No Linear.'''
+    return fs.Model(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), name="bare")
+
+fs.MODELS["bare"] = bare
+"""
+
+
+def test_it_says_who_differs_how_and_what_to_type(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = cli("diagnose", *DATA, "--seed", 1, "--lr", 0.1, "--threshold", 0.1)
+    assert said.code == 0, said
+    lines = said.out.splitlines()
+    assert lines[0].startswith("fedpersist seed 1  round 11/11  loss ")
+    assert lines[3].split() == ["client", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert lines[5].split()[:2] == ["0", "none"]
+    assert "Clients 8 and 9: other classes than the rest, or in other numbers (head, its bias most)." in lines
+    assert any("nothing" not in line and line.startswith("FedPersist would keep") for line in lines)
+    command = next(line for line in lines if line.startswith("  fedselect "))
+    assert command.split()[1:4] == ["compare", "--methods", "fedpersist,ditto"]  # 60 samples are few
+    assert command.endswith("--seeds 1 --shift motley --train 60 --val 0 --test 10 --lr 0.1 --threshold 0.1")
+    assert "What this cannot tell: 10 rounds are few" in said.out
+    assert not list(tmp_path.iterdir())  # without --out it writes nothing
+    assert cli(*shlex.split(command)[1:], "--rounds", 1, "--out", "a", "-q").code == 0  # it can be typed as it stands
+
+
+def test_it_writes_a_page_a_picture_and_numbers(cli, tmp_path):
+    out, asked = tmp_path / "d", ("diagnose", *DATA, "--rounds", 2, "-q")
+    assert cli(*asked, "--out", out).out.endswith(f"wrote diagnosis.json, diagnosis.png, diagnosis.md to {out}\n")
+    assert {p.name for p in out.iterdir()} == {"diagnosis.json", "diagnosis.png", "diagnosis.md"}
+    numbers = json.loads((out / "diagnosis.json").read_text())
+    assert [len(v) for v in numbers["persistence"].values()] == [10] * 4
+    assert len(numbers["losses"]) == 2
+    page = (out / "diagnosis.md").read_text()
+    assert all(sentence in page for sentence in numbers["sentences"])
+    assert numbers["command"] in page
+    assert f"{out} exists already; choose another --out, or replace it with --overwrite" in cli(*asked, "--out", out).sentence()
+    assert cli(*asked, "--out", out, "--overwrite").code == 0
+    (out / "thesis.md").write_text("years of work")
+    said = cli(*asked, "--out", out, "--overwrite").sentence()
+    assert f"{out} holds something other than a diagnosis; choose another --out." in said
+
+
+def test_it_takes_the_file_of_a_run(cli, tmp_path):
+    runner.start(config("fedavg", rounds=1), tmp_path / "a")
+    said = cli("diagnose", "--config", tmp_path / "a" / "config.json", "--rounds", 2, "-q")
+    assert said.code == 0, said
+    assert f"--config {tmp_path / 'a' / 'config.json'}" in said.out
+    assert "1.weight" in said.out
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--data", "digit"), "there is no data 'digit'; did you mean 'digits'"),
+        (("--rounds", 1), "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try --rounds 10."),
+        (("--window", 5), "the window of a diagnosis is --rounds; leave --window out."),
+        (("--limt", 0.1), "there is no option 'limt'"),
+        (("--model", "bare", "--plugin", "bare"), "a diagnosis needs to know the model's head, and bare has no Linear"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli, tmp_path, monkeypatch, args, sentence):
+    (tmp_path / "bare.py").write_text(BARE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sentence in cli("diagnose", *args, "-q").sentence()
+
+
+# ---- in run directories and reports
+
+
+def config(method="fedpersist", rounds=4, **options):
+    return Config.from_dict(
+        {
+            "method": {"name": method, **({"window": 2} if method == "fedpersist" else {}), **options},
+            "data": {"name": "digits", "clients": 4, "classes_per_client": 3, "train": 20, "test": 10, "val": 0},
+            "model": {"name": "mlp", "hidden": 8},
+            "rounds": rounds,
+        },
+        "test",
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("persist") / "a"
+    runner.start(config(), out)
+    return out
+
+
+def test_a_run_of_fedpersist_keeps_what_it_measured(done, tmp_path):
+    found = persistence.read(done)
+    assert list(found["persistence"]) == list(found["roles"]) == ["1.weight", "1.bias", "3.weight", "3.bias"]
+    assert all(isinstance(v, float) for values in found["persistence"].values() for v in values)
+    assert rundir.is_run(done)  # so that --overwrite may replace it
+    runner.start(config("fedavg"), tmp_path / "b")
+    runner.start(config(window=4), tmp_path / "c")  # its window is over with the run, and nobody has looked back
+    assert not (tmp_path / "b" / "persistence.json").exists()
+    assert not (tmp_path / "c" / "persistence.json").exists()
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_resumed_run_has_the_same_file(done, tmp_path, rounds):
+    """From before the clients were tested, and from after it."""
+    out = tmp_path / "a"
+    config_, simulation = config(), config().simulation()
+    shutil.copytree(done, out)
+    (out / "summary.json").unlink()
+    shutil.rmtree(out / "checkpoint")
+    for _ in range(rounds):
+        simulation.step()
+    runner.checkpoints.save(out / "checkpoint", simulation, rundir.owner(config_))
+    assert [p.name for p in snapshots.places(out / "checkpoint")] == [f"{rounds:06}"]
+    runner.resume(out)
+    assert (out / "persistence.json").read_bytes() == (done / "persistence.json").read_bytes()
+
+
+def test_a_report_has_the_numbers_and_the_words(done, tmp_path):
+    (run,) = gather([done])["runs"]
+    assert run["persistence"]["tensors"] == ["1.weight", "1.bias", "3.weight", "3.bias"]
+    assert [len(v) for v in run["persistence"]["values"]] == [4] * 4
+    assert run["persistence"]["sentences"]
+    runner.start(config("fedavg"), tmp_path / "b")
+    assert gather([tmp_path / "b"])["runs"][0]["persistence"] is None
+
+
+def test_a_damaged_file_is_named(cli, done, tmp_path):
+    out = shutil.copytree(done, tmp_path / "a")
+    (out / "persistence.json").write_text('{"persistence": {"w": [1, "x"]}, "roles": {"w": "head weights"}}')
+    said = cli("report", out).sentence()
+    assert "persistence.json has not a number for each client and tensor; delete it: the report then goes without." in said

@@ -1,0 +1,180 @@
+"""Where clients differ: from numbers to words, by made-up numbers and on digits; the picture."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import fedselect as fs
+from fedselect.diagnosis import words
+from fedselect.diagnosis.diagnosis import Diagnosis
+from fedselect.diagnosis.words import Profile, kind, kinds, profile, roles, sentences, short
+
+ROLES = roles({"conv1.weight": 4, "norm.weight": 1, "conv2.weight": 4, "fc.weight": 2, "fc.bias": 1}, ["fc.weight", "fc.bias"])
+
+
+def test_a_tensor_is_weights_or_a_vector_of_body_or_head():
+    assert ROLES == {
+        "conv1.weight": "body weights", "norm.weight": "body vector", "conv2.weight": "body weights",
+        "fc.weight": "head weights", "fc.bias": "head vector",
+    }  # fmt: skip
+
+
+def test_rules_look_at_the_first_weights_and_the_head():
+    found = dict(zip(ROLES, (0.1, 0.9, 0.3, 0.5, 0.7), strict=True))
+    assert profile(found, ROLES) == Profile(first=0.1, head=0.5, bias=0.7)  # conv1 is the first half of two
+    assert profile({"w": 0.4}, {"w": "head weights"}) == Profile(first=None, head=0.4, bias=None)
+
+
+@pytest.mark.parametrize(
+    ("first", "head", "bias", "usual", "said"),
+    [
+        (0.02, 0.02, 0.2, 0.02, "none"),
+        (-0.3, -0.1, -0.2, 0.0, "none"),
+        (0.0, 0.19, 0.88, 0.19, "classes"),  # as in small_cnn
+        (0.6, 0.86, 0.68, 0.86, "classes"),  # as in mlp
+        (0.3, 0.72, 0.66, 0.72, "classes"),  # as in small_cnn later on
+        (0.02, 0.18, 0.05, 0.18, "meaning"),
+        (0.02, 0.18, 0.5, 0.18, "head"),  # a bias of less than 0.8 leaves it open
+        (0.4, 0.07, 0.3, 0.07, "inputs"),
+        (0.4, 0.07, 0.3, 0.25, "less"),  # others disagree in the head, and move the first layers for everybody
+        (0.6, 0.7, 0.5, 0.7, "either"),
+        (0.5, 0.5, 0.2, 0.7, "less"),
+        (None, 0.4, 0.1, 0.4, "either"),  # a model that is all head has no layers to tell by
+        (0.0, 0.2, None, 0.2, "meaning"),  # a head without a bias
+    ],
+)
+def test_numbers_become_a_kind(first, head, bias, usual, said):
+    assert kind(Profile(first, head, bias), usual) == said
+
+
+def test_what_is_usual_is_the_median_and_who_is_not_tested_has_no_kind():
+    loud, weak = Profile(0.6, 0.7, 0.1), Profile(0.5, 0.5, 0.1)
+    assert kinds([weak, loud, loud, None]) == ["less", "either", "either", "unknown"]
+    assert kinds([weak, weak, None]) == ["either", "either", "unknown"]
+    assert kinds([None, None]) == ["unknown", "unknown"]
+
+
+def test_every_kind_has_its_words():
+    assert set(words.SAID) == set(words.Kind.__args__)
+
+
+def test_sentences_name_the_clients_of_each_kind():
+    said = sentences(["none", "classes", "meaning", "classes", "none", "none"], ["0", "1", "2", "3", "4", "5"])
+    assert [s.split(":")[0] for s in said] == ["Clients 1 and 3", "Client 2", "Clients 0, 4 and 5"]
+    assert sentences(["none"] * 3, ["a", "b", "c"]) == ["Everybody: nothing that sharing does not handle."]
+    assert short(["0 none", "1", "Ohio", "3rd ward"]) == ["0", "1", "Ohio", "3rd ward"]
+
+
+def shifted(shift, seed=0):
+    return fs.load("digits", shift=shift, train=60, val=0, test=10, seed=seed)
+
+
+def found(shift, **how):
+    data = shifted(shift)
+    return fs.diagnose(data, model=fs.models.mlp(data), training=fs.Training(batch_size=16), **how)
+
+
+def test_known_differences_of_digits_are_found():
+    motley, own = found("motley"), found("labels")
+    assert motley.kinds[8:] == ["classes"] * 2  # the two with classes of their own
+    assert motley.kinds[2:8] == ["either"] * 6  # other labels, other cameras: in an mlp they show alike
+    assert motley.kinds[:2] == ["less"] * 2  # nothing differs but the shared model, which the others move
+    assert own.kinds == ["classes"] * 10
+    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (head, its bias most)."]
+
+
+@pytest.fixture(scope="module")
+def motley():
+    return found("motley")
+
+
+def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
+    assert list(motley.table) == ["1.weight", "1.bias", "3.weight", "3.bias"]
+    assert all(len(column) == 10 for column in motley.table.values())
+    assert (
+        repr(motley).splitlines()[0]
+        == "Clients 8 and 9: other classes than the rest, or in other numbers (head, its bias most)."
+    )
+    assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
+    assert motley.methods == ["fedpersist", "ditto"]  # 60 samples are few
+    assert motley.rounds == 10
+    assert json.loads(json.dumps(motley.to_json()))["persistence"] == motley.persistence
+
+
+def test_it_measures_what_a_run_of_fedpersist_measures(motley):
+    data = shifted("motley")
+    training = fs.Training(batch_size=16)
+    result = fs.run(fs.FedPersist(), model=fs.models.mlp(data), data=data, rounds=12, training=training)
+    for name, values in motley.persistence.items():
+        assert values == pytest.approx(result.persistence[name].tolist(), abs=1e-4)
+    kept = sum(m.flatten(1).sum(1) for m in result.masks.values()) / result.simulation.model.size
+    assert motley.share == pytest.approx(kept.tolist(), abs=1e-6)
+
+
+def test_persistence_is_not_known_before_the_window_is_over_nor_of_other_methods(digits):
+    how = {"model": fs.models.mlp(digits, hidden=4), "data": digits}
+    assert all(v.isnan().all() for v in fs.run(fs.FedPersist(window=4), rounds=3, **how).persistence.values())
+    with pytest.raises(fs.InputError, match=r"measured no persistence; use fs.FedPersist\(\)"):
+        _ = fs.run(fs.FedAvg(), rounds=1, **how).persistence
+    late = fs.run(fs.FedPersist(window=2), rounds=4, late=(1, 4), **how).persistence["1.weight"]
+    assert late.isnan().tolist() == [False, False, True]
+
+
+def test_it_does_not_depend_on_how_many_clients_run_at_once(digits):
+    how = {"model": fs.models.mlp(digits, hidden=4), "data": digits, "rounds": 3}
+    plain = fs.run(fs.FedPersist(window=2), **how).persistence
+    other = fs.run(fs.FedPersist(window=2), chunk=2, **how).persistence
+    assert all(torch.equal(plain[n], other[n]) for n in plain)
+
+
+def test_nothing_to_keep_means_one_shared_model():
+    quiet = Diagnosis(["a", "b"], [500, 500], {"fc.weight": [0.01, 0.0]}, {"fc.weight": "head weights"}, [0.0, 0.0], [2.0, 1.0])
+    assert quiet.sentences == ["Everybody: nothing that sharing does not handle."]
+    assert quiet.methods == ["fedavg+ft"]
+    assert quiet.limits.startswith("What this cannot tell: 2 rounds are few")
+
+
+def test_it_says_where_its_numbers_are_worth_little():
+    poor = Diagnosis(["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2])
+    assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
+    assert "With 25 samples a client, clients differ by chance, too." in poor.limits
+    assert poor.methods == ["fedpersist", "ditto"]
+    assert poor.keeps == "FedPersist would keep 10% of the parameters personal in 1 of 2 clients."
+
+
+def test_of_a_deep_model_the_table_shows_parts_and_the_head(digits):
+    names = fs.models.resnet18(digits).params
+    deep = Diagnosis(
+        ["a"], [100], {n: [0.5 if n == "layer3.1.bn2.bias" else 0.1] for n in names},
+        roles(dict.fromkeys(names, 2), ["fc.weight", "fc.bias"]), [0.0], [1.0],
+    )  # fmt: skip
+    assert list(deep.table) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc.weight", "fc.bias"]
+    assert deep.table["layer3"] == [0.5]
+
+
+@pytest.mark.parametrize(("clients", "tensors"), [(3, 4), (60, 62)])
+def test_the_picture_is_a_file(tmp_path, clients, tensors):
+    drawn = Diagnosis(
+        [str(i) for i in range(clients)], [1], {f"t{k}": [None, *[0.3] * (clients - 1)] for k in range(tensors)}, {}, [], []
+    )
+    path = drawn.save(tmp_path / "new" / "d.png")
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    axes = drawn.figure().axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == [f"t{k}" for k in range(tensors)]
+    assert len(axes.get_yticklabels()) == clients
+    with pytest.raises(fs.InputError, match=r"a picture is a .png, .pdf or .svg file, not 'd.txt'"):
+        drawn.save(tmp_path / "d.txt")
+
+
+def test_wrong_inputs_are_told_before_anything_trains(digits):
+    mlp = fs.models.mlp(digits)
+    with pytest.raises(fs.InputError, match="a diagnosis needs at least 2 rounds, one for each half of the samples, not 1"):
+        fs.diagnose(digits, model=mlp, rounds=1)
+    with pytest.raises(fs.InputError, match=r"a diagnosis needs clients' whole models between rounds; use rows=all"):
+        fs.diagnose(digits, model=mlp, rows="personal")
+    headless = fs.Model(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), name="bare")
+    with pytest.raises(fs.InputError, match="a diagnosis needs to know the model's head, and bare has no Linear"):
+        fs.diagnose(digits, model=headless)
