@@ -12,8 +12,8 @@ import fedselect as fs
 PUBLIC = [
     "AGGREGATORS", "Adam", "AdamW", "Aggregator", "CheckpointError", "Classification", "ClientData", "DATA",
     "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
-    "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images",
-    "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric",
+    "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold",
+    "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric",
     "Model", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect", "Reading", "Received",
     "Result", "RunError", "SCHEDULES", "SGD", "Schedule", "Selector", "Simulation", "State", "TASKS", "Task",
     "Training", "TrainingError", "Tree", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets",

@@ -10,15 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from fedselect.core import plugins
 from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
-from fedselect.data import DATA, Federation
+from fedselect.core import plugins
 from fedselect.core.errors import InputError, unknown
-from fedselect.runs.presets import preset, suited
-from fedselect.methods.method import Method
-from fedselect.methods import METHODS
-from fedselect.models import MODELS, Model
 from fedselect.core.options import Option, build, find, options, resolve
+from fedselect.data import DATA, Federation
+from fedselect.methods import METHODS
+from fedselect.methods.method import Method
+from fedselect.models import MODELS, Model
+from fedselect.runs.presets import preset, suited
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges
@@ -54,8 +54,8 @@ class Config:
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    task: dict[str, Any] = _table("classification", "What outputs and targets mean.")
-    aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")
+    task: dict[str, Any] = _table("classification", "What outputs and targets mean.")  # noqa: RUF009  # a field
+    aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")  # noqa: RUF009
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
     fraction: float = _option(1.0, "Share of clients that train in a round.")

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
-from fedselect.runs.rundir import finished, read_records, reopen
 from fedselect.core.files import replace
-from fedselect.tasks import Measure
+from fedselect.runs.rundir import finished, read_records, reopen
 from fedselect.simulate import Result, Simulation
+from fedselect.tasks import Measure
 from fedselect.training.batches import Split
 
 BATCH = 256

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import write_bytes
-from fedselect.simulate import Simulation
 from fedselect.core.tree import Mask, counts, rows
+from fedselect.simulate import Simulation
 
 PAIRED = 50  # overlap is kept among the first so many clients: it grows with their square
 NONE = 65535

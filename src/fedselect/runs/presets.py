@@ -8,8 +8,8 @@ ours     the reading of FedSelect that did best on held-out images here (docs/re
 from typing import Any
 
 from fedselect.core.errors import InputError, unknown
-from fedselect.methods import METHODS
 from fedselect.core.options import options
+from fedselect.methods import METHODS
 
 Values = dict[str, dict[str, Any]]
 """Options by table: method, training."""
@@ -56,9 +56,10 @@ SUITED: dict[str, Values] = {
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
 }
-"""What suits a data set where nothing else is said: rates for all methods alike, found on held-out samples (for domains on those
-of PACS: results/tuned.json), and what one method alone needs. Elsewhere the methods' own defaults hold: the paper's for CIFAR,
-but for FedSelect's rates, which were found on held-out images; both do better on Mini-ImageNet too than the paper's 0.001."""
+"""Defaults by data set: rates for all methods alike, found on held-out samples (for domains on those of PACS, see
+results/tuned.json; for audiomnist and har in a few trials of FedAvg + FT), and what one method alone needs. Elsewhere the
+methods' own defaults hold: the paper's for CIFAR, but for FedSelect's rates, which were found on held-out images; both do
+better on Mini-ImageNet too than the paper's 0.001."""
 
 
 def suited(method: str, data: str) -> Values:

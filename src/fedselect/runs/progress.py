@@ -61,7 +61,8 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
             return
         last = now
         console.print(
-            f"{name(config)}  round {record['round']}/{config.rounds}  {describe(record, config.metrics()[0])}  {now - began:.1f} s",
+            f"{name(config)}  round {record['round']}/{config.rounds}  "
+            f"{describe(record, config.metrics()[0])}  {now - began:.1f} s",
             highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 

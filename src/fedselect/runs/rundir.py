@@ -1,7 +1,8 @@
 """Run directories as one reads them: what a run is of, how far it came, and what came out.
 
-A run directory holds config.json, task.json (what is measured), federation.json (who has what), metrics.jsonl (a line a round), masks.jsonl (what the
-masks look like), persistence.json (where clients keep disagreeing, of a method that measures it), summary.json (when finished), failed.json (if its numbers stopped being finite) and checkpoint/.
+A run directory holds config.json, task.json (what is measured), federation.json (who has what), metrics.jsonl (a line a
+round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the method measures it), summary.json
+(when finished), failed.json (if its numbers stopped being finite) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedselect.core.errors import InputError, RunError
-from fedselect.runs.config import Config
 from fedselect.core.files import check_folder_name, is_part, is_unused, read_json, write_bytes, write_json
 from fedselect.core.snapshots import places
+from fedselect.runs.config import Config
 from fedselect.simulate import Simulation
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, wrong

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedselect.data import Federation
 from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
+from fedselect.data import Federation
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
 from fedselect.runs.masks import MaskLog, federation
@@ -37,7 +38,6 @@ from fedselect.runs.rundir import (
     read_configs,
     write_measures,
 )
-from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, evaluated, means
@@ -99,7 +99,7 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
 
 @contextmanager
 def _withdrawn(out: Path) -> Iterator[None]:
-    """What is refused as soon as it runs leaves nothing in the way of the same command, corrected; rounds that are kept stay."""
+    """A run that is refused as it begins leaves nothing in the way of the corrected command; rounds that are kept stay."""
     try:
         yield
     except InputError as e:
