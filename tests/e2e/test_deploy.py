@@ -184,7 +184,7 @@ def test_a_plugin_works_where_it_was_named_and_a_client_without_it_says_so(spawn
         client = start(spawn, "client", root / f"client-{i}", "--device", "cpu", *named, cwd=code, log=log)
         wait_for(log, f"client {i} is connected to the server", client)
     run = deploy(
-        "run", root, *own, "--method", "mine", "--model", "tiny", "--rounds", 1, "--wait", 5, "--name", "one", cwd=code
+        "run", root, *own, "--method", "mine", "--model", "tiny", "--rounds", 1, "--wait", 20, "--name", "one", cwd=code
     )
     assert run.returncode == 0, run.stderr
     assert "round 1/1  accuracy" in run.stdout

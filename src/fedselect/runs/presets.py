@@ -51,11 +51,17 @@ NAMES = ("paper", "authors", "ours")
 
 SUITED: dict[str, Values] = {
     "digits": {"method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16}},
-    "audiomnist": {"method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}},
-    "har": {"method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}},
+    "audiomnist": {
+        "method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}, "fedavg+ft": {"finetune": 20},
+        "fedbabu": {"finetune": 20, "finetune_lr": 0.01}, "fedpersist": {"finetune": 20, "finetune_lr": 0.1},
+    },
+    "har": {
+        "method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}, "fedavg+ft": {"finetune": 20},
+        "fedbabu": {"finetune": 20}, "fedpersist": {"finetune": 20, "finetune_lr": 0.1},
+    },
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
-}
+}  # fmt: skip
 """Defaults by data set: rates for all methods alike, found on held-out samples (for domains on those of PACS, see
 results/tuned.json; for audiomnist and har in a few trials of FedAvg + FT), and what one method alone needs. Elsewhere the
 methods' own defaults hold: the paper's for CIFAR, but for FedSelect's rates, which were found on held-out images; both do
