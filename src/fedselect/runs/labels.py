@@ -8,7 +8,6 @@ from fedselect.simulate.checkpoint import as_first_written
 
 COLOURS = {  # of each method: on light paper, on dark
     "fedselect": ("#1d4ed8", "#86a9ff"),
-    "fedpersist": ("#15803d", "#7fe0a4"),
     "local": ("#6b7280", "#a3abb8"),
     "fedavg": ("#b45309", "#f0b25a"),
     "fedavg+ft": ("#be123c", "#ff8096"),
@@ -21,6 +20,7 @@ COLOURS = {  # of each method: on light paper, on dark
     "fedpac": ("#8a6d00", "#e3cb5b"),
     "fedbn": ("#9d174d", "#ff9ecb"),
     "lotteryfl": ("#334155", "#c3cfdf"),
+    "fedpersist": ("#15803d", "#7fe0a4"),
 }
 APART = (  # fields in which runs of one label may differ
     "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "cross", "preset", "plugins",
