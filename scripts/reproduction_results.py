@@ -14,7 +14,7 @@ from fedselect.core.errors import DataError, InputError
 from fedselect.data.places import find
 from fedselect.paper.outcome import ranks
 from fedselect.paper.plan import FILES, name_of, named
-from fedselect.paper.protocol import COLUMNS, OWN, TARGETS
+from fedselect.paper.protocol import COLUMNS, OWN, SHIFTS, TARGETS, read_target
 from fedselect.paper.write import lean
 from fedselect.runs.config import Config
 
@@ -69,15 +69,22 @@ def with_ours(targets: dict[str, Table]) -> Table:
     return {**targets["table1"], "columns": [joined(c) for c in targets["table1"]["columns"]]}
 
 
-def read(folder: Path) -> Results:
-    """Files of one target that differ in their columns are put together; a column knows how and when it was made."""
+def read(folder: Path, shifts: bool = False) -> Results:
+    """What is about the paper, or about shifts. Files of one target that differ in their columns are put together.
+
+    A column knows how and when it was made.
+    """
+    elsewhere = {column for name in SHIFTS for column in read_target(name).on}
     apart = {name: folder / f"{name}.json" for name in ("tuned", "explored", "pooled", "stray")}
     more = {name: json.loads(p.read_text(encoding="utf-8")) if p.exists() else None for name, p in apart.items()}
-    found = Results({}, {}, more["tuned"] or {}, more["explored"] or [], more["pooled"] or {}, more["stray"] or {})
+    tuned = {k: v for k, v in (more["tuned"] or {}).items() if (_column(k) in elsewhere) == shifts}
+    found = Results({}, {}, tuned, more["explored"] or [], more["pooled"] or {}, more["stray"] or {})
     for path in sorted(folder.glob("*.json")):
         if path in apart.values():
             continue
         own = json.loads(path.read_text(encoding="utf-8"))
+        if (own["target"] in SHIFTS) != shifts:
+            continue
         own["columns"] = [{**c, **{k: own[k] for k in ("how", "date", "note")}} for c in own["columns"]]
         kept = found.published if own["how"]["rates"] == "paper" else found.targets
         known = kept.setdefault(own["target"], own)
@@ -92,6 +99,11 @@ def read(folder: Path) -> Results:
     return found
 
 
+def _column(key: str) -> str:
+    """Of "fedavg on cifar10 (30 rounds)" the data set."""
+    return key.partition(" on ")[2].partition(" ")[0]
+
+
 # ---- outcomes of single runs
 
 
@@ -101,7 +113,8 @@ def collect(made: Path, results: Path) -> int:
         fresh = Path(room) / "results"
         shutil.copytree(results, fresh)
         count = _take_over(made, fresh)
-        read(fresh)  # files that do not go together show before anything is replaced
+        for shifts in (False, True):
+            read(fresh, shifts)  # files that do not go together show before anything is replaced
         shutil.copytree(fresh, results, dirs_exist_ok=True)
     return count
 

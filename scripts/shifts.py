@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from reproduction_results import Table, read
 
+from fedselect.paper.protocol import SHIFTS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/shifts.md"
 DRAWS = 2000
-TARGETS = ("shifts", "shifts-digits", "natural")
 INTRO = """# Which method, where clients differ?
 
 Clients differ in many ways, and a method that suits one way may suit another badly. On this page the same methods
@@ -128,8 +129,8 @@ def made(target: Table, columns: list[Table]) -> str:
 
 
 def page(results: Path) -> str:
-    found = read(results).targets
-    parts = [INTRO, *("\n".join(section(found[name])) for name in TARGETS if name in found)]
+    found = read(results, shifts=True).targets
+    parts = [INTRO, *("\n".join(section(found[name])) for name in SHIFTS if name in found)]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -20,18 +20,8 @@ COLUMNS = (
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-OWN = (
-    "plain",
-    "beyond",
-    "readings",
-    "little",
-    "stem",
-    "long",
-    "own",
-    "shifts",
-    "shifts-digits",
-    "natural",
-)  # questions of ours
+SHIFTS = ("shifts", "shifts-digits", "natural")  # where clients differ: docs/shifts.md
+OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own", *SHIFTS)  # questions of ours
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ def targets(name: str) -> list[Target]:
     """The target of this name; `all` is every one of the paper's."""
     if name not in (*TARGETS, *OWN, "all"):
         raise unknown("target", name, [*TARGETS, *OWN, "all"])
-    return [_target(n) for n in (TARGETS if name == "all" else [name])]
+    return [read_target(n) for n in (TARGETS if name == "all" else [name])]
 
 
 def choose(found: Sequence[Target], columns: Sequence[str] | None, methods: Sequence[str] | None) -> list[Target]:
@@ -163,7 +153,8 @@ def read_tuning() -> Tuning:
     return Tuning(raw["rounds"], tuple(raw["seeds"]), raw["common"], raw["methods"])
 
 
-def _target(name: str) -> Target:
+def read_target(name: str) -> Target:
+    """One target as its file says."""
     raw = dict(_read(f"targets/{name}.toml"))
     of = raw.pop("of", None)
     for part, make in (("rows", Row), ("settings", Setting)):
@@ -171,7 +162,7 @@ def _target(name: str) -> Target:
             raw[part] = tuple(make(**one) for one in raw[part])
     own: dict[str, Any] = {k: tuple(v) if k in ("on", "seeds") else v for k, v in raw.items()}
     if of is not None:  # a table drawn, run in another way, or with rows of ours above its own
-        table = _target(of)
+        table = read_target(of)
         return replace(table, name=name, **own | {"rows": own.get("rows", ()) + table.rows})
     usual: dict[str, Any] = {"table": name, "seeds": (0, 1, 2)}
     return Target(name, **usual | own)
