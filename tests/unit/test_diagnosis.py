@@ -31,12 +31,11 @@ def test_rules_look_at_the_first_weights_and_the_head():
 @pytest.mark.parametrize(
     ("first", "head", "bias", "said"),
     [
-        (0.02, 0.02, 0.2, "none"),
+        (0.02, 0.02, 0.31, "none"),  # a bias alone is noisy: it has few entries
         (-0.3, -0.1, -0.2, "none"),
         (-0.3, -0.5, -0.9, "none"),  # few samples with all classes alike often
         (0.55, 0.74, 0.56, "classes"),  # as in mlp
         (0.23, 0.60, 0.43, "classes"),  # as in small_cnn
-        (0.0, 0.1, 0.88, "classes"),  # as training begins
         (0.24, 0.50, -0.03, "meaning"),  # as in small_cnn
         (0.0, 0.25, None, "meaning"),  # a head without a bias
         (0.38, 0.24, -0.13, "inputs"),  # as in small_cnn
@@ -78,7 +77,7 @@ def test_known_differences_of_digits_are_found():
     assert motley.kinds[2:8] == ["either"] * 6  # other labels, other cameras: in an mlp they show alike
     assert found("none", train=120).kinds == ["none"] * 10
     assert own.kinds == ["classes"] * 10
-    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (the head's bias)."]
+    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (head and its bias)."]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert all(len(column) == 10 for column in motley.table.values())
     assert (
         repr(motley).splitlines()[0]
-        == "Clients 8 and 9: other classes than the rest, or in other numbers (the head's bias)."
+        == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
     assert motley.methods == ["fedpersist", "ditto"]  # 60 samples are few

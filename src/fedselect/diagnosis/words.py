@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["classes", "meaning", "inputs", "either", "none", "unknown"]
-CLASSES = 0.3  # of the head's bias: clients with the same classes in the same numbers stay below it
-QUIET = 0.2  # of weights: clients that are alike stay below it
+CLASSES = 0.3  # of the head's weights and of its bias: both reach it where classes come in other numbers
+QUIET = 0.1  # of weights: most clients that are alike stay below it
 MORE = 1.5  # times as persistent as another part of the model: it stands out
 
 SAID: dict[Kind, str] = {
-    "classes": "other classes than the rest, or in other numbers (the head's bias)",
+    "classes": "other classes than the rest, or in other numbers (head and its bias)",
     "meaning": "labels mean something else (head more than first layers)",
     "inputs": "inputs look different (first layers more than head)",
     "either": "labels or inputs mean something else (all layers: this model does not tell which)",
@@ -56,7 +56,7 @@ def profile(persistence: Mapping[str, float], roles: Mapping[str, str]) -> Profi
 def kind(p: Profile) -> Kind:
     """How one client differs."""
     first = p.head if p.first is None else p.first
-    if p.bias is not None and p.bias >= CLASSES:
+    if p.bias is not None and min(p.head, p.bias) >= CLASSES:
         return "classes"
     if max(p.head, first) < QUIET:
         return "none"
