@@ -33,7 +33,7 @@ def test_it_says_who_differs_how_and_what_to_type(cli, tmp_path, monkeypatch):
     assert lines[0].startswith("fedpersist seed 1  round 11/11  loss ")
     assert lines[3].split() == ["client", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert lines[5].split()[:2] == ["0", "none"]
-    assert "Clients 8 and 9: other classes than the rest, or in other numbers (head, its bias most)." in lines
+    assert "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)." in lines
     assert any("nothing" not in line and line.startswith("FedPersist would keep") for line in lines)
     command = next(line for line in lines if line.startswith("  fedselect "))
     assert command.split()[1:4] == ["compare", "--methods", "fedpersist,ditto"]  # 60 samples are few

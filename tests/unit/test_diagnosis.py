@@ -29,32 +29,26 @@ def test_rules_look_at_the_first_weights_and_the_head():
 
 
 @pytest.mark.parametrize(
-    ("first", "head", "bias", "usual", "said"),
+    ("first", "head", "bias", "said"),
     [
-        (0.02, 0.02, 0.2, 0.02, "none"),
-        (-0.3, -0.1, -0.2, 0.0, "none"),
-        (0.0, 0.19, 0.88, 0.19, "classes"),  # as in small_cnn
-        (0.6, 0.86, 0.68, 0.86, "classes"),  # as in mlp
-        (0.3, 0.72, 0.66, 0.72, "classes"),  # as in small_cnn later on
-        (0.02, 0.18, 0.05, 0.18, "meaning"),
-        (0.02, 0.18, 0.5, 0.18, "head"),  # a bias of less than 0.8 leaves it open
-        (0.4, 0.07, 0.3, 0.07, "inputs"),
-        (0.4, 0.07, 0.3, 0.25, "less"),  # others disagree in the head, and move the first layers for everybody
-        (0.6, 0.7, 0.5, 0.7, "either"),
-        (0.5, 0.5, 0.2, 0.7, "less"),
-        (None, 0.4, 0.1, 0.4, "either"),  # a model that is all head has no layers to tell by
-        (0.0, 0.2, None, 0.2, "meaning"),  # a head without a bias
+        (0.02, 0.02, 0.31, "none"),  # a bias alone is noisy: it has few entries
+        (-0.3, -0.1, -0.2, "none"),
+        (-0.3, -0.5, -0.9, "none"),  # few samples with all classes alike often
+        (0.55, 0.74, 0.56, "classes"),  # as in mlp
+        (0.23, 0.60, 0.43, "classes"),  # as in small_cnn
+        (0.24, 0.50, -0.03, "meaning"),  # as in small_cnn
+        (0.0, 0.25, None, "meaning"),  # a head without a bias
+        (0.38, 0.24, -0.13, "inputs"),  # as in small_cnn
+        (0.64, 0.75, 0.0, "either"),  # as in mlp
+        (None, 0.4, 0.1, "either"),  # a model that is all head has no layers to tell by
     ],
 )
-def test_numbers_become_a_kind(first, head, bias, usual, said):
-    assert kind(Profile(first, head, bias), usual) == said
+def test_numbers_become_a_kind(first, head, bias, said):
+    assert kind(Profile(first, head, bias)) == said
 
 
-def test_what_is_usual_is_the_median_and_who_is_not_tested_has_no_kind():
-    loud, weak = Profile(0.6, 0.7, 0.1), Profile(0.5, 0.5, 0.1)
-    assert kinds([weak, loud, loud, None]) == ["less", "either", "either", "unknown"]
-    assert kinds([weak, weak, None]) == ["either", "either", "unknown"]
-    assert kinds([None, None]) == ["unknown", "unknown"]
+def test_who_is_not_tested_has_no_kind():
+    assert kinds([Profile(0.6, 0.7, 0.1), None]) == ["either", "unknown"]
 
 
 def test_every_kind_has_its_words():
@@ -68,22 +62,22 @@ def test_sentences_name_the_clients_of_each_kind():
     assert short(["0 none", "1", "Ohio", "3rd ward"]) == ["0", "1", "Ohio", "3rd ward"]
 
 
-def shifted(shift, seed=0):
-    return fs.load("digits", shift=shift, train=60, val=0, test=10, seed=seed)
+def shifted(shift, train=60):
+    return fs.load("digits", shift=shift, train=train, val=0, test=10, seed=0)
 
 
-def found(shift, **how):
-    data = shifted(shift)
-    return fs.diagnose(data, model=fs.models.mlp(data), training=fs.Training(batch_size=16), **how)
+def found(shift, train=60):
+    data = shifted(shift, train)
+    return fs.diagnose(data, model=fs.models.mlp(data), training=fs.Training(batch_size=16))
 
 
 def test_known_differences_of_digits_are_found():
     motley, own = found("motley"), found("labels")
     assert motley.kinds[8:] == ["classes"] * 2  # the two with classes of their own
     assert motley.kinds[2:8] == ["either"] * 6  # other labels, other cameras: in an mlp they show alike
-    assert motley.kinds[:2] == ["less"] * 2  # nothing differs but the shared model, which the others move
+    assert found("none", train=120).kinds == ["none"] * 10
     assert own.kinds == ["classes"] * 10
-    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (head, its bias most)."]
+    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (head and its bias)."]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert all(len(column) == 10 for column in motley.table.values())
     assert (
         repr(motley).splitlines()[0]
-        == "Clients 8 and 9: other classes than the rest, or in other numbers (head, its bias most)."
+        == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
     assert motley.methods == ["fedpersist", "ditto"]  # 60 samples are few
@@ -130,6 +124,11 @@ def test_it_does_not_depend_on_how_many_clients_run_at_once(digits):
     assert all(torch.equal(plain[n], other[n]) for n in plain)
 
 
+def test_it_does_not_depend_on_what_is_stored_of_a_client(digits):
+    how = {"model": fs.models.mlp(digits, hidden=4), "rounds": 2}
+    assert fs.diagnose(digits, rows="personal", **how).to_json() == fs.diagnose(digits, **how).to_json()
+
+
 def test_nothing_to_keep_means_one_shared_model():
     quiet = Diagnosis(["a", "b"], [500, 500], {"fc.weight": [0.01, 0.0]}, {"fc.weight": "head weights"}, [0.0, 0.0], [2.0, 1.0])
     assert quiet.sentences == ["Everybody: nothing that sharing does not handle."]
@@ -140,7 +139,7 @@ def test_nothing_to_keep_means_one_shared_model():
 def test_it_says_where_its_numbers_are_worth_little():
     poor = Diagnosis(["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2])
     assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
-    assert "With 25 samples a client, clients differ by chance, too." in poor.limits
+    assert "With 25 samples a client, differences may go unnoticed." in poor.limits
     assert poor.methods == ["fedpersist", "ditto"]
     assert poor.keeps == "FedPersist would keep 10% of the parameters personal in 1 of 2 clients."
 
@@ -173,8 +172,6 @@ def test_wrong_inputs_are_told_before_anything_trains(digits):
     mlp = fs.models.mlp(digits)
     with pytest.raises(fs.InputError, match="a diagnosis needs at least 2 rounds, one for each half of the samples, not 1"):
         fs.diagnose(digits, model=mlp, rounds=1)
-    with pytest.raises(fs.InputError, match=r"a diagnosis needs clients' whole models between rounds; use rows=all"):
-        fs.diagnose(digits, model=mlp, rows="personal")
     headless = fs.Model(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), name="bare")
     with pytest.raises(fs.InputError, match="a diagnosis needs to know the model's head, and bare has no Linear"):
         fs.diagnose(digits, model=headless)

@@ -23,7 +23,7 @@ from fedselect.simulate.result import Result
 from fedselect.training.settings import Training
 
 MOST = 10  # columns of a table before the body's are put together
-FEW = 100  # training samples a client, below which clients differ by chance
+FEW = 100  # training samples a client, below which differences drown in chance
 SAME = 0.9  # of the first round's loss: so little was learned that pulls are mostly noise
 CANNOT = (
     "What this cannot tell: {rounds} rounds are few, and small tensors noisy. Clients that differ pull the shared model, and "
@@ -105,7 +105,7 @@ class Diagnosis:
         doubts = [
             f"The loss hardly fell ({first:.2f} to {last:.2f}), so these numbers say little; try more --rounds."
             if last > SAME * first else "",
-            f"With {statistics.median(self.samples):.0f} samples a client, clients differ by chance, too." if self._few else "",
+            f"With {statistics.median(self.samples):.0f} samples a client, differences may go unnoticed." if self._few else "",
         ]  # fmt: skip
         return " ".join([*filter(None, doubts), CANNOT.format(rounds=self.rounds)])
 
@@ -166,8 +166,6 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
     simulation.model.need_head("a diagnosis")
     if ranks.world() > 1:
         raise InputError("a diagnosis runs in one process; start it without torchrun.")
-    if simulation.store.forgets:  # pulls are measured from the models as clients trained them
-        raise InputError("a diagnosis needs clients' whole models between rounds; use rows=all (--rows all), or fewer clients.")
     losses = []
     for _ in range(rounds + 1):
         record = simulation.step(evaluate=False)

@@ -9,20 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["classes", "meaning", "head", "inputs", "either", "less", "none", "unknown"]
-QUIET = 0.05  # below it a head's weights are noise; it is also FedPersist's threshold
-QUIET_BODY = 0.1  # the same of the body's first layers, which have fewer entries
-QUIET_BIAS = 0.3  # the same of the head's bias: a handful of entries, and no two samples have quite the same classes
-CLEAR, HALF = 0.8, 0.5  # stands out in any model; stands out where the first layers do not
-LESS = 0.8  # of the usual disagreement: it may be that of the others
+Kind = Literal["classes", "meaning", "inputs", "either", "none", "unknown"]
+CLASSES = 0.3  # of the head's weights and of its bias: both reach it where classes come in other numbers
+QUIET = 0.1  # of weights: most clients that are alike stay below it
+MORE = 1.5  # times as persistent as another part of the model: it stands out
 
 SAID: dict[Kind, str] = {
-    "classes": "other classes than the rest, or in other numbers (head, its bias most)",
-    "meaning": "labels mean something else (head weights, not biases)",
-    "head": "labels mean something else, or classes come in other numbers (head)",
-    "inputs": "inputs look different (first layers)",
+    "classes": "other classes than the rest, or in other numbers (head and its bias)",
+    "meaning": "labels mean something else (head more than first layers)",
+    "inputs": "inputs look different (first layers more than head)",
     "either": "labels or inputs mean something else (all layers: this model does not tell which)",
-    "less": "a weaker difference than most, perhaps because the others pull the shared model away",
     "none": "nothing that sharing does not handle",
     "unknown": "not tested yet",
 }
@@ -57,32 +53,21 @@ def profile(persistence: Mapping[str, float], roles: Mapping[str, str]) -> Profi
     )
 
 
-def kind(p: Profile, usual: float) -> Kind:
-    """How one client differs; `usual`: the median of the head's weights over clients.
-
-    Where heads disagree, the shared body is pulled about for everybody. So first layers speak of inputs only if they stand
-    out from the heads of all.
-    """
-    first, bias = p.head if p.first is None else p.first, p.bias or 0.0
-    if bias >= max(CLEAR, 2 * p.head) or min(p.head, 2 * bias) >= CLEAR:  # as training begins; and as it goes on
+def kind(p: Profile) -> Kind:
+    """How one client differs."""
+    first = p.head if p.first is None else p.first
+    if p.bias is not None and min(p.head, p.bias) >= CLASSES:
         return "classes"
-    if min(p.head, bias) >= HALF and p.head >= 1.5 * first:
-        return "classes"
-    if p.head < QUIET and first < QUIET_BODY:
+    if max(p.head, first) < QUIET:
         return "none"
-    if p.first is not None and first >= 2 * max(p.head, usual):
+    if first >= MORE * p.head:
         return "inputs"
-    if p.head < LESS * usual:
-        return "less"
-    if first < max(QUIET_BODY, p.head / 2):
-        return "meaning" if bias < max(QUIET_BIAS, p.head / 2) else "head"
-    return "either"
+    return "meaning" if p.head >= MORE * first else "either"
 
 
 def kinds(profiles: Sequence[Profile | None]) -> list[Kind]:
     """How each client differs; None: not tested."""
-    usual = statistics.median(p.head for p in profiles if p is not None) if any(profiles) else 0.0
-    return ["unknown" if p is None else kind(p, usual) for p in profiles]
+    return ["unknown" if p is None else kind(p) for p in profiles]
 
 
 def sentences(found: Sequence[Kind], names: Sequence[str]) -> list[str]:
