@@ -109,8 +109,15 @@ def section(target: Table) -> list[str]:
         title = columns[0]["title"].removesuffix(f" {columns[0]['setting']}") if columns[0]["setting"] else target["title"]
         out += [f"## {title}", ""]
         out += table(columns, [c["setting"] or c["title"] for c in columns])
-        out += ["", made(target, columns), ""]
+        out += ["", leaders(columns), "", made(target, columns), ""]
     return out
+
+
+def leaders(columns: list[Table]) -> str:
+    """Which rows lead by either measure."""
+    rows = rows_of(columns)
+    acc = accuracies(columns, rows)
+    return f"Highest mean: {rows[acc.mean((1, 2)).argmax()]}. Smallest worst regret: {rows[regrets(acc).argmin()]}."
 
 
 def made(target: Table, columns: list[Table]) -> str:
@@ -131,6 +138,8 @@ def made(target: Table, columns: list[Table]) -> str:
 def page(results: Path) -> str:
     found = read(results, shifts=True).targets
     parts = [INTRO, *("\n".join(section(found[name])) for name in SHIFTS if name in found)]
+    if missing := [f"`fedselect reproduce {name}`" for name in SHIFTS if name not in found]:
+        parts.append(f"Not run yet with the rule as it stands: {', '.join(missing)}.")
     return "\n".join(parts).rstrip() + "\n"
 
 

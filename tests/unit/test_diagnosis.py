@@ -89,8 +89,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert list(motley.table) == ["1.weight", "1.bias", "3.weight", "3.bias"]
     assert all(len(column) == 10 for column in motley.table.values())
     assert (
-        repr(motley).splitlines()[0]
-        == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
+        repr(motley).splitlines()[0] == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
     assert motley.methods == ["fedpersist", "ditto"]  # 60 samples are few
