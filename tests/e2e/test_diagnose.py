@@ -36,7 +36,7 @@ def test_it_says_who_differs_how_and_what_to_type(cli, tmp_path, monkeypatch):
     assert "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)." in lines
     assert any("nothing" not in line and line.startswith("FedPersist would keep") for line in lines)
     command = next(line for line in lines if line.startswith("  fedselect "))
-    assert command.split()[1:4] == ["compare", "--methods", "fedpersist,ditto"]  # 60 samples are few
+    assert command.split()[1:4] == ["compare", "--methods", "fedpersist,fedavg+ft"]
     assert command.endswith("--seeds 1 --shift motley --train 60 --val 0 --test 10 --lr 0.1 --threshold 0.1")
     assert "What this cannot tell: 10 rounds are few" in said.out
     assert not list(tmp_path.iterdir())  # without --out it writes nothing

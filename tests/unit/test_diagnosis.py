@@ -92,7 +92,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
         repr(motley).splitlines()[0] == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
-    assert motley.methods == ["fedpersist", "ditto"]  # 60 samples are few
+    assert motley.methods == ["fedpersist", "fedavg+ft"]
     assert motley.rounds == 10
     assert json.loads(json.dumps(motley.to_json()))["persistence"] == motley.persistence
 
@@ -139,7 +139,7 @@ def test_it_says_where_its_numbers_are_worth_little():
     poor = Diagnosis(["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2])
     assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
     assert "With 25 samples a client, differences may go unnoticed." in poor.limits
-    assert poor.methods == ["fedpersist", "ditto"]
+    assert poor.methods == ["fedpersist", "fedavg+ft"]
     assert poor.keeps == "FedPersist would keep 10% of the parameters personal in 1 of 2 clients."
 
 

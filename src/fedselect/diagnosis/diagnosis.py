@@ -83,20 +83,16 @@ class Diagnosis:
 
     @property
     def methods(self) -> list[str]:
-        """What to begin with: where something is to be kept, FedPersist; and where samples are few, Ditto beside it."""
-        if not any(self.share):
-            return ["fedavg+ft"]
-        return ["fedpersist", "ditto"] if self._few else ["fedpersist"]
+        """What to begin with: one shared model, fine-tuned; and where something would be kept, FedPersist beside it."""
+        return ["fedpersist", "fedavg+ft"] if any(self.share) else ["fedavg+ft"]
 
     @property
     def advice(self) -> str:
         """Why to begin with these methods."""
-        match self.methods:
-            case ["fedavg+ft"]:
-                return "Begin with fedavg+ft: one shared model, fine-tuned by each client."
-            case ["fedpersist"]:
-                return "Begin with fedpersist: each client keeps what it disagrees in."
-        return "Begin with fedpersist, and compare it with ditto: with few samples a client it may do better."
+        if any(self.share):
+            why = "that clients differ does not say that keeping a layer pays"
+            return f"Begin with fedpersist, and compare it with fedavg+ft: {why}."
+        return "Begin with fedavg+ft: one shared model, fine-tuned by each client."
 
     @property
     def limits(self) -> str:
