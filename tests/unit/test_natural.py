@@ -19,7 +19,7 @@ from fedselect.data.partition import Sizes, rng
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 real = pytest.mark.skipif(not (SHARED / "heart.npz").exists(), reason="needs the recordings of the development data")
 
 
