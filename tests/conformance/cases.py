@@ -44,6 +44,8 @@ CASES = {
     "fedselect-adamw-cosine": lambda: _quick(fs.FedSelect, lr=0.01, personal_lr=0.02),
     "fedbabu-adam": lambda: _quick(fs.FedBABU, lr=0.01),
     "fedrep-nesterov": lambda: _quick(fs.FedRep),
+    "ditto-tuned": lambda: _quick(fs.Ditto, finetune=1),
+    "fedpac-tuned": lambda: _quick(fs.FedPAC, finetune=1, finetune_lr=0.02, view="merged"),
 }
 MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),

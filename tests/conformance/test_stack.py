@@ -48,6 +48,8 @@ SETTINGS = {
     "fedprox": (fs.FedProx, [{"mu": 0.1}, {"mu": 0.2}]),
     "ditto": (fs.Ditto, [{"lam": 0.1}, {"lam": 0.5}]),
     "fedpac": (fs.FedPAC, [{}, {"lam": 0.3}]),
+    "ditto, fine-tuned": (fs.Ditto, [{"finetune": 1, "finetune_lr": r} for r in (0.1, 0.02)]),
+    "fedpac, fine-tuned": (fs.FedPAC, [{"finetune": 1, "view": "merged", "lr": r} for r in (0.1, 0.02)]),
     "lotteryfl": (fs.LotteryFL, [{}, {"rate": 0.3}]),
 }  # fmt: skip
 

@@ -62,6 +62,14 @@ def all_names(module):
     return [n for n, _ in module.named_parameters()]
 
 
+def finetuned(node, start, lr, round_, epochs, how, seed):
+    """What plain training on all of the client's data makes of a model, given by its values; the client keeps its own."""
+    module = copy.deepcopy(node.own)
+    module.load_state_dict(start, strict=False)
+    sgd(node, module, all_names(module), lr, round_, epochs, how, seed, key="finetune")
+    return values(module)
+
+
 def pull(mu, anchor):
     return lambda params, features, y: 0.5 * mu * sum(((p - anchor[n]) ** 2).sum() for n, p in params.items())
 

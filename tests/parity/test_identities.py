@@ -135,6 +135,14 @@ def test_ditto_without_a_pull_is_local():
     assert_same_models(ditto, simulate(fs.Local(epochs=2, lr=0.05), 3, norm="batch"))
 
 
+def test_ditto_without_a_pull_is_local_with_fine_tuning_too():
+    schedule = replace(TRAINING, schedule="step", decay=0.5)  # which fine-tuning does not follow
+    ditto = fs.Ditto(epochs=2, lr=0.05, lam=0.0, finetune=2, finetune_lr=0.02)
+    phases = {"phases": (("all", 2),), "finetune": (("all", 2),)}
+    local = fs.Partial(fs.Fixed(lambda model, name: True), lr=0.05, finetune_lr=0.02, view="merged", **phases)
+    assert_same_models(simulate(ditto, 3, schedule, norm="batch"), simulate(local, 3, schedule, norm="batch"))
+
+
 def test_dittos_global_half_is_fedavg():
     ditto, fedavg = (simulate(m(epochs=2, lr=0.05), 3, norm="batch") for m in (fs.Ditto, fs.FedAvg))
     for name, value in fedavg.server["params"].items():

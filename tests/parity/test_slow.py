@@ -1,8 +1,10 @@
 """Ditto, FedProx, FedPAC and LotteryFL against the slow reference: ragged clients, partial participation, BatchNorm."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from slow import Node, ditto_round, fedpac_round, fedprox_round, head_of, lotteryfl_round, values
+from slow import Node, ditto_round, fedpac_round, fedprox_round, finetuned, head_of, lotteryfl_round, values
 from torch import nn
 
 import fedselect as fs
@@ -85,6 +87,53 @@ def test_ditto(norm, fraction):
         sim.step()
         ditto_round(server, nodes, cohort(r, fraction), r, lam=0.75, lr=0.05, epochs=2, how=HOW, seed=SEED)
     assert_same(sim, nodes, server)
+
+
+@apply(both)
+@pytest.mark.parametrize("rates", [{}, {"personal_lr": 0.08}, {"personal_lr": 0.08, "finetune_lr": 0.02}], ids=str)
+def test_ditto_fine_tuned(norm, fraction, rates):
+    """The personal model trained on, with no pull; rounds are those of Ditto without it."""
+    method = fs.Ditto(epochs=2, lr=0.05, lam=0.75, finetune=2, **rates)
+    sim, nodes, _ = start(method, norm, fraction)
+    plain, _, _ = start(replace(method, finetune=0, finetune_lr=None), norm, fraction)
+    for _ in range(3):
+        sim.step(), plain.step()
+    assert_same_rounds(sim, plain)
+    own, lr = plain.models(range(4), "merged"), list({"lr": 0.05, **rates}.values())[-1]
+    assert all(torch.equal(v, own[n]) for n, v in plain.models(range(4), "local").items())
+    assert_fine_tuned(sim, nodes, own, lr, epochs=2)
+
+
+@apply(both)
+@pytest.mark.parametrize("rates", [{}, {"finetune_lr": 0.02}], ids=str)
+def test_fedpac_fine_tuned(norm, fraction, rates):
+    """The merged model trained on, body and head; rounds are those of FedPAC without it."""
+    method = fs.FedPAC(epochs=2, lr=0.05, head_lr=0.1, finetune=2, view="merged", **rates)
+    sim, nodes, _ = start(method, norm, fraction)
+    plain, _, _ = start(replace(method, finetune=0, finetune_lr=None), norm, fraction)
+    for _ in range(3):
+        sim.step(), plain.step()
+    assert_same_rounds(sim, plain)
+    assert_fine_tuned(sim, nodes, plain.models(range(4), "merged"), rates.get("finetune_lr", 0.05), epochs=2)
+
+
+def assert_same_rounds(a, b):
+    """To the bit: the server's state, and clients' models as local training left them."""
+    for k, tree in a.server.items():
+        assert all(torch.equal(v, b.server[k][n]) for n, v in tree.items()), k
+    own, other = a.models(range(4), "local"), b.models(range(4), "local")
+    assert all(torch.equal(v, other[n]) for n, v in own.items())
+
+
+def assert_fine_tuned(sim, nodes, before, lr, epochs):
+    """The model that is reported is `before` after plain training, client by client."""
+    after = sim.models(range(4))
+    for c in nodes:
+        begin = {n: v[c.number] for n, v in before.items()}
+        for n, v in finetuned(c, begin, lr, sim.round - 1, epochs, HOW, SEED).items():
+            close = {"rtol": 1e-8, "atol": 1e-9, "msg": lambda m, n=n, c=c: f"client {c.number} {n}: {m}"}
+            torch.testing.assert_close(after[n][c.number], v, **close)
+            assert not torch.equal(v, begin[n])
 
 
 @apply(both)

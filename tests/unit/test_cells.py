@@ -21,7 +21,7 @@ from fedselect.paper.protocol import choose, read_column, read_tuning, targets
 from fedselect.paper.write import as_csv, as_json, as_latex, lean
 from fedselect.runs import environment, runner
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import identity, write_measures
+from fedselect.runs.rundir import core, identity, write_measures
 from fedselect.runs.runner import summarise
 from fedselect.simulate import checkpoint
 
@@ -615,6 +615,24 @@ def test_the_aggregator_shows_in_the_identity_of_a_run_unless_it_is_the_first_on
     chosen = [{"name": "mean", "server_momentum": 0.5}, {"name": "mean", "server_momentum": 0.9}, {"name": "median"}]
     others = [identity(Config.from_dict({**plain.to_json(), "aggregate": a}, "test")) for a in chosen]
     assert len({identity(plain), *others}) == 4
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedpac"])
+def test_fine_tuning_shows_in_the_identity_of_a_run_where_there_is_some(name):
+    plain = Config.from_dict({"method": {"name": name, "epochs": 1}}, "test")
+    assert core(plain.to_json())["method"].keys() & {"finetune", "finetune_lr"} == set()
+    more = {"view": "merged"} if name == "fedpac" else {}
+    rates = [{"finetune": 1}, {"finetune": 2}, {"finetune": 2, "finetune_lr": 0.02}]
+    others = [identity(Config.from_dict({"method": {"name": name, "epochs": 1, **more, **r}}, "test")) for r in rates]
+    assert len({identity(plain), *others}) == 4
+
+
+@pytest.mark.parametrize("method", [fs.Ditto, fs.FedPAC])
+def test_so_it_does_in_that_of_a_simulation(method, digits):
+    said = checkpoint.owner(fs.Simulation(method(), fs.models.mlp(digits), digits)).config["method"]
+    assert said.keys() & {"finetune", "finetune_lr"} == set()
+    tuned = method(finetune=2, **({"view": "merged"} if method is fs.FedPAC else {}))
+    assert checkpoint.owner(fs.Simulation(tuned, fs.models.mlp(digits), digits)).config["method"]["finetune"] == 2
 
 
 def test_identity_leaves_out_what_came_later_and_keeps_what_is_gone(monkeypatch):

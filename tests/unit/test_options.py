@@ -1,5 +1,6 @@
 """Options: a signature is a list of options; flags and files are checked against it."""
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Literal
 
@@ -181,6 +182,29 @@ def test_every_method_refuses_what_cannot_train(name, bad):
 def test_what_would_be_ignored_is_refused(ignored, said):
     with pytest.raises(fs.InputError, match=said):
         call(fs.FedSelect, **ignored)
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedpac"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"finetune": -1}, "finetune must not be negative, not -1"),
+        ({"finetune": 1, "finetune_lr": 0.0}, "finetune_lr must be positive"),
+        ({"finetune_lr": 0.01}, "without finetune has no use for finetune_lr; set it too"),
+    ],
+    ids=str,
+)
+def test_fine_tuning_that_cannot_be_is_refused(name, wrong, said):
+    with pytest.raises(fs.InputError, match=said):
+        METHODS[name](**wrong)
+
+
+def test_fine_tuning_is_of_the_model_that_is_reported():
+    with pytest.raises(fs.InputError, match="finetune trains the merged model, which view=local does not report"):
+        fs.FedPAC(finetune=1)
+    assert [fs.Ditto(finetune=n).view for n in (0, 1)] == ["local", "merged"]
+    assert replace(fs.Ditto(finetune=1), finetune=0) == fs.Ditto()
+    assert "view" not in options(fs.Ditto)
 
 
 def test_an_option_without_an_annotation_takes_what_its_default_is():

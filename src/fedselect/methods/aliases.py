@@ -6,7 +6,7 @@ from typing import Literal
 from fedselect.core.checks import check_choice
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Scalar
-from fedselect.methods.common import Answers, Stats, Weight
+from fedselect.methods.common import Answers, Stats, Weight, check_finetune_lr
 from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import View
 from fedselect.methods.partial import Partial, Phases
@@ -43,10 +43,7 @@ def FedSelect(
     """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
     check_choice(("alternate", "joint"), order=order)
     check_choice(("nothing", "head"), freeze=freeze)
-    if finetune == 0 and finetune_lr is not None:
-        raise InputError(
-            "FedSelect without finetune has no use for finetune_lr; set it too, or say whose it is (--fedbabu.finetune-lr)."
-        )
+    check_finetune_lr("FedSelect", finetune, finetune_lr)
     if finetune == 0 and freeze == "head":
         raise InputError(
             "FedSelect without finetune would never train a head that freeze=head keeps as it was; set finetune too."

@@ -1,14 +1,16 @@
-"""What several methods need: weights of clients, a pull towards an anchor."""
+"""What several methods need: weights of clients, a pull towards an anchor, fine-tuning before evaluation."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Scalar, Tree
+from fedselect.core.tree import Mask, Scalar, Tree
+from fedselect.methods.method import View
 from fedselect.models import Model
-from fedselect.training.work import Work
+from fedselect.training.work import Pass, Work
 
 Weight = Literal["uniform", "samples"]
 Stats = Literal["local", "shared"]
@@ -49,3 +51,28 @@ def towards(anchor: Tree, mu: Scalar, work: Work) -> dict[str, Any]:
         return {}
     points = {n: anchor[n] for n in work.model.params}
     return {"ctx": {"anchor": points, "pull": {"mu": per_row(mu, points[work.model.params[0]])}}}
+
+
+def check_finetune_lr(who: str, finetune: int, finetune_lr: Scalar | None) -> None:
+    """A rate of fine-tuning is refused where there is none."""
+    if finetune == 0 and finetune_lr is not None:
+        raise InputError(
+            f"{who} without finetune has no use for finetune_lr; set it too, or say whose it is (--fedbabu.finetune-lr)."
+        )
+
+
+def check_finetune_view(finetune: int, view: View) -> None:
+    """Fine-tuning is refused where nobody would see it."""
+    if finetune and view == "local":
+        raise InputError("finetune trains the merged model, which view=local does not report; use view=merged.")
+
+
+def whole_passes(work: Work, epochs: int, lr: Scalar) -> list[Pass]:
+    """So many walks over the data that train every parameter."""
+    everything: Mask = dict.fromkeys(work.model.params, True)
+    return [Pass(everything, lr, e) for e in range(epochs)]
+
+
+def tuned(work: Work, tree: Tree, passes: Sequence[Pass]) -> Tree:
+    """Models fine-tuned for evaluation: it begins anew each time, and its rates follow no schedule."""
+    return work.train(tree, passes, key="finetune", scheduled=False)

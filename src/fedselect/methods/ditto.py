@@ -1,13 +1,13 @@
 """Ditto: a global model by FedAvg, and beside it a personal model of every client, pulled towards the global one."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from torch import Tensor
 
 from fedselect.core.checks import check_choice, check_not_negative, check_positive
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge
-from fedselect.methods.common import Weight, towards, weights
+from fedselect.methods.common import Weight, check_finetune_lr, towards, tuned, weights, whole_passes
 from fedselect.methods.method import Down, Method, Received, Up, View
 from fedselect.models import Model
 from fedselect.training.work import Pass, Work
@@ -27,14 +27,19 @@ class Ditto(Method):
     personal_lr: Scalar | None = None  # None: as lr
     personal_epochs: int | None = None  # None: as epochs
     weight: Weight = "uniform"
-    view: View = field(default="local", init=False)  # aggregation does not touch the personal model: both views are one
+    _: KW_ONLY
+    finetune: int = 0  # epochs, without the pull, before the personal model is evaluated; then forgotten
+    finetune_lr: Scalar | None = None  # None: as personal_lr
+    view: View = field(default="local", init=False)  # aggregation does not touch the personal model: fine-tuning alone does
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
-        check_positive(lr=self.lr, personal_lr=self.personal_lr)
-        check_not_negative(lam=self.lam)
+        check_positive(lr=self.lr, personal_lr=self.personal_lr, finetune_lr=self.finetune_lr)
+        check_not_negative(lam=self.lam, finetune=self.finetune)
+        check_finetune_lr("Ditto", self.finetune, self.finetune_lr)
         if self.epochs < 1 or (self.personal_epochs is not None and self.personal_epochs < 1):
             raise InputError("epochs and personal_epochs must be at least 1.")
+        object.__setattr__(self, "view", "merged" if self.finetune else "local")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         return {"params": clone(params)}
@@ -48,8 +53,7 @@ class Ditto(Method):
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         everything: Mask = dict.fromkeys(work.model.names, True)
         shared = work.train(down["params"], [Pass(everything, self.lr, e) for e in range(self.epochs)])
-        lr = self.lr if self.personal_lr is None else self.personal_lr
-        passes = [Pass(everything, lr, e) for e in range(self.personal_epochs or self.epochs)]
+        passes = [Pass(everything, self._personal_lr, e) for e in range(self.personal_epochs or self.epochs)]
         own = work.train(state["params"], passes, **towards(down["params"], self.lam, work))
         return {"params": own}, Up(shared, everything, weights(work, self.weight))
 
@@ -60,7 +64,10 @@ class Ditto(Method):
         return state["params"]
 
     def personal(self, work: Work, state: State, down: State) -> Tree:
-        return state["params"]
+        if not self.finetune:
+            return state["params"]
+        lr = self._personal_lr if self.finetune_lr is None else self.finetune_lr
+        return tuned(work, state["params"], whole_passes(work, self.finetune, lr))
 
     def wants(self, model: Model, state: State) -> Mask:
         return dict.fromkeys(model.names, True)
@@ -68,3 +75,7 @@ class Ditto(Method):
     def mask(self, model: Model, state: State) -> Mask:
         """Every entry of the model a client uses is its own; the global copy that travels is another model."""
         return dict.fromkeys(model.params, True)
+
+    @property
+    def _personal_lr(self) -> Scalar:
+        return self.lr if self.personal_lr is None else self.personal_lr

@@ -9,7 +9,16 @@ from torch import Tensor
 from fedselect.core.checks import check_choice, check_not_negative, check_positive
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge
-from fedselect.methods.common import Stats, Weight, per_row, weights
+from fedselect.methods.common import (
+    Stats,
+    Weight,
+    check_finetune_lr,
+    check_finetune_view,
+    per_row,
+    tuned,
+    weights,
+    whole_passes,
+)
 from fedselect.methods.method import Carried, Down, Method, Received, Up, View
 from fedselect.models import Model
 from fedselect.tasks.losses import align
@@ -31,6 +40,8 @@ class FedPAC(Method):
     head_lr: Scalar | None = None  # None: as lr
     lam: Scalar = 1.0
     _: KW_ONLY
+    finetune: int = 0  # epochs in which the merged model is trained before it is evaluated; then forgotten
+    finetune_lr: Scalar | None = None  # None: as lr
     weight: Weight = "samples"
     norm_stats: Stats = "local"
     view: View = "local"
@@ -40,8 +51,10 @@ class FedPAC(Method):
         check_choice(("uniform", "samples"), weight=self.weight)
         check_choice(("local", "shared"), norm_stats=self.norm_stats)
         check_choice(("local", "merged"), view=self.view)
-        check_positive(lr=self.lr, head_lr=self.head_lr)
-        check_not_negative(lam=self.lam, head_epochs=self.head_epochs)
+        check_positive(lr=self.lr, head_lr=self.head_lr, finetune_lr=self.finetune_lr)
+        check_not_negative(lam=self.lam, head_epochs=self.head_epochs, finetune=self.finetune)
+        check_finetune_lr("FedPAC", self.finetune, self.finetune_lr)
+        check_finetune_view(self.finetune, self.view)
         if self.epochs < 1:
             raise InputError(f"epochs must be at least 1, not {self.epochs}.")
 
@@ -101,7 +114,11 @@ class FedPAC(Method):
         return state["params"]
 
     def personal(self, work: Work, state: State, down: State) -> Tree:
-        return self._merged(work.model, state, down)
+        merged = self._merged(work.model, state, down)
+        if not self.finetune:
+            return merged
+        lr = self.lr if self.finetune_lr is None else self.finetune_lr
+        return tuned(work, merged, whole_passes(work, self.finetune, lr))
 
     def wants(self, model: Model, state: State) -> Mask:
         return {n: not model.is_head(n) and not self._stays(model, n) for n in model.names}

@@ -14,7 +14,17 @@ from torch import Tensor
 from fedselect.core.checks import check_choice, check_not_negative, check_positive, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge, negate
-from fedselect.methods.common import Answers, Stats, Weight, head_bias, only_own, towards, weights
+from fedselect.methods.common import (
+    Answers,
+    Stats,
+    Weight,
+    check_finetune_view,
+    head_bias,
+    only_own,
+    towards,
+    tuned,
+    weights,
+)
 from fedselect.methods.method import Carried, Down, Method, Received, Up, View
 from fedselect.methods.select import Selector, Which, nothing
 from fedselect.models import Model
@@ -62,8 +72,7 @@ class Partial(Method):
         for part, epochs in (*self.phases, *self.finetune):
             if epochs < 0:
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
-        if self.view == "local" and any(epochs for _, epochs in self.finetune):
-            raise InputError("finetune trains the merged model, which view=local does not report; use view=merged.")
+        check_finetune_view(sum(epochs for _, epochs in self.finetune), self.view)
         if self.view == "local" and self.answers == "own":
             raise InputError("answers=own is of the merged model, which view=local does not report; use view=merged.")
         if _given(self.server_average):
@@ -126,8 +135,7 @@ class Partial(Method):
         if not self.finetune:
             return merged
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
-        passes = self._passes(self.finetune, kept, work, lr, None)
-        return work.train(merged, list(passes), key="finetune", scheduled=False)  # it begins anew each time
+        return tuned(work, merged, list(self._passes(self.finetune, kept, work, lr, None)))
 
     def wants(self, model: Model, state: State) -> Mask:
         return negate(self._kept(model, state))

@@ -59,8 +59,12 @@ LATER: dict[str, Any] = {
 _MOVED = {"decay": 1.0, "server_momentum": 0.0}
 GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
 """Options that a method, by its name or its class, no longer has, each with the value under which it did nothing."""
-GAINED: dict[str, dict[str, Any]] = {"fedper": {"warmup": 0, "finetune": 0, "finetune_lr": None}}
-"""Options that a method has gained since, each with the value under which it does nothing."""
+_TUNED = {"finetune": 0, "finetune_lr": None}
+GAINED: dict[str, dict[str, Any]] = {
+    "fedper": {"warmup": 0, **_TUNED},
+    **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
+}
+"""Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
