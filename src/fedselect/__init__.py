@@ -10,6 +10,7 @@ from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
 from fedselect.methods import (
     METHODS,
     Ditto,
+    FedAlike,
     FedAvg,
     FedAvgFT,
     FedBABU,
@@ -59,6 +60,7 @@ __all__ = [
     "Disagreement",
     "Ditto",
     "Down",
+    "FedAlike",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",

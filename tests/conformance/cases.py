@@ -51,7 +51,7 @@ MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
-BOTH = {"fedselect", "fedselect-tuned", "fedpersist", "fedbabu", "ditto", "fedpac", "lotteryfl"}
+BOTH = {"fedselect", "fedselect-tuned", "fedalike", "fedpersist", "fedbabu", "ditto", "fedpac", "lotteryfl"}
 """With both models: what has code of its own, and one alias for each way of training."""
 NORMS = {"fedselect-adamw-cosine", "fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""

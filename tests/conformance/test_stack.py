@@ -35,6 +35,7 @@ SETTINGS = {
         fs.FedSelect,
         [{"finetune": 1, "view": "merged", "answers": "own", "server_average": a, "limit": 0.1} for a in (0.5, 0.8)],
     ),
+    "fedalike": (fs.FedAlike, [{"window": 2, "finetune": 1, "lr": lr, "finetune_lr": 0.1 * lr} for lr in (0.1, 0.03)]),
     "fedpersist": (
         fs.FedPersist,
         [{"window": 2, "threshold": a, "finetune": 1} for a in (0.05, 0.8, 0.1)],
@@ -75,7 +76,7 @@ def without_time(record):
     return {k: v for k, v in record.items() if k != "seconds"}
 
 
-AWAY = ("fedselect", "fedpersist", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
+AWAY = ("fedselect", "fedalike", "fedpersist", "fedselect, own answers, averaged", "ditto", "fedpac", "lotteryfl")
 SOME_AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
 HOWS = {"": {}, ", some away": SOME_AWAY}
 BOTH = {"fedselect", "fedselect, fine-tuned", "fedselect, own answers, averaged", "fedpac", "lotteryfl"}

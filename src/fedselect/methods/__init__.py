@@ -17,6 +17,7 @@ from fedselect.methods.aliases import (
     PersonalLayers,
 )
 from fedselect.methods.ditto import Ditto
+from fedselect.methods.fedalike import FedAlike
 from fedselect.methods.fedpac import FedPAC
 from fedselect.methods.lotteryfl import LotteryFL
 from fedselect.methods.method import Method
@@ -24,6 +25,7 @@ from fedselect.methods.partial import Partial
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedselect": FedSelect,
+    "fedalike": FedAlike,
     "fedpersist": FedPersist,
     "local": Local,
     "fedavg": FedAvg,
@@ -41,6 +43,6 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Ditto", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep",
-    "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
+    "METHODS", "Ditto", "FedAlike", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx",
+    "FedRep", "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
 ]  # fmt: skip
