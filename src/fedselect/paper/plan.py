@@ -93,19 +93,21 @@ def named(table: Mapping[str, Any], size: bool = False) -> dict[str, Any]:
 
 
 def cells(target: Target, how: How, tuned: Rates) -> Iterator[Cell]:
-    """The runs of a target; rows that make no sense for a data set's model are left out."""
+    """The runs of a target; rows that make no sense for a data set's model, or for a setting, are left out."""
     how = how.on(target)
+    rates = tuned if how.rates == "tuned" else {}
     for name, setting, row, seed in itertools.product(target.on, target.settings, target.rows, how.seeds or ()):
         column = read_column(name)
-        if row.model in (None, column.model["name"]):
-            chosen = tuned.get((name, row.tuned_as), {}) if how.rates == "tuned" else {}
+        if row.model in (None, column.model["name"]) and (not row.by_setting or setting.name in row.by_setting):
+            chosen = {**rates.get((name, row.tuned_as), {}), **_finetuning(column, row, rates)}
             yield Cell(row, name, setting, seed, configure(column, row, setting, seed, how, tuned=chosen, score=target.score))
 
 
 def configure(
     column: Column, row: Row, setting: Setting, seed: int, how: How, *, tuned: Mapping[str, Any], score: str = "test"
 ) -> Config:
-    method = {**column.of(row.method, row.rates_of), **_known(row.method, tuned), **row.options, **setting.method}
+    own = {**row.options, **row.by_setting.get(setting.name or "", {})}
+    method = {**column.of(row.method, row.rates_of), **_known(row.method, tuned), **own, **setting.method}
     held = column.tuning if score == "val" else {}
     return _config(
         column,
@@ -173,6 +175,14 @@ def _config(column: Column, how: How, *, data: dict[str, Any], model: dict[str, 
         },
         column.name,
     )
+
+
+def _finetuning(column: Column, row: Row, rates: Rates) -> dict[str, Any]:
+    """How long and how fast another method is fine-tuned, where a row says whose example it follows."""
+    if row.finetune_of is None:
+        return {}
+    said = {**column.of(row.finetune_of), **rates.get((column.name, row.finetune_of), {})}
+    return {k: said[k] for k in ("finetune", "finetune_lr") if k in said}
 
 
 def _known(method: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,9 @@ class Row:
     training: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     model_options: dict[str, Any] = field(default_factory=dict)
+    finetune_of: str | None = None  # the method whose fine-tuning it takes, its length and rate
+    by_setting: dict[str, dict[str, Any]] = field(default_factory=dict)  # options by setting; it is left out of others
+    ceiling: bool = False  # it knows what the others must find out, so it is none of them
 
     @property
     def tuned_as(self) -> str:
