@@ -362,6 +362,23 @@ def test_where_clients_keep_disagreeing_is_shown_for_runs_that_measure_it_alone(
     assert browser.problems == []
 
 
+def test_who_shares_a_head_is_shown_for_runs_that_have_groups_alone(browser, compared, tmp_path):
+    runner.start(config("fedalike", 0, window=2), tmp_path / "p")
+    drawn = "!document.querySelector('#heads').hidden"
+    show(browser, compared)
+    assert not browser.ask(drawn)
+    browser.open(write_report([tmp_path / "p"]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
+    assert browser.ask(drawn)
+    found = json.loads((tmp_path / "p" / "groups.json").read_text())["groups"]
+    z = browser.ask("document.querySelector('#heads .chart').data[0].z")
+    assert z == [[int(own == group) for own in found] for group in dict.fromkeys(found)]
+    said = browser.ask("document.querySelector('#heads figcaption').textContent")
+    assert said == " ".join(gather([tmp_path / "p"])["runs"][0]["heads"]["sentences"])
+    browser.click("#heads summary")
+    browser.wait("document.querySelector('#heads details table')")
+    assert browser.problems == []
+
+
 ODD = {
     "one client, one round, nothing sent": {"method": {"name": "local"}, "clients": 1, "rounds": 1},
     "late and absent clients": {"rounds": 6, "late": "2@5", "fraction": 0.5, "eval_every": 2, "cross": True},

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,22 @@ def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
             tree = simulation.models([i], view)
             found = load_file(tmp_path / f"{i}.safetensors")
             assert all(torch.equal(found[n], v[0]) for n, v in tree.items())
+
+
+def test_a_server_writes_down_who_shares_a_head(tmp_path, monkeypatch):
+    """As a simulation does; a server that is resumed writes it again."""
+    plain = config("fedalike", "mlp")
+    made = replace(plain, method={**plain.method, "window": 2})
+    simulation = made.simulation()
+    for _ in range(ROUNDS):
+        simulation.step()
+    out = deployed(made, tmp_path, monkeypatch)
+    assert read_json(out / "groups.json", "") == {"groups": simulation.groups()}
+    assert gather([out])["runs"][0]["heads"]["groups"] == simulation.groups()
+    for file in ("summary.json", "groups.json"):
+        (out / file).unlink()
+    deployed(made, tmp_path, monkeypatch)
+    assert read_json(out / "groups.json", "") == {"groups": simulation.groups()}
 
 
 def test_an_exported_model_takes_pictures_as_the_client_has_them(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 import fedselect as fs
 from fedselect.diagnosis import words
 from fedselect.diagnosis.diagnosis import Diagnosis
-from fedselect.diagnosis.words import Profile, kind, kinds, profile, roles, sentences, short
+from fedselect.diagnosis.words import Profile, kind, kinds, profile, roles, sentences, short, together
 
 ROLES = roles({"conv1.weight": 4, "norm.weight": 1, "conv2.weight": 4, "fc.weight": 2, "fc.bias": 1}, ["fc.weight", "fc.bias"])
 
@@ -62,6 +62,22 @@ def test_sentences_name_the_clients_of_each_kind():
     assert short(["0 none", "1", "Ohio", "3rd ward"]) == ["0", "1", "Ohio", "3rd ward"]
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([0, 0, 0, 0], "All clients share one head."),
+        ([0, 1, 2, 3], "Every client has a head of its own."),
+        ([0, 0, 0, 3], "Clients 0, 1 and 2 share a head. Client 3 has a head of its own."),
+        ([0, 1, 0, 3], "Clients 0 and 2 share a head. Clients 1 and 3 each have a head of their own."),
+        ([0, 1, 1, 0], "Clients 0 and 3 share a head. Clients 1 and 2 share a head."),
+        ([0, 0, None, 0], "Clients 0, 1 and 3 share a head. Client 2 is not tested yet."),
+        ([None, 1, None, None], "Client 1 has a head of its own. Clients 0, 2 and 3 are not tested yet."),
+    ],
+)
+def test_sentences_say_who_shares_a_head(groups, said):
+    assert " ".join(together(groups, ["0", "1", "2", "3"])) == said
+
+
 def shifted(shift, train=60):
     return fs.load("digits", shift=shift, train=train, val=0, test=10, seed=0)
 
@@ -92,9 +108,12 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
         repr(motley).splitlines()[0] == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
-    assert motley.methods == ["fedpersist", "fedavg+ft"]
+    assert "FedAlike would give 9 groups a head each. Clients 0 and 1 share a head." in repr(motley)
+    assert motley.methods == ["fedalike", "fedavg+ft"]
+    assert motley.advice.startswith("Begin with fedalike, and compare it with fedavg+ft: ")
     assert motley.rounds == 10
-    assert json.loads(json.dumps(motley.to_json()))["persistence"] == motley.persistence
+    written = json.loads(json.dumps(motley.to_json()))
+    assert (written["persistence"], written["groups"]) == (motley.persistence, motley.groups)
 
 
 def test_it_measures_what_a_run_of_fedpersist_measures(motley):
@@ -105,6 +124,23 @@ def test_it_measures_what_a_run_of_fedpersist_measures(motley):
         assert values == pytest.approx(result.persistence[name].tolist(), abs=1e-4)
     kept = sum(m.flatten(1).sum(1) for m in result.masks.values()) / result.simulation.model.size
     assert motley.share == pytest.approx(kept.tolist(), abs=1e-6)
+
+
+def test_who_is_alike_is_found_before_clients_look_back():
+    """Two groups that name classes the other way round: exactly found here, and as a run of FedAlike finds them."""
+    data = fs.load("digits", shift="groups", train=120, val=0, test=10, seed=2)
+    how = {"model": fs.models.mlp(data), "training": fs.Training(batch_size=16)}
+    found = fs.diagnose(data, seed=2, **how)
+    assert found.groups == [0] * 5 + [5] * 5
+    assert found.heads.endswith("Clients 0, 1, 2, 3 and 4 share a head. Clients 5, 6, 7, 8 and 9 share a head.")
+    run = fs.run(fs.FedAlike(), data=data, seed=2, rounds=10, **how)
+    assert run.groups == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_a_client_of_one_sample_has_no_say_in_who_is_alike(digits):
+    x, y = digits.clients[0].train
+    data = fs.Federation([*digits.clients, fs.ClientData(train=(x[:1], y[:1]), test=(x, y))], classes=digits.classes)
+    assert len(fs.diagnose(data, model=fs.models.mlp(data, hidden=4), rounds=3).groups) == 4
 
 
 def test_persistence_is_not_known_before_the_window_is_over_nor_of_other_methods(digits):
@@ -129,17 +165,24 @@ def test_it_does_not_depend_on_what_is_stored_of_a_client(digits):
 
 
 def test_nothing_to_keep_means_one_shared_model():
-    quiet = Diagnosis(["a", "b"], [500, 500], {"fc.weight": [0.01, 0.0]}, {"fc.weight": "head weights"}, [0.0, 0.0], [2.0, 1.0])
+    quiet = Diagnosis(
+        ["a", "b"], [500, 500], {"fc.weight": [0.01, 0.0]}, {"fc.weight": "head weights"}, [0.0, 0.0], [2.0, 1.0], [0, 0]
+    )
     assert quiet.sentences == ["Everybody: nothing that sharing does not handle."]
     assert quiet.methods == ["fedavg+ft"]
+    assert quiet.heads == "FedAlike would share one head among all clients."
+    assert quiet.advice == "Begin with fedavg+ft: one shared model, fine-tuned by each client."
     assert quiet.limits.startswith("What this cannot tell: 2 rounds are few")
 
 
 def test_it_says_where_its_numbers_are_worth_little():
-    poor = Diagnosis(["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2])
+    poor = Diagnosis(
+        ["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2], [0, 1]
+    )
     assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
     assert "With 25 samples a client, differences may go unnoticed." in poor.limits
-    assert poor.methods == ["fedpersist", "fedavg+ft"]
+    assert poor.methods == ["fedalike", "fedavg+ft"]
+    assert poor.heads == "FedAlike would give every client a head of its own."
     assert poor.keeps == "FedPersist would keep 10% of the parameters personal in 1 of 2 clients."
 
 
@@ -147,7 +190,7 @@ def test_of_a_deep_model_the_table_shows_parts_and_the_head(digits):
     names = fs.models.resnet18(digits).params
     deep = Diagnosis(
         ["a"], [100], {n: [0.5 if n == "layer3.1.bn2.bias" else 0.1] for n in names},
-        roles(dict.fromkeys(names, 2), ["fc.weight", "fc.bias"]), [0.0], [1.0],
+        roles(dict.fromkeys(names, 2), ["fc.weight", "fc.bias"]), [0.0], [1.0], [0],
     )  # fmt: skip
     assert list(deep.table) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc.weight", "fc.bias"]
     assert deep.table["layer3"] == [0.5]
@@ -156,7 +199,7 @@ def test_of_a_deep_model_the_table_shows_parts_and_the_head(digits):
 @pytest.mark.parametrize(("clients", "tensors"), [(3, 4), (60, 62)])
 def test_the_picture_is_a_file(tmp_path, clients, tensors):
     drawn = Diagnosis(
-        [str(i) for i in range(clients)], [1], {f"t{k}": [None, *[0.3] * (clients - 1)] for k in range(tensors)}, {}, [], []
+        [str(i) for i in range(clients)], [1], {f"t{k}": [None, *[0.3] * (clients - 1)] for k in range(tensors)}, {}, [], [], []
     )
     path = drawn.save(tmp_path / "new" / "d.png")
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -92,7 +92,7 @@ def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -
     for name, value in asked.items():
         option = name.rpartition(".")[2].replace("-", "_")
         if option not in ours or option in theirs:
-            parts += [f"--{name}", value]
+            parts += [f"--{name.removeprefix(f'{METHOD}.')}", value]
     return shlex.join(parts)
 
 
@@ -119,7 +119,7 @@ def _cell(value: float | None) -> Text:
 
 
 def _said(found: Diagnosis, command: str) -> list[str]:
-    return [*found.sentences, "", found.keeps, found.advice, f"  {command}", "", found.limits]
+    return [*found.sentences, "", found.heads, found.keeps, found.advice, f"  {command}", "", found.limits]
 
 
 def _may_write(out: Path, overwrite: bool) -> None:
@@ -145,6 +145,6 @@ def _page(found: Diagnosis, command: str) -> str:
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     said = "\n".join(f"- {sentence}" for sentence in found.sentences)
     return (
-        f"# Where clients differ\n\n{said}\n\n{found.keeps} {found.advice}\n\n```\n{command}\n```\n\n"
+        f"# Where clients differ\n\n{said}\n\n{found.heads} {found.keeps} {found.advice}\n\n```\n{command}\n```\n\n"
         f"![persistence](diagnosis.png)\n\n{table}\n\n{found.limits}\n"
     )

@@ -8,13 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Tree, counts
+from fedselect.core.tree import Tree, counts, rows
 from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
 from fedselect.methods.aliases import FedPersist
+from fedselect.methods.grouping import alike
 from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate.inputs import RunOptions
@@ -27,9 +29,10 @@ FEW = 100  # training samples a client, below which differences drown in chance
 SAME = 0.9  # of the first round's loss: so little was learned that pulls are mostly noise
 CANNOT = (
     "What this cannot tell: {rounds} rounds are few, and small tensors noisy. Clients that differ pull the shared model, and "
-    "the others then disagree with it, too; two groups that disagree with each other meet in the middle. Persistence says that "
-    "clients differ, not that keeping a part personal will pay. Statistics of BatchNorm stay with the client and absorb "
-    "differences such as a camera's."
+    "the others then disagree with it, too. Persistence does not tell one group from another, for they meet in the middle: "
+    "groups are found by which way clients pull the head, and those who agree there may differ in the layers below. None of it "
+    "says that a head of their own, or another part kept personal, will pay. Statistics of BatchNorm stay with the client and "
+    "absorb differences such as a camera's."
 )
 
 
@@ -43,6 +46,7 @@ class Diagnosis:
     roles: dict[str, str]  # of the tensors: "body weights", "head vector"
     share: list[float]  # of its parameters that FedPersist would keep, by client
     losses: list[float]  # of training, round by round
+    groups: list[int]  # who would share a head: by client, the first member of its group
 
     @property
     def rounds(self) -> int:
@@ -73,6 +77,17 @@ class Diagnosis:
         }
 
     @property
+    def heads(self) -> str:
+        """Who would share a head in FedAlike."""
+        count = len(set(self.groups))
+        if count == 1:
+            return "FedAlike would share one head among all clients."
+        if count == len(self.groups):
+            return "FedAlike would give every client a head of its own."
+        said = " ".join(words.together(self.groups, words.short(self.clients)))
+        return f"FedAlike would give {count} groups a head each. {said}"
+
+    @property
     def keeps(self) -> str:
         """What FedPersist would keep personal."""
         own = [s for s in self.share if s]
@@ -83,15 +98,15 @@ class Diagnosis:
 
     @property
     def methods(self) -> list[str]:
-        """What to begin with: one shared model, fine-tuned; and where something would be kept, FedPersist beside it."""
-        return ["fedpersist", "fedavg+ft"] if any(self.share) else ["fedavg+ft"]
+        """What to begin with: one shared model, fine-tuned; and where there are groups, FedAlike beside it."""
+        return ["fedalike", "fedavg+ft"] if self._apart else ["fedavg+ft"]
 
     @property
     def advice(self) -> str:
         """Why to begin with these methods."""
-        if any(self.share):
-            why = "that clients differ does not say that keeping a layer pays"
-            return f"Begin with fedpersist, and compare it with fedavg+ft: {why}."
+        if self._apart:
+            why = "that groups differ does not say that a head each pays"
+            return f"Begin with fedalike, and compare it with fedavg+ft: {why}."
         return "Begin with fedavg+ft: one shared model, fine-tuned by each client."
 
     @property
@@ -106,11 +121,15 @@ class Diagnosis:
         return " ".join([*filter(None, doubts), CANNOT.format(rounds=self.rounds)])
 
     @property
+    def _apart(self) -> bool:
+        return len(set(self.groups)) > 1
+
+    @property
     def _few(self) -> bool:
         return statistics.median(self.samples) < FEW
 
     def __repr__(self) -> str:
-        return "\n".join([*self.sentences, self.keeps, self.advice])
+        return "\n".join([*self.sentences, self.heads, self.keeps, self.advice])
 
     def figure(self) -> Any:
         """A heat map of clients and tensors, as a matplotlib figure."""
@@ -125,6 +144,7 @@ class Diagnosis:
         return {
             "losses": self.losses,
             "clients": [{"name": n, "train": t, "kind": k, "share": s} for n, t, k, s in own],
+            "groups": self.groups,
             "persistence": self.persistence,
             "roles": self.roles,
             "sentences": self.sentences,
@@ -162,12 +182,16 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
     simulation.model.need_head("a diagnosis")
     if ranks.world() > 1:
         raise InputError("a diagnosis runs in one process; start it without torchrun.")
-    losses = []
-    for _ in range(rounds + 1):
+
+    def step() -> float:
         record = simulation.step(evaluate=False)
-        losses.append(record["train_loss"])
         if on_round is not None:
             on_round(record)
+        return float(record["train_loss"])
+
+    losses = [step() for _ in range(rounds)]
+    groups = sharing(simulation, rounds)
+    step()
     result, clients = Result(simulation, []), simulation.data.clients
     kept = counts(result.masks).sum(1).cpu() / simulation.model.size
     return Diagnosis(
@@ -176,8 +200,21 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
         persistence=plain(result.persistence),
         roles=roles(simulation),
         share=[round(s, 6) for s in kept.tolist()],
-        losses=losses[:rounds],
+        losses=losses,
+        groups=groups,
     )
+
+
+def sharing(simulation: Simulation, rounds: int) -> list[int]:
+    """Who pulled the head the same way in the window that is just over: by client, the first member of its group."""
+    state = simulation.store.take(torch.arange(simulation.clients), simulation.device)
+    head = [n for n in simulation.model.params if simulation.model.is_head(n)]
+    # of the last pull the aggregate is not taken off yet; it is the same for all, and `alike` looks at how clients differ
+    sums = {half: torch.cat([rows(state[half][n]) for n in head], 1).cpu() for half in ("first", "second")}
+    first, second = sums["first"] / ((rounds + 1) // 2), sums["second"] / (rounds // 2)
+    halved = torch.tensor([[len(c.train[1]) > 1] for c in simulation.data.clients])
+    second = torch.where(halved, second, first)  # one sample has no halves, and equal ones do not count
+    return [int(group) for group in alike(first, second)]
 
 
 def roles(simulation: Simulation) -> dict[str, str]:
@@ -193,8 +230,8 @@ def plain(persistence: Tree) -> dict[str, list[float | None]]:
 
 def kinds(persistence: Mapping[str, list[float | None]], roles: Mapping[str, str]) -> list[words.Kind]:
     """How each client differs, of numbers by tensor and client."""
-    rows = [dict(zip(persistence, row, strict=True)) for row in zip(*persistence.values(), strict=True)]
-    return words.kinds([None if None in row.values() else words.profile(row, roles) for row in rows])
+    clients = [dict(zip(persistence, row, strict=True)) for row in zip(*persistence.values(), strict=True)]
+    return words.kinds([None if None in row.values() else words.profile(row, roles) for row in clients])
 
 
 def _most(values: Iterable[float | None]) -> float | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedselect.methods.groups import members
+
 Kind = Literal["classes", "meaning", "inputs", "either", "none", "unknown"]
 CLASSES = 0.3  # of the head's weights and of its bias: both reach it where classes come in other numbers
 QUIET = 0.1  # of weights: most clients that are alike stay below it
@@ -80,6 +82,23 @@ def sentences(found: Sequence[Kind], names: Sequence[str]) -> list[str]:
     return out
 
 
+def together(groups: Sequence[int | None], names: Sequence[str]) -> list[str]:
+    """Who shares a head with whom."""
+    found = members(groups)
+    if len(found) == 1 and None not in groups:
+        return ["All clients share one head."]
+    if len(found) == len(groups):
+        return ["Every client has a head of its own."]
+    out = [f"{listed([names[i] for i in group])} share a head." for group in found if len(group) > 1]
+    alone = [names[group[0]] for group in found if len(group) == 1]
+    if alone:
+        out.append(f"{listed(alone)} {'has a head of its own' if len(alone) == 1 else 'each have a head of their own'}.")
+    rest = [name for name, group in zip(names, groups, strict=True) if group is None]
+    if rest:
+        out.append(f"{listed(rest)} {'is' if len(rest) == 1 else 'are'} not tested yet.")
+    return out
+
+
 def short(names: Sequence[str]) -> list[str]:
     """Names of clients; a number where a name begins with it, as in "4 camera"."""
     return [str(i) if name.split(" ")[0] == str(i) else name for i, name in enumerate(names)]
@@ -87,6 +106,9 @@ def short(names: Sequence[str]) -> list[str]:
 
 def listed(names: Sequence[str]) -> str:
     """Clients 0, 2 and 5."""
-    if len(names) == 1:
-        return f"Client {names[0]}"
-    return f"Clients {', '.join(names[:-1])} and {names[-1]}"
+    return f"{'Client' if len(names) == 1 else 'Clients'} {joined(names)}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """0, 2 and 5."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -181,6 +181,13 @@ class Method(ABC):
         """
         return {}
 
+    def groups(self, server: State) -> Tensor | None:
+        """Who shares with whom what not everybody shares: (N,), each client's group, named by its first member.
+
+        -1 until it is known. For runs, reports and `result.groups`. By default a method makes no groups.
+        """
+        return None
+
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
         """What of its state a client needs again in a later round; a tree that is not named it needs whole.
 

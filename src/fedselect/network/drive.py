@@ -8,10 +8,13 @@ from typing import Any
 
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
+from fedselect.methods.groups import groups_of
 from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
+from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
+from fedselect.runs.kept import KeptFile
 from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
 from fedselect.runs.runner import Watch, summarise
 from fedselect.simulate.records import SENT, Record, check_defined, columns, mean_of, means
@@ -64,6 +67,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
     history: list[Record] = []
+    groups = KeptFile(out / grouped.NAME, lambda: grouped.find(groups_of(server.assigned.method, server.state)))
 
     def finish(record: Record, outcome: Outcome) -> None:
         """A round is complete when its clients have measured it, which they do as the next one begins."""
@@ -85,6 +89,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
             finish(pending, outcome)
         pending = _record(outcome, plan.clients, server.assigned.metrics)
         server.save(vault, {"pending": pending})
+        groups.update()
     if pending is None:
         raise RunError(f"{out} has no round to finish.")
     last = server.close(nodes)

@@ -62,6 +62,7 @@ class _Server(ThreadingHTTPServer):
             "metrics.jsonl",
             "masks.jsonl",
             "persistence.json",
+            "groups.json",
             "summary.json",
             "failed.json",
         )

@@ -173,6 +173,11 @@ const cross = {
   },
 };
 
+const clientAxis = who => ({
+  title: { text: "client" }, tickvals: who.map((_, i) => i), ticktext: who.map(c => c.name), showgrid: false, ticklen: 0,
+  tickfont: { size: who.length > 20 || phone() ? 9 : 12 },
+});
+
 const persistence = {
   id: "persistence", title: "Where clients keep disagreeing", optional: true,
   say: () => "Persistence: the share of a client's pull away from the shared model that is there in other rounds and other samples "
@@ -192,10 +197,7 @@ const persistence = {
       hovertemplate: "%{hovertext}<extra></extra>",
     }], {
       height: Math.max(200, (many ? 12 : 30) * tensors.length) + 70, margin: { l: 20, r: 10, t: 6, b: 60 },
-      xaxis: {
-        title: { text: "client" }, tickvals: who.map((_, i) => i), ticktext: who.map(c => c.name), showgrid: false, ticklen: 0,
-        tickfont: { size: who.length > 20 || phone() ? 9 : 12 },
-      },
+      xaxis: clientAxis(who),
       yaxis: {
         tickvals: tensors.map((_, k) => k), ticktext: tensors, range: [tensors.length - 0.5, -0.5], showgrid: false, ticklen: 0,
         tickfont: { size: many || phone() ? 9 : 12 },
@@ -209,4 +211,38 @@ const persistence = {
   },
 };
 
-const FIGURES = [convergence, gained, bytes, shares, persistence, overlap, cross];
+const heads = {
+  id: "heads", title: "Who shares a head", optional: true,
+  say: () => "A row is a head, and the clients marked in it share it; the layers below are everybody's.",
+  runs: () => data.runs.filter(r => r.heads),
+  ready() { return this.runs().length; },
+  picks() { return oneRun(this.id, this.runs()).picks; },
+  grid() {
+    const { run } = oneRun(this.id, this.runs()), { groups } = run.heads, who = people(run);
+    const others = i => who.filter((_, k) => k !== i && groups[k] === groups[i]).map(c => c.name).join(", ") || "nobody";
+    return { who, groups, rows: [...new Set(there(groups))], shares: who.map((_, i) => groups[i] === null ? "not tested yet" : others(i)) };
+  },
+  draw(place) {
+    const { who, groups, rows, shares } = this.grid(), many = rows.length > 30;
+    draw(place, [{
+      type: "heatmap", x: who.map((_, i) => i), y: rows.map((_, k) => k), z: rows.map(g => groups.map(own => own === g ? 1 : 0)),
+      zmin: 0, zmax: 1, colorscale: scale(), showscale: false, xgap: many ? 0.5 : 2, ygap: many ? 0.5 : 2,
+      text: rows.map(() => who.map((c, i) => `client ${c.name} shares its head with: ${shares[i]}`)),
+      hovertemplate: "%{text}<extra></extra>",
+    }], {
+      height: (many ? 12 : 26) * rows.length + 70, margin: { l: 20, r: 10, t: 6, b: 60 },
+      xaxis: clientAxis(who),
+      yaxis: {
+        tickvals: rows.map((_, k) => k), ticktext: rows.map((_, k) => `head ${k + 1}`), range: [rows.length - 0.5, -0.5],
+        showgrid: false, ticklen: 0, tickfont: { size: many || phone() ? 9 : 12 },
+      },
+    }, point => setClient(point.x));
+  },
+  caption() { return oneRun(this.id, this.runs()).run.heads.sentences.join(" "); },
+  numbers() {
+    const { who, shares } = this.grid();
+    return [["client", "shares its head with"], who.map((c, i) => [c.name, shares[i]])];
+  },
+};
+
+const FIGURES = [convergence, gained, bytes, shares, heads, persistence, overlap, cross];

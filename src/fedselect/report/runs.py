@@ -13,7 +13,7 @@ from fedselect.core.version import package_version
 from fedselect.diagnosis import words
 from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
-from fedselect.runs import persistence
+from fedselect.runs import grouped, persistence
 from fedselect.runs.labels import APART, colours, labels, same
 from fedselect.runs.masks import read_lines, unpack
 from fedselect.runs.rundir import (
@@ -151,6 +151,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "iou": iou,
         "paired": _paired(len(unpack(iou[-1][1])) // (1 + len(federations[at]["layers"]))) if iou else 0,
         "persistence": _persistence(path, federations[at]),
+        "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
@@ -164,12 +165,21 @@ def _persistence(path: Path, federation: Data) -> Data | None:
     found = persistence.read(path)
     if found is None:
         return None
-    names = [c["name"] for c in federation["clients"]]
     return {
         "tensors": list(found["persistence"]),
         "values": list(found["persistence"].values()),
-        "sentences": words.sentences(kinds(found["persistence"], found["roles"]), words.short(names)),
+        "sentences": words.sentences(kinds(found["persistence"], found["roles"]), _names(federation)),
     }
+
+
+def _heads(path: Path, federation: Data) -> Data | None:
+    """Who shares a head, as groups and in words; None where the method makes no groups."""
+    found = grouped.read(path)
+    return None if found is None else {"groups": found, "sentences": words.together(found, _names(federation))}
+
+
+def _names(federation: Data) -> list[str]:
+    return words.short([c["name"] for c in federation["clients"]])
 
 
 def _settings(path: Path, config: Data) -> Data:

@@ -18,10 +18,11 @@ from typing import Any
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
+from fedselect.runs import grouped, persistence
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
+from fedselect.runs.kept import KeptFile
 from fedselect.runs.masks import MaskLog, federation
-from fedselect.runs.persistence import PersistenceFile
 from fedselect.runs.rundir import (
     BEGIN,
     again,
@@ -235,7 +236,7 @@ class _Run:
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
-        self._persistence: PersistenceFile | None = None
+        self._kept: list[KeptFile] = []
         if ranks.rank() == 0:
             with disk(out):
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
@@ -243,12 +244,13 @@ class _Run:
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             write_measures(out, self.simulation.metrics)
             write_json(out / "federation.json", federation(self.simulation))
+            self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(self.simulation.groups())))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
-                self._persistence = PersistenceFile(out, self.simulation)
+                self._kept.append(KeptFile(out / persistence.NAME, lambda: persistence.find(self.simulation)))
             else:
                 with disk(out):
-                    for name in ("masks.jsonl", "persistence.json"):  # they would be taken to stand for all rounds
+                    for name in ("masks.jsonl", persistence.NAME):  # they would be taken to stand for all rounds
                         (out / name).unlink(missing_ok=True)
 
     def note(self, record: Record) -> None:
@@ -259,8 +261,8 @@ class _Run:
                 metrics.write(json.dumps(record) + "\n")
         if self._masks and evaluated(record):
             self._masks.add()
-        if self._persistence and evaluated(record):
-            self._persistence.update()
+        for file in self._kept if evaluated(record) else []:
+            file.update()
 
     def save(self) -> None:
         if ranks.rank() == 0:

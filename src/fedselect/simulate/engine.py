@@ -18,6 +18,7 @@ from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
+from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
@@ -370,6 +371,10 @@ class Simulation:
         for ids, found in parts if names else []:
             out[:, ids] = torch.stack([v.double() for v in found.values()]).cpu()
         return dict(zip(names, out, strict=True))
+
+    def groups(self) -> Groups | None:
+        """Each client's group, named by its first member, where the method makes groups; None for who is not tested yet."""
+        return groups_of(self.method, self.server)
 
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         taps = self.fitted.taps

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedselect.core.errors import InputError, TrainingError
 from fedselect.core.tree import Tree
 from fedselect.data import ClientData, Federation
+from fedselect.methods.groups import members
 from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
@@ -73,6 +74,14 @@ class Result:
         if not (found := s.persistence()):
             raise InputError(f"{type(s.method).__name__} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
         return found
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The clients of each group, such as share a head, in the order of their first; who is not tested is in none."""
+        s = self.simulation
+        if (found := s.groups()) is None:
+            raise InputError(f"{type(s.method).__name__} makes no groups; use fs.FedAlike(), or fs.diagnose(data).")
+        return members(found)
 
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j)."""

@@ -1,0 +1,53 @@
+"""Who shares with whom: what a method says of it, a simulation and its result."""
+
+import pytest
+import torch
+
+import fedselect as fs
+from fedselect.methods import METHODS
+from fedselect.methods.groups import members
+
+TOLD = fs.FedAlike(window=2, heads="0 1 0")
+
+
+def how(digits):
+    return {"model": fs.models.mlp(digits, hidden=4), "data": digits}
+
+
+def test_members_are_in_the_order_of_the_first():
+    assert members([0, 1, 0, None, 1, 5]) == [[0, 2], [1, 4], [5]]
+    assert members([None, None]) == []
+
+
+def test_groups_are_known_when_the_window_is_over(digits):
+    before, after = (fs.run(TOLD, rounds=rounds, **how(digits)) for rounds in (1, 2))
+    assert before.simulation.groups() == [None, None, None]
+    assert before.groups == []
+    assert after.simulation.groups() == [0, 1, 0]
+    assert after.groups == [[0, 2], [1]]
+
+
+def test_who_comes_late_is_in_no_group_yet(digits):
+    result = fs.run(TOLD, rounds=3, late=(1, 3), **how(digits))
+    assert result.simulation.groups() == [0, 1, None]
+    assert result.groups == [[0], [1]]
+
+
+def test_other_methods_make_no_groups(digits):
+    result = fs.run(fs.FedPersist(window=2), rounds=1, **how(digits))
+    assert result.simulation.groups() is None
+    with pytest.raises(fs.InputError, match=r"makes no groups; use fs.FedAlike\(\), or fs.diagnose\(data\)"):
+        _ = result.groups
+
+
+def test_a_method_of_ones_own_says_its_groups(digits):
+    class Paired(fs.Partial):
+        def groups(self, server):
+            return torch.tensor([0, 0, -1])
+
+    plain = fs.FedAvg()
+    assert fs.run(Paired(plain.select, plain.phases), rounds=1, **how(digits)).groups == [[0, 1]]
+
+
+def test_fedalike_alone_has_the_hook():
+    assert {name for name, made in METHODS.items() if isinstance(made, type) and "groups" in vars(made)} == {"fedalike"}
