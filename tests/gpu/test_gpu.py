@@ -376,6 +376,26 @@ def test_fedpersist_keeps_what_it_does_on_a_cpu(how, made):
     assert any(m.any() for m in cpu["mask"].values())
 
 
+def grouping(device, **how):
+    """Two kinds of clients, a window of 4, and an end two rounds after the test."""
+    data = fs.load("digits", clients=6, shift="groups", train=120, test=10, seed=4)
+    training = Training(batch_size=20, momentum=0.9)
+    method, model = fs.FedAlike(4, epochs=2, lr=0.02, finetune=1), fs.models.mlp(data, hidden=32)
+    sim = Simulation(method, model, data, seed=4, training=training, device=device, precision="float32", **how)
+    rounds(sim, 6)
+    models = {view: {n: v.cpu() for n, v in sim.models(range(6), view).items()} for view in ("local", "merged")}
+    return method.groups(sim.server).tolist(), models
+
+
+@pytest.mark.parametrize("how", [{}, {"chunk": 2}, {"fraction": 0.8}], ids=["all", "chunks", "some sit out"])
+def test_fedalike_groups_as_on_a_cpu(how, made):
+    (groups, cpu), (found, gpu) = (grouping(device, **how) for device in ("cpu", "cuda"))
+    assert made
+    assert found == groups
+    assert 1 < len(set(groups) - {-1}) < 6
+    torch.testing.assert_close(gpu, cpu, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("after", [NEVER, 1], ids=["as written", "recorded"])
 def test_halves_train_as_on_a_cpu(after, made, monkeypatch):
     """Also those of clients of which some are not cut: recorded programs are given which samples to take."""

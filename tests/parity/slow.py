@@ -1,4 +1,4 @@
-"""Ditto, FedProx, FedPAC and LotteryFL once more, slowly: plain loops over clients, float64, autograd by the book.
+"""Ditto, FedProx, FedPAC, LotteryFL and FedAlike once more, slowly: plain loops over clients, float64, autograd by the book.
 
 Written from the methods' descriptions; only the order of batches is borrowed from the package. Each `*_round` changes
 `server` and the clients in place.
@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from reference import batches
 from scipy.optimize import minimize
+
+from fedselect.core import random
 
 
 class Node:
@@ -36,13 +38,18 @@ def head_of(module):
     return f"{len(module) - 1}."
 
 
-def sgd(node, module, names, lr, round_, epochs, how, seed, extra=None, key="train", kept=None):
-    """`epochs` of SGD on the named parameters, momentum fresh; `extra` adds to the loss, `kept` masks entries."""
+def sgd(node, module, names, lr, round_, epochs, how, seed, extra=None, key="train", kept=None, samples=None):
+    """`epochs` of SGD on the named parameters, momentum fresh; `extra` adds to the loss, `kept` masks entries.
+
+    `samples`: the numbers of those it walks over, as many as the client has, in place of all.
+    """
+    samples = list(range(node.n)) if samples is None else samples
     module.train()
     params = dict(module.named_parameters())
     speed = {n: torch.zeros_like(params[n]) for n in names}
     for epoch in range(epochs):
         for batch in batches(node.number, round_, epoch, node.n, how["batch_size"], seed, key):
+            batch = [samples[i] for i in batch]
             x, y = node.x[batch], node.y[batch]
             features = module[:-1](x)
             loss = F.cross_entropy(module[-1](features), y)
@@ -191,3 +198,129 @@ def fedpac_round(server, heads, prototypes, nodes, present, round_, *, lam, lr, 
         have = [k for k in present if y in counts[k]]
         if have:
             prototypes[y] = sum(counts[k][y][0] * counts[k][y][1] for k in have) / sum(counts[k][y][0] for k in have)
+
+
+def halves(node, seed):
+    """Sample numbers of either half: shuffled once, dealt in turn, and each twice, to be as many as the whole."""
+    mixed = random.permutations(
+        random.client_keys(seed, torch.tensor([node.number]), 0, "halves"), torch.tensor([node.n]), node.n
+    )
+    mixed = mixed[0].tolist()
+    dealt = (mixed[0::2], mixed[1::2]) if node.n > 1 else (mixed, mixed)
+    return [[half[min(j // 2, len(half) - 1)] for j in range(node.n)] for half in dealt]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def pull_products(first, second):
+    """Products of every first half with every second, and each client's noise, from lists of pulls (M, D).
+
+    Both halves less their mean, and by the noise of entries: the mean square of what halves differ in, and a tenth of what
+    that is on average. Noise of the mean of two halves: a quarter of |difference|^2, of which the mean took 1 of M parts.
+    Whoever has equal halves does not count: it lies at the mean, as noisy as the others are on average.
+    """
+    clients, entries = range(len(first)), range(len(first[0]))
+    known = [i for i in clients if first[i] != second[i]]
+    if len(known) < 2:
+        return [[0.0 for _ in clients] for _ in clients], [1.0 for _ in clients]
+    moved = []
+    for half in (first, second):
+        mean = [sum(half[i][e] for i in known) / len(known) for e in entries]
+        moved.append([[half[i][e] - mean[e] if i in known else 0.0 for e in entries] for i in clients])
+    a, b = moved
+    loud = [sum((a[i][e] - b[i][e]) ** 2 for i in clients) / len(clients) for e in entries]
+    unit = [math.sqrt(v + 0.1 * sum(loud) / len(loud)) for v in loud]
+    a, b = ([[v / u for v, u in zip(row, unit, strict=True)] for row in half] for half in (a, b))
+    noise = {i: sum((x - y) ** 2 for x, y in zip(a[i], b[i], strict=True)) / 4 * len(known) / (len(known) - 1) for i in known}
+    typical = sum(noise.values()) / len(known)
+    return [[dot(a[i], b[j]) for j in clients] for i in clients], [noise.get(i, typical) for i in clients]
+
+
+def drawn(products):
+    """Products made symmetric and drawn towards equal ones, t / M on the diagonal and -t / (M (M - 1)) beside it.
+
+    By the share of the squared departure that noise explains. Of a product with noise of variance v, the mean with its mirror
+    image has v / 2 and so has half their difference, from which v / 2 is estimated; on the diagonal it is v.
+    """
+    m = len(products)
+    pairs = [(i, j) for i in range(m) for j in range(m)]
+    even = {(i, j): (products[i][j] + products[j][i]) / 2 for i, j in pairs}
+    t = sum(products[i][i] for i in range(m))
+    goal = {(i, j): t / m if i == j else -t / (m * (m - 1)) for i, j in pairs}
+    beside = [((products[i][j] - products[j][i]) / 2) ** 2 for i, j in pairs if i != j]
+    by_noise = sum(2 if i == j else 1 for i, j in pairs) * sum(beside) / len(beside)
+    departure = sum((even[p] - goal[p]) ** 2 for p in pairs)
+    share = min(1.0, by_noise / departure) if departure else 1.0
+    return [[even[i, j] + share * (goal[i, j] - even[i, j]) for j in range(m)] for i in range(m)]
+
+
+def partition_cost(groups, products, noise):
+    """Of every member the squared distance from the mean of its group, and the noise of the mean: sum / n^2 for each of n."""
+    cost = 0.0
+    for group in groups:
+        n = len(group)
+        centre = sum(products[j][k] for j in group for k in group) / n**2
+        for i in group:
+            cost += products[i][i] - 2 * sum(products[i][j] for j in group) / n + centre
+            cost += sum(noise[j] for j in group) / n**2
+    return cost
+
+
+def greedy(products, noise):
+    """From every client alone: the merge of two groups with the least cost of all, as long as it lowers the cost."""
+    groups = [[i] for i in range(len(products))]
+    while len(groups) > 1:
+        tried = []
+        for i in range(len(groups)):
+            for j in range(i):
+                others = [g for k, g in enumerate(groups) if k not in (i, j)]
+                tried.append(sorted([*others, sorted(groups[i] + groups[j])]))
+        best = min(tried, key=lambda t: partition_cost(t, products, noise))
+        if not partition_cost(best, products, noise) < partition_cost(groups, products, noise):
+            break
+        groups = best
+    return groups
+
+
+def groups_alike(first, second):
+    """Who is alike, as lists of clients in order; noise counts 0.7 of what difference does."""
+    products, noise = pull_products(first, second)
+    return greedy(drawn(products), [0.7 * v for v in noise])
+
+
+def fedalike_round(server, heads, pulls, groups, nodes, present, round_, *, window, lr, epochs, how, seed):
+    """`heads`: {client: {name: value}}; `pulls`: {client: [(first, second)]} of those seen; `groups`: lists of those tested."""
+    is_head, trained = head_of(nodes[0].own), {}
+    for k in present:
+        c = nodes[k]
+        body = {n: p for n, p in server.items() if not n.startswith(is_head) and "running" not in n}  # statistics stay
+        c.own.load_state_dict({**body, **heads[k]}, strict=False)
+        begin, ends = values(c.own), []
+        for samples in halves(c, seed) if len(pulls[k]) < window else (None, None):
+            c.own.load_state_dict(begin, strict=False)
+            sgd(c, c.own, all_names(c.own), lr, round_, epochs, how, seed, samples=samples)
+            ends.append(values(c.own))
+        trained[k] = ends
+        c.own.load_state_dict({n: (ends[0][n] + ends[1][n]) / 2 for n in begin}, strict=False)
+    for n in body:
+        server[n] = sum(values(nodes[k].own)[n] for k in present) / len(present)
+    inside = [k for k in present if len(pulls[k]) < window]
+    if len(inside) > 1:
+        lines = {k: [torch.cat([end[n].flatten() for n in heads[k]]) for end in trained[k]] for k in inside}
+        mean = [sum(lines[k][half] for k in inside) / len(inside) for half in (0, 1)]
+        for k in inside:
+            apart = not torch.equal(*lines[k])  # whoever has one sample has no pull
+            pulls[k].append([(line - m) * apart for line, m in zip(lines[k], mean, strict=True)])
+        done = [k for k in sorted(pulls) if len(pulls[k]) == window]
+        if set(done) - {k for g in groups for k in g}:
+            means = [[(sum(p[half] for p in pulls[k]) / window).tolist() for k in done] for half in (0, 1)]
+            groups[:] = [[done[i] for i in g] for g in groups_alike(*means)]
+    tested = {k for g in groups for k in g}
+    for group in [*groups, [k for k in heads if k not in tested]]:
+        if heard := [k for k in group if k in present]:
+            for n in heads[heard[0]]:
+                mean = sum(values(nodes[k].own)[n] for k in heard) / len(heard)
+                for k in group:
+                    heads[k][n] = mean

@@ -60,6 +60,34 @@ def test_fedpersist_with_window_0_is_fedavg_with_fine_tuning(stats, finetune):
     assert_same_models(simulate(fs.FedPersist(0, **common), 3, norm="batch"), simulate(fs.FedAvgFT(**common), 3, norm="batch"))
 
 
+def assert_close_models(a: Simulation, b: Simulation) -> None:
+    """Up to rounding: FedAlike takes means of heads in double precision, and of equal ones too."""
+    for view in ("local", "merged"):
+        torch.testing.assert_close(a.models(range(4), view), b.models(range(4), view), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stats", ["local", "shared"])
+@pytest.mark.parametrize(
+    "heads", [{"window": 0}, {"window": 2, "heads": "0 0 0 0"}, {"window": 0, "heads": "3 3 3 3"}], ids=str
+)
+def test_fedalike_with_one_group_is_fedavg_with_fine_tuning(heads, stats):
+    common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": stats}
+    shared, alike = (simulate(m, 4, norm="batch") for m in (fs.FedAvgFT(**common), fs.FedAlike(**heads, **common)))
+    assert_close_models(alike, shared)
+    other = simulate(fs.FedAlike(2, heads="0 0 1 1", **common), 4, norm="batch")  # what is told is not ignored
+    assert not torch.allclose(other.models(range(4))["fc.weight"], shared.models(range(4))["fc.weight"], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("stats", ["local", "shared"])
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_fedalike_with_everybody_alone_is_fedper_after_a_warmup(window, stats):
+    """The head of the window's last round is the client's own already: FedPer keeps what it trains after its warmup."""
+    common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": stats}
+    alone = simulate(fs.FedAlike(window, heads="0 1 2 3", **common), 5, norm="batch")
+    fedper = fs.FedPer(warmup=max(0, window - 1), view="merged", **common)
+    assert_close_models(alone, simulate(fedper, 5, norm="batch"))
+
+
 @pytest.mark.parametrize("stats", ["local", "shared"])
 def test_limit_0_with_a_frozen_head_and_fine_tuning_is_fedbabu(stats):
     common = {"epochs": 2, "lr": 0.05, "finetune": 2, "finetune_lr": 0.02, "norm_stats": stats}

@@ -1,10 +1,10 @@
-"""Ditto, FedProx, FedPAC and LotteryFL against the slow reference: ragged clients, partial participation, BatchNorm."""
+"""Ditto, FedProx, FedPAC, LotteryFL and FedAlike against the slow reference: ragged clients, some away, BatchNorm."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from slow import Node, ditto_round, fedpac_round, fedprox_round, finetuned, head_of, lotteryfl_round, values
+from slow import Node, ditto_round, fedalike_round, fedpac_round, fedprox_round, finetuned, head_of, lotteryfl_round, values
 from torch import nn
 
 import fedselect as fs
@@ -23,20 +23,19 @@ def net(norm: bool) -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def federation() -> list[fs.ClientData]:
+def federation(sizes=SIZES, kinds=((0,), (0, 1, 2), (3,), (1, 2))) -> list[fs.ClientData]:
     """Client 2 alone has class 3; client 0 lacks class 1, and nobody but 1 and 3 has class 2."""
     g = torch.Generator().manual_seed(1)
-    kinds = ((0,), (0, 1, 2), (3,), (1, 2))
     made = []
-    for n, own in zip(SIZES, kinds, strict=True):
+    for n, own in zip(sizes, kinds, strict=True):
         x = torch.randn(n + 6, 1, 4, 4, generator=g, dtype=torch.float64)
         y = torch.tensor(own)[torch.randint(0, len(own), (n + 6,), generator=g)]
         made.append(fs.ClientData((x[:n], y[:n]), (x[n : n + 3], y[n : n + 3]), (x[n + 3 :], y[n + 3 :])))
     return made
 
 
-def start(method, norm, fraction):
-    data, module = federation(), net(norm)
+def start(method, norm, fraction, data=None):
+    data, module = data or federation(), net(norm)
     sim = Simulation(
         method, fs.Model.wrap(module), fs.Federation(data, CLASSES), seed=SEED, training=TRAINING, fraction=fraction
     )
@@ -176,3 +175,32 @@ def test_fedpac(norm, fraction):
             torch.testing.assert_close(sim.server["heads"][n][k], v, rtol=1e-5, atol=1e-6)
     known = {y for y in range(CLASSES) if sim.server["prototypes"]["count"][y] > 0}
     assert known == set(prototypes)
+
+
+@apply(both)
+def test_fedalike(norm, fraction):
+    """Rounds of the window and after it, with somebody who has one sample; where half take part, not all are tested at once."""
+    options = {"window": 2, "lr": 0.02, "epochs": 2}
+    data = federation((9, 12, 1, 12), ((0, 1), *[(0, 1, 2, 3)] * 3))
+    sim, nodes, server = start(fs.FedAlike(finetune=2, finetune_lr=0.02, **options), norm, fraction, data)
+    head = head_of(nodes[0].own)
+    heads = {k: {n: v.clone() for n, v in server.items() if n.startswith(head)} for k in range(4)}
+    pulls: dict[int, list] = {k: [] for k in range(4)}
+    groups: list[list[int]] = []
+    seen = set()
+    for r in range(4 if fraction == 1.0 else 9):
+        sim.step()
+        fedalike_round(server, heads, pulls, groups, nodes, cohort(r, fraction), r, how=HOW, seed=SEED, **options)
+        named = {k: g[0] for g in groups for k in g}
+        assert sim.method.groups(sim.server).tolist() == [named.get(k, -1) for k in range(4)], r
+        seen.add(len(named))
+    assert {0, 4} <= seen
+    assert 1 < len(groups) < 4  # neither FedAvg nor FedPer
+    assert_same(sim, nodes, server, skip={n for n in server if n.startswith(head) or "running" in n})
+    for k in range(4):
+        for n, v in heads[k].items():
+            torch.testing.assert_close(sim.server["heads"][n][k], v, rtol=1e-8, atol=1e-9)
+    own = {n: v for n, v in sim.models(range(4), "local").items() if "running" in n}
+    body = {n: torch.stack([v] * 4) for n, v in server.items() if n not in own}
+    merged = {**body, **own, **{n: torch.stack([heads[k][n] for k in range(4)]) for n in heads[0]}}
+    assert_fine_tuned(sim, nodes, merged, 0.02, epochs=2)

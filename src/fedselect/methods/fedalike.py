@@ -54,7 +54,10 @@ class FedAlike(Method):
         heads = {n: v.expand(clients, *v.shape).clone() for n, v in _head(model, params).items()}
         who = torch.zeros(clients, dtype=torch.int64, device=params[model.params[0]].device)
         # a group is named by its first member; those who are not tested yet are the group `clients`
-        state: State = {"params": clone(params), "heads": heads, "who": {"pulls": who, "group": torch.full_like(who, clients)}}
+        group = torch.full_like(who, clients)
+        if self.heads != FIND and not self.window:
+            group = self._alike(torch.arange(clients), {}).to(group)
+        state: State = {"params": clone(params), "heads": heads, "who": {"pulls": who, "group": group}}
         sums = {half: {n: torch.zeros_like(v, dtype=torch.float64) for n, v in heads.items()} for half in HALVES}
         return state | (sums if self.window else {})
 
@@ -107,11 +110,13 @@ class FedAlike(Method):
         some = pulls[ids] < self.window
         if int(some.sum()) < 2:  # a pull is against others
             return state
-        ids = ids[some]
+        ids, sent = ids[some], {half: {n: v[some] for n, v in sent[half].items()} for half in HALVES}
+        # one sample has no halves: its pull, less the mean of either, would look like one without noise
+        cut = torch.stack([rows(v != sent["second"][n]).any(1) for n, v in sent["first"].items()]).any(0)
         sums: State = {}
         for half in HALVES:
-            own = {n: v[some] for n, v in sent[half].items()}
-            sums[half] = {n: v.index_add(0, ids, own[n] - own[n].mean(0)) for n, v in state[half].items()}
+            own = {n: torch.where(_along(cut, v), v - v.mean(0), 0.0) for n, v in sent[half].items()}
+            sums[half] = {n: v.index_add(0, ids, own[n]) for n, v in state[half].items()}
         pulls = pulls.index_add(0, ids, torch.ones_like(ids))
         done = (pulls >= self.window).nonzero().flatten()
         if bool((group[done] == len(group)).any()):

@@ -26,14 +26,15 @@ def alike(first: Tensor, second: Tensor) -> Tensor:
 def differences(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Products of the clients' true pulls (M, M), and the noise of each one's pull (M,); quiet entries count more."""
     known = (first != second).any(1)  # one sample has no halves: nothing is known of its noise, so it does not count
-    first, second = (torch.where(known.unsqueeze(1), v, 0.0) for v in (first, second))
-    first, second = first - first.mean(0), second - second.mean(0)
+    many = int(known.sum())
+    if many < 2:  # nobody to tell from others
+        return torch.zeros(len(first), len(first), dtype=first.dtype), torch.ones(len(first), dtype=first.dtype)
+    first, second = (torch.where(known.unsqueeze(1), v - v[known].mean(0), 0.0) for v in (first, second))
     each = (first - second).square().mean(0)
     scale = (each + FLOOR * each.mean()).clamp_min(1e-300).rsqrt()
     first, second = first * scale, second * scale
-    many = len(first)
     noise = (first - second).square().sum(1) / 4 * many / (many - 1)
-    noise = torch.where(known, noise, noise[known].mean() if bool(known.any()) else 0.0)
+    noise = torch.where(known, noise, noise[known].mean())
     return shrunk(first @ second.T), noise
 
 
