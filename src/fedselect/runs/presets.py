@@ -50,14 +50,19 @@ OURS: dict[str, Values] = {
 NAMES = ("paper", "authors", "ours")
 
 SUITED: dict[str, Values] = {
-    "digits": {"method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16}},
+    "digits": {
+        "method": {"lr": 0.1, "personal_lr": 0.1}, "fedbabu": {"finetune_lr": 0.01}, "training": {"batch_size": 16},
+        "fedalike": {"finetune": 20, "finetune_lr": 0.1},
+    },
     "audiomnist": {
         "method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}, "fedavg+ft": {"finetune": 20},
         "fedbabu": {"finetune": 20, "finetune_lr": 0.01}, "fedpersist": {"finetune": 20, "finetune_lr": 0.1},
+        "fedalike": {"finetune": 20, "finetune_lr": 0.1},
     },
     "har": {
         "method": {"lr": 0.1, "personal_lr": 0.1}, "training": {"batch_size": 16}, "fedavg+ft": {"finetune": 20},
         "fedbabu": {"finetune": 20}, "fedpersist": {"finetune": 20, "finetune_lr": 0.1},
+        "fedalike": {"finetune": 20, "finetune_lr": 0.1},
     },
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
