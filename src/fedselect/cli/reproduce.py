@@ -24,7 +24,7 @@ def reproduce(
         str,
         typer.Argument(
             help="table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou, or all of "
-            "these; of ours: plain, beyond, readings, little, stem, long, own."
+            "these; of ours: plain, beyond, readings, little, stem, long, own, shifts, shifts-digits, natural."
         ),
     ],
     *,

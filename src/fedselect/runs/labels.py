@@ -21,7 +21,7 @@ COLOURS = {  # of each method: on light paper, on dark
     "fedbn": ("#9d174d", "#ff9ecb"),
     "lotteryfl": ("#334155", "#c3cfdf"),
     "fedpersist": ("#15803d", "#7fe0a4"),
-    "fedalike": ("#c2410c", "#ff9d6b"),
+    "fedalike": ("#111827", "#f3f4f6"),
 }
 APART = (  # fields in which runs of one label may differ
     "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "cross", "preset", "plugins",
