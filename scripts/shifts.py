@@ -54,8 +54,8 @@ on test samples, with seeds 20 to 24, which nobody had looked at. Nothing was ch
 that is told who is alike, on digits. Digits has no official test set, so a sample that one seed tests on may be held out
 with another. FedPersist had been run on test samples of digits before, with other seeds. Ditto, FedPAC and FedSelect were
 tuned without fine-tuning, and are fine-tuned as FedAvg + FT is; for FedSelect on AudioMNIST that rate is far too high. PACS
-was tried as a fourth natural set and left out: at the tuned rate 7 of 20 runs of FedAlike, FedPersist, FedAvg + FT and the late head
-stopped being finite. Of the runs that ended, FedPAC + FT had the highest mean there (52.6; FedAlike 49.5).
+was tried as a fourth natural set and left out: at the tuned rate 7 of 20 runs of FedAlike, FedPersist, FedAvg + FT and the late
+head stopped being finite. Of the runs that ended, FedPAC + FT had the highest mean there (52.6; FedAlike 49.5).
 
 `scripts/shifts.py` makes this page from `results/`; no number in its tables is typed.
 """
