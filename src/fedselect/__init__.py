@@ -32,7 +32,7 @@ from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
 from fedselect.simulate import Result, Simulation, compare, run
-from fedselect.tasks import TASKS, Classification, Metric, Task
+from fedselect.tasks import TASKS, Binary, Classification, Metric, Multilabel, Regression, Sequences, Spread, Task
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
 from fedselect.training.settings import Training
 from fedselect.training.work import Pass, Work
@@ -51,6 +51,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Aggregator",
+    "Binary",
     "CheckpointError",
     "Classification",
     "ClientData",
@@ -86,6 +87,7 @@ __all__ = [
     "Method",
     "Metric",
     "Model",
+    "Multilabel",
     "Optimizer",
     "Partial",
     "Pass",
@@ -93,11 +95,14 @@ __all__ = [
     "RandomSelect",
     "Reading",
     "Received",
+    "Regression",
     "Result",
     "RunError",
     "Schedule",
     "Selector",
+    "Sequences",
     "Simulation",
+    "Spread",
     "State",
     "Task",
     "Training",

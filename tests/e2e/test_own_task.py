@@ -330,7 +330,7 @@ def test_files_tables_and_trackers_show_the_headline(named, tmp_path):
     assert float(first[3]) == pytest.approx(found[0].mean, abs=1e-6)
     assert rf"\boldmath${found[0].mean:.4f}$" in tables.as_latex(found)
     record = read_records(places[0] / "metrics.jsonl")[-1]
-    logged = numbers(record, config().metrics())
+    logged = numbers(record, config().measured())
     assert logged["client/2/mae"] == record["clients"]["mae"][2]
     assert {"mae", "r2", "test_loss", "train_loss"} <= logged.keys()
 

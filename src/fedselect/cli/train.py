@@ -210,7 +210,7 @@ def _free(name: str) -> Path:
 
 
 def _say_outcome(config: Config, value: float, out: Path) -> None:
-    shown = config.metrics()[0]
+    shown = config.measured()[0]
     say(f"{shown.name} {shown.said(value)}  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
 
 

@@ -33,8 +33,9 @@ class ClientData:
 class Federation:
     """The data of all clients.
 
-    Targets that are one whole number a sample are labels, and `classes` is found from them when it is not given. Targets
-    of another kind (floats, or several numbers a sample) are for a task of their own; then there are 0 classes.
+    Targets that are whole numbers are labels, one a sample or several in a row, and `classes` is found from them when it is
+    not given; in a row, those below 0 are none. Targets of another kind (floats, several of 0 and 1 alone, more than a row)
+    are for other tasks; then there are 0 classes.
     """
 
     clients: Sequence[ClientData]
@@ -66,8 +67,10 @@ class Federation:
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
-            top = max((int(y.max()) for c in self.clients for _, y in (c.train, c.test) if y.numel()), default=0)
-            object.__setattr__(self, "classes", top + 1)
+            ends = [(int(y.min()), int(y.max())) for c in self.clients for _, y in (c.train, c.test) if y.numel()]
+            low, high = min((e[0] for e in ends), default=0), max((e[1] for e in ends), default=0)
+            yes_or_no = first.ndim == 2 and low >= 0 and high <= 1
+            object.__setattr__(self, "classes", 0 if yes_or_no else max(0, high + 1))
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
         if check_augment(self.augment) != "none" and len(self.shape) != 3:
             raise DataError(
@@ -77,6 +80,11 @@ class Federation:
             for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
                 if pair is not None:
                     self._check(f"client {client.name or i}", part, *pair)
+
+    @property
+    def whole(self) -> bool:
+        """Whether inputs are whole numbers, as for an embedding."""
+        return _kind(self.clients[0].train[0]) == "integers"
 
     def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
         if len(x) != len(y):
@@ -108,7 +116,8 @@ class Federation:
     def _check_targets(self, who: str, part: str, y: Tensor) -> None:
         if self.classes and not _are_labels(y):
             raise DataError(
-                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers."
+                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers, or a "
+                "row of them for each sample."
             )
         like = self.clients[0].train[1]
         if tuple(y.shape[1:]) != self.target_shape or y.is_floating_point() != like.is_floating_point():
@@ -121,13 +130,13 @@ class Federation:
             raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; mend or drop it.")
         if not self.classes:
             return
-        if int(y.min()) < 0 or int(y.max()) >= self.classes:
+        if (int(y.min()) < 0 and not self.target_shape) or int(y.max()) >= self.classes:
             bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
 
     def labels(self, client: int) -> list[int]:
-        """The classes a client has in its training data."""
-        return sorted(set(self.clients[client].train[1].tolist())) if self.classes else []
+        """The classes a client has in its training data, where every sample is of one."""
+        return sorted(set(self.clients[client].train[1].tolist())) if self.classes and not self.target_shape else []
 
     def on_validation(self) -> "Federation":
         """The same clients, scored on their validation samples: the test samples are not in it."""
@@ -173,7 +182,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _are_labels(y: Tensor) -> bool:
-    return y.ndim == 1 and not y.is_floating_point()
+    return not y.is_floating_point() and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] > 1))
 
 
 def _kind(x: Tensor) -> str | None:

@@ -295,5 +295,5 @@ def _are_pictures(data: Federation) -> bool:
 
 
 def _need_labels(data: Federation, kind: str) -> None:
-    if not data.classes:
+    if not data.classes or data.target_shape:
         raise InputError(f"{kind} changes labels, and the targets of {data.name} are none; use another kind of shift.")

@@ -1,10 +1,16 @@
-"""Models: any nn.Module as a function of a Tree, and three that come with the package."""
+"""Models: any nn.Module as a function of a Tree, and those that come with the package."""
 
 from collections.abc import Callable
 
 from fedselect.models.model import Model, Output
-from fedselect.models.networks import conv1d, mlp, resnet18, small_cnn
+from fedselect.models.networks import conv1d, gru, mlp, resnet18, small_cnn
 
-MODELS: dict[str, Callable[..., Model]] = {"conv1d": conv1d, "mlp": mlp, "resnet18": resnet18, "small_cnn": small_cnn}
+MODELS: dict[str, Callable[..., Model]] = {
+    "conv1d": conv1d,
+    "gru": gru,
+    "mlp": mlp,
+    "resnet18": resnet18,
+    "small_cnn": small_cnn,
+}
 
-__all__ = ["MODELS", "Model", "Output", "conv1d", "mlp", "resnet18", "small_cnn"]
+__all__ = ["MODELS", "Model", "Output", "conv1d", "gru", "mlp", "resnet18", "small_cnn"]

@@ -1,4 +1,4 @@
-"""The networks that come with the package: mlp, conv1d, small_cnn, resnet18.
+"""The networks that come with the package: mlp, conv1d, gru, small_cnn, resnet18.
 
 `outputs`: how many numbers they return for an input; by default one for each class.
 """
@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Literal, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,6 +45,18 @@ def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Mode
     _positive(width=width)
     classes = outputs or data.classes
     return Model(lambda: _Conv1d(data.shape[0], width, classes), name="conv1d")
+
+
+def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: int | None = None) -> Model:
+    """A GRU over rows of whole numbers, such as characters; returns scores for every position.
+
+    tokens: how many different inputs there are; by default as many as classes, as where the next one is predicted.
+    """
+    if len(data.shape) != 1:
+        raise InputError(f"gru needs rows of whole numbers, inputs of shape (positions,), not {data.shape}.")
+    known = tokens or data.classes
+    _positive(width=width, tokens=known)
+    return Model(lambda: _GRU(known, width, outputs or data.classes), name="gru")
 
 
 def small_cnn(
@@ -115,6 +128,29 @@ class _Conv1d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv3(F.relu(self.conv2(F.relu(self.conv1(x))))))
         return self.fc(x.mean(-1))  # type: ignore[no-any-return]
+
+
+class _GRU(nn.Module):
+    """What torch's GRU computes, as products that run for all clients at once: nn.GRU itself would run client by client."""
+
+    def __init__(self, tokens: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.gates = nn.Linear(width, 3 * width)  # of the input: reset, update, new
+        self.back = nn.Linear(width, 3 * width)  # of the state before
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.gates(self.embed(x))
+        state = torch.zeros_like(gates[:, 0, : self.fc.in_features])
+        states = []
+        for step in range(x.shape[1]):
+            reset, update, new = gates[:, step].chunk(3, -1)
+            was_reset, was_update, was_new = self.back(state).chunk(3, -1)
+            fresh = torch.tanh(new + torch.sigmoid(reset + was_reset) * was_new)
+            state = torch.lerp(fresh, state, torch.sigmoid(update + was_update))
+            states.append(state)
+        return self.fc(torch.stack(states, 1))  # type: ignore[no-any-return]
 
 
 class _SmallCNN(nn.Module):

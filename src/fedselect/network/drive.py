@@ -29,7 +29,7 @@ def prepare(out: Path, plan: Plan) -> None:
         out.mkdir(parents=True, exist_ok=True)
     write_json(out / "plan.json", plan.to_flat())
     write_json(out / "config.json", plan.config.to_json())
-    write_measures(out, plan.config.metrics())
+    write_measures(out, plan.config.measured())
     say(out, "prepared")
 
 

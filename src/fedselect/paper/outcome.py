@@ -13,7 +13,7 @@ from fedselect.paper.numbers import PUBLISHED
 from fedselect.paper.plan import Cell, How, Rates, cells, name_of, named
 from fedselect.paper.protocol import Target, read_column
 from fedselect.runs.rundir import finished, headline
-from fedselect.tasks.metrics import ACCURACY
+from fedselect.tasks.classes import ACCURACY
 
 TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corrected for the number of rows"
 

@@ -69,6 +69,10 @@ class Config:
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
     score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
+    metrics: list[str] = field(
+        default_factory=list,
+        metadata={"help": "More of the task's metrics, with commas between.", "default": "the task's own"},
+    )
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 
@@ -95,7 +99,7 @@ class Config:
         done.make_method()
         done.make_aggregator()
         done.make_training().check_rounds(self.rounds)
-        done.metrics()
+        done.measured()
         return done
 
     @staticmethod
@@ -124,9 +128,9 @@ class Config:
     def make_task(self) -> Task:
         return build("task", self.task["name"], TASKS, _rest(self.task))
 
-    def metrics(self) -> tuple[Metric, ...]:
+    def measured(self) -> tuple[Metric, ...]:
         """What the run measures, its headline first."""
-        return self.make_task().measured(self.headline)
+        return self.make_task().measured(self.headline, self.metrics)
 
     def make_data(self) -> Federation:
         data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
@@ -155,6 +159,7 @@ class Config:
             training=self.make_training(),
             task=self.make_task(),
             headline=self.headline,
+            metrics=self.metrics,
             fraction=self.fraction,
             late=parse_late(self.late),
             chunk=how,
@@ -339,8 +344,10 @@ def _plain(name: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise InputError(f"{name} must be a table.")
         return dict(value)
-    if name == "plugins":
+    if name == "metrics" and isinstance(value, str):  # as a flag gives it
+        value = list(dict.fromkeys(n.strip() for n in value.split(",") if n.strip()))
+    if name in ("plugins", "metrics"):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise InputError(f"plugins must be a list of names, not {value!r}.")
+            raise InputError(f"{name} must be a list of names, not {value!r}.")
         return value
     return Option(name, None, get_type_hints(Config)[name]).parse(value)

@@ -24,7 +24,7 @@ COLOURS = {  # of each method: on light paper, on dark
     "fedalike": ("#111827", "#f3f4f6"),
 }
 APART = (  # fields in which runs of one label may differ
-    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "cross", "preset", "plugins",
+    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "metrics", "cross", "preset", "plugins",
 )  # fmt: skip
 
 

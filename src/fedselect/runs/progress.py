@@ -62,7 +62,7 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
         last = now
         console.print(
             f"{name(config)}  round {record['round']}/{config.rounds}  "
-            f"{describe(record, config.metrics()[0])}  {now - began:.1f} s",
+            f"{describe(record, config.measured()[0])}  {now - began:.1f} s",
             highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
             if key not in tasks:
                 tasks[key] = bars.add_task(key, total=config.rounds, note="")
             task = tasks[key]
-            bars.update(task, completed=record["round"], note=describe(record, config.metrics()[0]))  # type: ignore[arg-type]
+            bars.update(task, completed=record["round"], note=describe(record, config.measured()[0]))  # type: ignore[arg-type]
             if record["round"] == config.rounds and total is not None:
                 bars.update(total, advance=1)
                 bars.remove_task(task)  # type: ignore[arg-type]

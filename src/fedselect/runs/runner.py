@@ -348,7 +348,7 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
 
 def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
     """The small outcome of a run: what a table needs, and what a reader must know to trust it."""
-    metrics = config.metrics()
+    metrics = config.measured()
     headline = metrics[0].name
     kept = [r for r in history if r[headline] is not None]
     if not kept:

@@ -51,7 +51,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
                 names.update({json.dumps(c.to_json(), sort_keys=True): name for name, c in read_configs(out).items()})
             name = names.get(key, f"{config.method['name']}-seed{config.seed}")
             open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
-        open_runs[key].log(record["round"], numbers(record, config.metrics()))
+        open_runs[key].log(record["round"], numbers(record, config.measured()))
         if record["round"] == config.rounds:
             open_runs.pop(key).close(finished=True)
 

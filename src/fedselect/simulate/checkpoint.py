@@ -19,7 +19,7 @@ from fedselect.core.errors import CheckpointError
 from fedselect.core.tree import State, flat, nested, together
 from fedselect.simulate import ranks
 from fedselect.simulate.store import Compact, Store
-from fedselect.tasks.task import Classification
+from fedselect.tasks import Classification
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
@@ -47,8 +47,9 @@ class Run:
 LATER: dict[str, Any] = {
     "plugins": [],
     "data": {"shift": "labels"},
-    "task": {"name": "classification"},
+    "task": {"name": "classification", "class_weights": None, "label_smoothing": 0.0},
     "headline": None,
+    "metrics": [],
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
         "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -92,7 +93,8 @@ def owner(simulation: "Simulation") -> Run:
     s = simulation
     config = {
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
-        "task": {"name": "classification"} if s.task == Classification() else _plain(s.task),
+        "task": LATER["task"] if s.task == Classification() else _plain(s.task),
+        "metrics": [name for name in s._kept if name not in {m.name for m in s.task.measured()}],
         "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),

@@ -22,7 +22,16 @@ from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.inputs import as_federation, as_model, as_task, check_present, check_ranges, pick_device, pick_precision
+from fedselect.simulate.inputs import (
+    as_federation,
+    as_model,
+    as_task,
+    check_present,
+    check_ranges,
+    fit,
+    pick_device,
+    pick_precision,
+)
 from fedselect.simulate.jobs import Asked, Full, Job
 from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, means
 from fedselect.simulate.stack import Stack
@@ -50,8 +59,9 @@ class Simulation:
     `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
     where it has the same hardware. `Result(simulation, history)` takes out models and masks.
 
-    `task`: what outputs and targets mean, classification unless another is given. `headline`: the metric that tables show
-    first, one of the task's. `aggregator`: how uploads become the shared values; by default their mean, `Mean()`.
+    `task`: what outputs and targets mean, by default what the data is for. `headline`: the metric that tables show first, one
+    of the task's. `metrics`: others of the task that are also measured, by name. `aggregator`: how uploads become the shared
+    values; by default their mean, `Mean()`.
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
@@ -68,6 +78,7 @@ class Simulation:
         training: Training | None = None,
         task: Task | None = None,
         headline: str | None = None,
+        metrics: Sequence[str] = (),
         fraction: float = 1.0,
         late: tuple[int, int] | None = None,
         chunk: int | Literal["auto"] = "auto",
@@ -87,16 +98,21 @@ class Simulation:
         model, data = as_model(model), as_federation(data)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, **({} if rounds is None else {"rounds": rounds}))
+        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics)
+        check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
         self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
         self.training, self.total = training or Training(), rounds
         self.training.check_rounds(rounds)
-        self.task = as_task(task, data)
-        self.metrics = self.task.measured(headline)
-        self._kept = [m.name for m in self.task.measured()]  # whatever the headline, so that a checkpoint goes with any
+        self._from = torch.zeros(self.clients, dtype=torch.int64)
+        if late is not None:
+            self._from[-late[0] :] = late[1] - 1
+        self.task = fit(as_task(task, data), data, self._from == 0)
+        self.metrics = self.task.measured(headline, metrics)
+        same = self.task.measured(asked=[m.name for m in self.metrics])
+        self._kept = [m.name for m in same]  # whatever the headline, so that a checkpoint goes with any
         keep_memory()
         self.eval_every, self.deterministic = eval_every, deterministic
         self.device = pick_device(device)
@@ -107,12 +123,9 @@ class Simulation:
         sizes = self._split["train"].sizes or ()
         self.fitted = Fitted(model, self.device, self.precision)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
-        self.task.check(self.fitted.check(x[0], self.task, data), y[0])
+        self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
-        self._from = torch.zeros(self.clients, dtype=torch.int64)
-        if late is not None:
-            self._from[-late[0] :] = late[1] - 1
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
         self.memory = self.aggregator.start({n: self.initial[n] for n in model.params})  # what it remembers between rounds

@@ -1,19 +1,19 @@
 """What a simulation is given: made into what it works with, or refused in a sentence."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core.errors import InputError
 from fedselect.data import ClientData, Federation
 from fedselect.models import Model
-from fedselect.tasks.task import Classification, Task
+from fedselect.tasks import TASKS, Task, suited
 
 
 class RunOptions(TypedDict, total=False):
@@ -21,6 +21,7 @@ class RunOptions(TypedDict, total=False):
 
     task: Task | None
     headline: str | None
+    metrics: Sequence[str]
     fraction: float
     late: tuple[int, int] | None
     chunk: int | Literal["auto"]
@@ -77,7 +78,10 @@ def as_model(model: Model | nn.Module) -> Model:
 
 
 def as_task(task: Task | None, data: Federation) -> Task:
-    task = Classification() if task is None else task
+    """The task that was given, or the one that the data is for."""
+    if task is None:
+        targets = (y for c in data.clients for _, y in (c.train, c.test))
+        task = TASKS[suited(data, targets) or "classification"]()
     if not isinstance(task, Task):
         raise InputError(f"task must be a task such as fs.Classification(), not {task!r}.")
     try:
@@ -90,6 +94,13 @@ def as_task(task: Task | None, data: Federation) -> Task:
     if why := task.unfit_data(data):
         raise InputError(why)
     return task
+
+
+def fit(task: Task, data: Federation, there: Tensor) -> Task:
+    """The task with what it must know of the training targets of the clients that are there from the beginning."""
+    mine = [c.train[1].cpu() for c, here in zip(data.clients, there.tolist(), strict=True) if here]
+    rows = [row for y in mine if (row := task.statistics(y, data)) is not None]
+    return task.fitted(torch.stack(rows), torch.tensor([float(len(y)) for y in mine]).double()) if rows else task
 
 
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
@@ -105,6 +116,10 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, Integral) for v in value)
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
+
+
 RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "rounds": (Integral, lambda v: v >= 1, "must be at least 1"),
     "seed": (Integral, lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
@@ -117,6 +132,7 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
     "deterministic": (object, lambda v: isinstance(v, bool), "is True or False"),
     "headline": (object, lambda v: v is None or isinstance(v, str), "is the name of a metric"),
+    "metrics": (object, lambda v: _are_names(v), "is a list of names, such as ['auroc', 'f1']"),
 }
 """What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
 and deployments alike."""

@@ -74,15 +74,21 @@ class Measure:
         return cls(str(said["name"]), bool(said["more_is_better"]), low, high)
 
 
+Each = Tensor | tuple[Tensor, Tensor]
+"""One number for each sample, or two: what is added up, and what that sum is divided by."""
+
+
 @dataclass(frozen=True)
 class Metric(Measure):
     """A measure and how to compute it for one client: `of(outputs, targets)`, each with a row for each sample.
 
     It returns one number; or, with `by_sample`, one for each sample, whose mean is the metric. Prefer that where it is
-    possible: it is computed for all clients at once. A metric that is not defined on some data returns NaN there.
+    possible: it is computed for all clients at once. Where samples count for more or less, as texts of other lengths do, it
+    returns two for each: what is added up, and what that sum is divided by. A metric that is not defined on some data
+    returns NaN there.
     """
 
-    of: Callable[[Tensor, Tensor], Tensor] = None  # type: ignore[assignment]
+    of: Callable[[Tensor, Tensor], Each] = None  # type: ignore[assignment]
     by_sample: bool = False
 
     def __post_init__(self) -> None:
@@ -91,9 +97,15 @@ class Metric(Measure):
         if not self.name.isidentifier():
             raise InputError(f"the name of a metric is a column of files: letters, digits and _, not {self.name!r}.")
 
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """By sample: what is added up, and what that sum is divided by."""
+        found = self.of(outputs, targets)
+        value, count = found if isinstance(found, tuple) else (found, torch.ones_like(found))
+        return value.double(), count.double()
 
-def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs.argmax(-1) == targets
-
-
-ACCURACY = Metric("accuracy", low=0.0, high=1.0, of=_correct, by_sample=True)
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """The metric of one client with these outputs and targets."""
+        if not self.by_sample:
+            return float(self.of(outputs, targets))  # type: ignore[arg-type]
+        value, count = self.each(outputs, targets)
+        return float(value.sum() / count.sum())

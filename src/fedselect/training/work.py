@@ -10,9 +10,9 @@ from torch import Tensor
 from fedselect.core import random
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Rows, State, Tree, count, matrix, put, take, take_mask
+from fedselect.tasks.classes import Classification
 from fedselect.tasks.losses import Goal, Objective
 from fedselect.tasks.metrics import Metric
-from fedselect.tasks.task import Classification
 from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
 from fedselect.training.layers import bmm
@@ -41,15 +41,15 @@ def predictions(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[
 def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric]) -> dict[str, Tensor]:
     """Every client's model on its own data: by metric (C,) float64; NaN without data."""
     means = [m for m in metrics if m.by_sample]
-    sums = {m.name: torch.zeros(len(split.n), dtype=torch.float64, device=split.n.device) for m in means}
+    sums = {m.name: torch.zeros(2, len(split.n), dtype=torch.float64, device=split.n.device) for m in means}
     kept: list[tuple[Tensor, Tensor]] = []
     for outputs, _, y, inside in predictions(programs, tree, split):
         for m in means:
-            each = m.of(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(inside)
-            sums[m.name] += torch.where(inside, each.double(), 0.0).sum(1)
+            for total, each in zip(sums[m.name], m.each(outputs.flatten(0, 1), y.flatten(0, 1)), strict=True):
+                total += torch.where(inside, each.view_as(inside), 0.0).sum(1)
         if len(means) < len(metrics):
             kept.append((outputs.cpu().clone(), y.cpu()))
-    found = {name: total / split.n for name, total in sums.items()}
+    found = {name: total / count for name, (total, count) in sums.items()}
     return {m.name: found[m.name] if m.by_sample else _one_by_one(m, kept, split) for m in metrics}
 
 
@@ -59,7 +59,7 @@ def _one_by_one(metric: Metric, kept: Sequence[tuple[Tensor, Tensor]], split: Sp
     outputs, targets = (torch.cat(parts, 1) for parts in zip(*kept, strict=True)) if kept else (found, found)
     for i, n in enumerate(split.sizes or ()):
         if n:
-            found[i] = float(metric.of(outputs[i, :n], targets[i, :n]))
+            found[i] = metric.value(outputs[i, :n], targets[i, :n])
     return found.to(split.n.device)
 
 
@@ -113,10 +113,11 @@ class Work:
     def metric(self, name: str, tree: Tree) -> Tensor:
         """One of the task's metrics on the clients' validation data: (C,). Test data is for the engine alone."""
         self.need_val()
-        found = {m.name: m for m in self.task.measured()}
-        if name not in found:
-            raise InputError(f"this method needs the metric {name}, which the task does not have; it has {', '.join(found)}.")
-        return score(self._programs, tree, self._val, [found[name]])[name]
+        found = self.task.metric(name)
+        if found is None:
+            known = ", ".join(m.name for m in self.task.measured())
+            raise InputError(f"this method needs the metric {name}, which the task does not have; it has {known}.")
+        return score(self._programs, tree, self._val, [found])[name]
 
     def need_classes(self) -> None:
         if not isinstance(self.task, Classification):

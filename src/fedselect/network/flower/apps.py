@@ -68,7 +68,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _say(config: Config, record: Record) -> None:
-    print(f"round {record['round']}  {describe(record, config.metrics()[0])}", flush=True)
+    print(f"round {record['round']}  {describe(record, config.measured()[0])}", flush=True)
 
 
 class GridNodes:

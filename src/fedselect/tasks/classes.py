@@ -1,0 +1,307 @@
+"""Tasks whose targets are classes: one of several for a sample, yes or no, several at once, or one for each position."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedselect.core.errors import InputError
+from fedselect.tasks import formulas
+from fedselect.tasks.metrics import Metric
+from fedselect.tasks.task import Targets, Task, constant, read_numbers, write_numbers
+
+BALANCED = "balanced"
+View = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What makes outputs and targets of a task those of classification: (N, K) scores and (N,) classes."""
+
+
+def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.argmax(-1) == targets
+
+
+def _minus_log(outputs: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target)."""
+    return torch.logsumexp(outputs, -1) - outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def _one_hot(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A formula of what was said and what is true, (N, K) of yes or no each."""
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        classes = outputs.shape[1]
+        return of(F.one_hot(outputs.argmax(-1), classes).bool(), F.one_hot(targets, classes).bool())
+
+    return metric
+
+
+def _one_against_rest(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A formula of scores and who is positive: of the second of two classes; of more, the mean over those that occur."""
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        odds = formulas.log_odds(outputs.double())
+        classes = [1] if odds.shape[1] == 2 else targets.unique().tolist()
+        return torch.stack([odds.new_tensor(torch.nan), *(of(odds[:, c], targets == c) for c in classes)]).nanmean()
+
+    return metric
+
+
+def _calibration(outputs: Tensor, targets: Tensor) -> Tensor:
+    confidence, said = outputs.double().softmax(-1).max(-1)
+    return formulas.calibration_error(confidence, said == targets)
+
+
+ACCURACY = Metric("accuracy", low=0.0, high=1.0, of=_correct, by_sample=True)
+LOG_LOSS = Metric("log_loss", more_is_better=False, low=0.0, of=lambda o, t: _minus_log(o.double(), t), by_sample=True)
+WHOLE = (  # of all outputs of a client
+    Metric("balanced_accuracy", low=0.0, high=1.0, of=_one_hot(formulas.recall)),
+    Metric("f1", low=0.0, high=1.0, of=_one_hot(formulas.f1)),
+    Metric("auroc", low=0.0, high=1.0, of=_one_against_rest(formulas.auroc)),
+    Metric("average_precision", low=0.0, high=1.0, of=_one_against_rest(formulas.average_precision)),
+    Metric("ece", more_is_better=False, low=0.0, high=1.0, of=_calibration),
+)
+
+
+def _seen(metric: Metric, view: View) -> Metric:
+    """A metric of classification for a task whose outputs and targets `view` makes such."""
+    return replace(metric, of=lambda outputs, targets: metric.of(*view(outputs, targets)))
+
+
+def _check_weights(weights: str | None) -> None:
+    if weights in (None, BALANCED):
+        return
+    numbers = read_numbers("class_weights", str(weights))
+    if not numbers or not all(0 <= w < float("inf") for w in numbers) or not any(numbers):
+        raise InputError(f"class_weights is {BALANCED}, or a number for each class, such as '1 3', not {weights!r}.")
+
+
+def _weights(weights: str | None, like: Tensor) -> Tensor | None:
+    """One for each class, or nothing where all count alike; balanced ones are known once the task is fitted."""
+    return None if weights in (None, BALANCED) else constant(read_numbers("class_weights", str(weights)), like.dtype, like.device)
+
+
+def _unfit_weights(weights: str | None, classes: int) -> str:
+    if weights in (None, BALANCED) or len(read_numbers("class_weights", str(weights))) == classes:
+        return ""
+    return f"there are {classes} classes; give class_weights as many numbers, or {BALANCED}, not {weights!r}."
+
+
+def _shares(targets: Tensor, classes: int) -> Tensor:
+    """The share of each class among a client's samples."""
+    return torch.bincount(targets.long(), minlength=classes).double() / len(targets)
+
+
+def _balanced(rows: Tensor, samples: Tensor) -> str:
+    """Weights under which every class counts alike over all clients; of a class that nobody has, 0."""
+    count = (rows * samples.unsqueeze(1)).sum(0)
+    weights = count.sum() / (len(count) * count)
+    return write_numbers(torch.where(count > 0, weights, 0.0).tolist())
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One of several classes: a score for each, and cross-entropy. Reported: accuracy."""
+
+    class_weights: str | None = None  # of classes in the loss: balanced, or a number for each, such as "1 3"
+    label_smoothing: float = 0.0  # the share of a label that is spread over all classes
+
+    metrics = (ACCURACY,)
+    more = (*WHOLE, LOG_LOSS)
+
+    def __post_init__(self) -> None:
+        _check_weights(self.class_weights)
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise InputError(f"label_smoothing must lie in [0, 1), not {self.label_smoothing}.")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-log p(target), weighted by class and smoothed where that is asked for."""
+        plain, weights = _minus_log(outputs, targets), _weights(self.class_weights, outputs)
+        if weights is None and not self.label_smoothing:
+            return plain
+        own = plain if weights is None else plain * weights[targets]
+        if not self.label_smoothing:
+            return own
+        every = torch.logsumexp(outputs, -1, keepdim=True) - outputs
+        every = every if weights is None else every * weights
+        return (1 - self.label_smoothing) * own + self.label_smoothing * every.mean(-1)
+
+    def outputs(self, data: Targets) -> int:
+        return data.classes
+
+    def unfit_data(self, data: Targets) -> str:
+        if data.classes and data.target_shape == ():
+            return _unfit_weights(self.class_weights, data.classes)
+        return (
+            "classification needs a whole number for each sample, its class, and these targets are something else; name the "
+            "task that they are for (task=..., --task)."
+        )
+
+    def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
+        if outputs.shape[1:] == (data.classes,):
+            return ""
+        return (
+            f"labels from 0 to {data.classes - 1} need ({len(outputs)}, {data.classes}), or say how many classes there are: "
+            "Federation(clients, classes=...)."
+        )
+
+    def example(self, data: Targets) -> Tensor:
+        return torch.tensor([0, data.classes - 1])
+
+    def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
+        return _shares(targets, data.classes) if self.class_weights == BALANCED else None
+
+    def fitted(self, rows: Tensor, samples: Tensor) -> Task:
+        return replace(self, class_weights=_balanced(rows, samples)) if self.class_weights == BALANCED else self
+
+
+def _logit(outputs: Tensor) -> Tensor:
+    """The one number of each sample: (N, 1) or (N,) -> (N,)."""
+    return outputs.flatten()
+
+
+def _two_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logit = _logit(outputs)
+    return torch.stack([torch.zeros_like(logit), logit], -1), targets
+
+
+@dataclass(frozen=True)
+class Binary(Task):
+    """Yes or no, classes 1 and 0: one number for each sample, the logit of yes. Reported: accuracy."""
+
+    class_weights: str | None = None  # of no and yes in the loss: balanced, or two numbers, such as "1 3"
+
+    metrics = (_seen(ACCURACY, _two_classes),)
+    more = tuple(_seen(m, _two_classes) for m in (*WHOLE, LOG_LOSS))
+
+    def __post_init__(self) -> None:
+        _check_weights(self.class_weights)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-log p(target), weighted by class where that is asked for."""
+        logit, weights = _logit(outputs), _weights(self.class_weights, outputs)
+        plain = F.binary_cross_entropy_with_logits(logit, targets.to(logit.dtype), reduction="none")
+        return plain if weights is None else plain * weights[targets]
+
+    def outputs(self, data: Targets) -> int:
+        return 1
+
+    def unfit_data(self, data: Targets) -> str:
+        if data.classes == 2 and data.target_shape == ():
+            return _unfit_weights(self.class_weights, 2)
+        return "the task binary needs targets 0 and 1, one for each sample, as whole numbers; these are something else."
+
+    def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
+        return "" if outputs[0].numel() == 1 else "the task binary needs one number for each."
+
+    def example(self, data: Targets) -> Tensor:
+        return torch.tensor([0, 1])
+
+    def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
+        return _shares(targets, 2) if self.class_weights == BALANCED else None
+
+    def fitted(self, rows: Tensor, samples: Tensor) -> Task:
+        return replace(self, class_weights=_balanced(rows, samples)) if self.class_weights == BALANCED else self
+
+
+def _by_label(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A formula of scores and who is positive: the mean over labels for which it is defined."""
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        odds, truth = outputs.double(), targets.bool()
+        return torch.stack([of(odds[:, c], truth[:, c]) for c in range(odds.shape[1])]).nanmean()
+
+    return metric
+
+
+def _sure(outputs: Tensor, targets: Tensor) -> Tensor:
+    odds = outputs.double().flatten()
+    return formulas.calibration_error(odds.abs().sigmoid(), (odds > 0) == targets.flatten().bool())
+
+
+def _of_labels(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none").mean(-1)
+
+
+@dataclass(frozen=True)
+class Multilabel(Task):
+    """Any of several labels: a number for each, the logit of yes; targets (N, labels) of 0 and 1. Reported: accuracy."""
+
+    metrics = (replace(ACCURACY, of=lambda o, t: ((o > 0) == t.bool()).double().mean(-1)),)
+    more = (
+        Metric("f1", low=0.0, high=1.0, of=lambda o, t: formulas.f1(o > 0, t.bool())),
+        Metric("auroc", low=0.0, high=1.0, of=_by_label(formulas.auroc)),
+        Metric("average_precision", low=0.0, high=1.0, of=_by_label(formulas.average_precision)),
+        Metric("ece", more_is_better=False, low=0.0, high=1.0, of=_sure),
+        replace(LOG_LOSS, of=lambda o, t: _of_labels(o.double(), t)),
+    )
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over labels of -log p(target)."""
+        return _of_labels(outputs, targets)
+
+    def unfit_data(self, data: Targets) -> str:
+        if len(data.target_shape) == 1 and not data.classes:
+            return ""
+        return "the task multilabel needs 0 or 1 for each label, targets of shape (N, labels); these are something else."
+
+    def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
+        wanted = tuple(data.target_shape)
+        return "" if outputs.shape[1:] == wanted else f"the task multilabel needs one number for each of {wanted[0]} labels."
+
+
+@dataclass(frozen=True)
+class Sequences(Task):
+    """A class for each position, as the next character or a tag: targets (N, T), outputs (N, T, classes). Reported: accuracy."""
+
+    ignore: int = -100  # a target that is none: such positions count neither in the loss nor in metrics
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        return (replace(ACCURACY, of=lambda o, t: self._summed(_correct(o, t), t)),)
+
+    @property
+    def more(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        log_loss = replace(LOG_LOSS, of=lambda o, t: self._summed(self._of_positions(o.double(), t), t))
+        return (*(_seen(m, self._positions) for m in WHOLE), log_loss)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over a sample's positions of -log p(target)."""
+        total, count = self._summed(self._of_positions(outputs, targets), targets)
+        return total / count.clamp_min(1)
+
+    def outputs(self, data: Targets) -> int:
+        return data.classes
+
+    def unfit_data(self, data: Targets) -> str:
+        if len(data.target_shape) == 1 and data.classes:
+            return ""
+        return (
+            "the task sequences needs a class for each position, targets (N, positions) of whole numbers; these are something "
+            "else, or it is not said how many classes there are: Federation(clients, classes=...)."
+        )
+
+    def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
+        wanted = (*data.target_shape, data.classes)
+        if tuple(outputs.shape[1:]) == wanted:
+            return ""
+        return f"the task sequences needs ({', '.join(map(str, (len(outputs), *wanted)))}): a number for each position and class."
+
+    def example(self, data: Targets) -> Tensor:
+        return torch.zeros(2, *data.target_shape, dtype=torch.int64)
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        return targets != self.ignore
+
+    def _of_positions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-log p(target) of each position; of those that are ignored some number."""
+        return _minus_log(outputs, torch.where(self._counted(targets), targets, 0))
+
+    def _summed(self, values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Over each sample's positions: the sum of these values, and of how many it is."""
+        counted = self._counted(targets)
+        return torch.where(counted, values, 0).sum(-1), counted.sum(-1)
+
+    def _positions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        counted = self._counted(targets)
+        return outputs[counted], targets[counted]
