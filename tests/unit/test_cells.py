@@ -397,7 +397,7 @@ def test_who_only_looks_whether_a_place_is_in_use_is_in_nobodys_way(tmp_path):
 
 
 def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
-    clients = {"accuracy": [0.5]}
+    clients = {"accuracy": [0.5], "test_loss": [1.0]}
     more = {
         "accuracy_local": 0,
         "accuracy_merged": 0,
@@ -409,7 +409,7 @@ def test_the_tail_is_the_last_quarter_of_the_evaluated_rounds():
     }
     values = {20: 0.1, 150: 0.2, 155: 0.4, 160: None, 200: 0.6}  # 151 to 200 count
     history = [{"round": r, "accuracy": a, "clients": clients, **more} for r, a in values.items()]
-    assert summarise(tiny(), history)["accuracy_tail"] == 0.5
+    assert summarise(tiny(), history, [10])["accuracy_tail"] == 0.5
 
 
 def test_a_copy_without_git_says_its_commit(tmp_path, monkeypatch):

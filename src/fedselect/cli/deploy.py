@@ -10,7 +10,7 @@ import typer
 
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.run_options import with_run_options
-from fedselect.cli.terminal import console, say
+from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
 from fedselect.core.version import package_version
@@ -53,7 +53,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "aggregate")
+@with_run_options("seed", "task", "headline", "metrics", "aggregate")
 def demo(
     ctx: typer.Context,
     *,
@@ -172,7 +172,7 @@ def client(
     own: dict[str, Any] = {}
     wanted = at_path({"name": data or known.data["name"]})
     of_the_site = known.data if wanted["name"] == known.data["name"] else {}
-    config = configure({"data": {**of_the_site, **wanted}}, None, None, None, given)
+    config = configure({"data": {**of_the_site, **wanted}, "task": {"name": known.shape.task}}, None, None, None, given)
     if data is not None or given:
         own = {k: v for k, v in config.data.items() if v is not None}
         if config.data.get("path") and "clients" not in given:
@@ -186,7 +186,7 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "aggregate")
+@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "aggregate")
 def run(
     ctx: typer.Context,
     *,
@@ -222,7 +222,7 @@ def run(
         more = flags(ctx.args)
         if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
-        config = configure({"data": known.data}, method, None, model, more, **given)
+        config = configure({"data": known.data, "task": {"name": known.shape.task}}, method, None, model, more, **given)
         place = start(part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(part, place, watch)
@@ -301,13 +301,15 @@ def _agreed(
 
 def _app(folder: Path, known: Site) -> None:
     """The same as a plain Flower app, for people who have a federation of their own."""
-    flat = Plan(Config(data=known.data).complete(), "", "", known.clients, known.shape).to_flat()
+    config = Config(data=known.data, task={"name": known.shape.task}).complete()
+    flat = Plan(config, "", "", known.clients, known.shape).to_flat()
     kept = {k: v for k, v in flat.items() if "." not in k or k.endswith(".name") or k.startswith("data.")}
     site.write_app(folder, kept, package_version())
 
 
 def _outcome(place: Path) -> None:
     console.print(tables.render(tables.rows([place])))
+    say_metrics([place], "test")
     _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))
     say(f"run in {place}")
 

@@ -1,9 +1,12 @@
 """Flags that belong to a method, the data, a model or training, and the configuration they make on top of a file."""
 
+import json
 from typing import Any
 
 from fedselect.core.errors import InputError
-from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, place
+from fedselect.core.options import find, options
+from fedselect.data import DATA
+from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, place, task_of
 from fedselect.training.settings import SEAMS, own_options
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -66,9 +69,13 @@ def configure(
     *,
     among: list[str] | None = None,
     where: str = "this run",
+    tasks: dict[str, str] | None = None,
     **fields: Any,
 ) -> Config:
-    """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes."""
+    """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes.
+
+    Where no task is named it is that of the data. `tasks` keeps which that is, for a command that makes many configurations.
+    """
     parts: dict[str, dict[str, Any]] = {}
     for part in (*TABLES, "training"):
         if not isinstance(raw.get(part, {}), dict):
@@ -82,6 +89,8 @@ def configure(
         if name or default:
             parts[part]["name"] = name or parts[part].get("name", default)
     parts["data"] = at_path(parts["data"])
+    if not chosen["task"] and "name" not in raw.get("task", {}):
+        parts["task"]["name"] = _task({**parts["data"], **_of_data(str(parts["data"]["name"]), given_flags)}, tasks)
     if fields.get("preset") is not None:  # published values come over a file's
         parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
     elif method and method != dict(raw.get("method", {})).get("name", method):
@@ -97,6 +106,19 @@ def configure(
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}
     return Config.from_dict({**raw, **parts, **given}, where)
+
+
+def _task(data: dict[str, Any], known: dict[str, str] | None) -> str:
+    known, key = {} if known is None else known, json.dumps(data, sort_keys=True)
+    if key not in known:
+        known[key] = task_of(data)
+    return known[key]
+
+
+def _of_data(name: str, given_flags: dict[str, str]) -> dict[str, str]:
+    """The flags that are options of the data."""
+    named = {flag.removeprefix("data.").replace("-", "_"): value for flag, value in given_flags.items()}
+    return {option: value for option, value in named.items() if option in options(find("data", name, DATA))}
 
 
 def _of(training: dict[str, Any], asked: dict[str, str | None]) -> dict[str, Any]:

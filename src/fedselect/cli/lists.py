@@ -56,7 +56,7 @@ def data_show(
     out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
 ) -> None:
     """Show who would have what, before anything is trained; options of the data are flags: --clients 20."""
-    made = configure({}, None, name, None, flags(ctx.args), seed=seed)
+    made = configure({}, None, name, None, flags(ctx.args), seed=seed, task="classification")  # nothing is trained
     data = made.make_data()
     console.print(show.table(data), markup=False)
     if out is not None:

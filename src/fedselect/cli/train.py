@@ -12,7 +12,7 @@ import typer
 
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
-from fedselect.cli.terminal import console, say
+from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError
 from fedselect.core.options import find
 from fedselect.methods import METHODS
@@ -76,6 +76,8 @@ def run(
     with _watching(out, [made], shown) as watch:
         result = runner.start(made, out, overwrite=overwrite, watch=watch)
     _say_outcome(made, result.headline, out)
+    if ranks.rank() == 0:
+        say_metrics([out], made.score)
 
 
 @with_run_options(*(name for name in OPTIONS if name != "seed"))
@@ -104,13 +106,13 @@ def compare(
     if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
         raise InputError(f"{config}: methods is a table of tables and seeds a list.")
     names = _names(methods, listed)
-    more = flags(ctx.args)
+    more, tasks = flags(ctx.args), dict[str, str]()
     runs = {}
     for name in names:
         for s in numbers(seeds) if seeds else own_seeds:
             one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
             whose = f"{config}: {name}" if config else name
-            made = configure(one, None, data, model, more, among=names, where=whose, **given)
+            made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
             runs[f"{name}-seed{made.seed}"] = made
     _train_all(runs, out or _free("compare"), overwrite, shown, report)
 
@@ -135,11 +137,12 @@ def sweep(
     grid = {name: [v.strip() for v in value.split(",")] for name, value in flags(ctx.args).items()}
     many = [name for name, values in grid.items() if len(values) > 1]
     runs: dict[str, Config] = {}
+    tasks: dict[str, str] = {}
     for values in itertools.product(*grid.values()):
         one = dict(zip(grid, values, strict=True))
         for s in numbers(seeds) if seeds else [raw.get("seed", 0)]:
             where = str(config or "this run")
-            made = configure(raw, method, data, model, one, where=where, seed=s, **given)
+            made = configure(raw, method, data, model, one, where=where, tasks=tasks, seed=s, **given)
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made
@@ -217,7 +220,9 @@ def _say_outcome(config: Config, value: float, out: Path) -> None:
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
     if ranks.rank() > 0:
         return
-    console.print(tables.render(tables.rows(done), tables.rowless(done)))
+    found = tables.rows(done)
+    console.print(tables.render(found, tables.rowless(done)))
+    say_metrics(done, found[0].score)
     for run, why in tables.failures(done):
         say(f"{run} did not come to its end: {why}")
     if failed := [run for run in done if rundir.failure(run)]:

@@ -1,6 +1,6 @@
 """ClientData and Federation: checked data, client by client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,7 @@ class Federation:
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
-            ends = [(int(y.min()), int(y.max())) for c in self.clients for _, y in (c.train, c.test) if y.numel()]
+            ends = [(int(y.min()), int(y.max())) for y in self.targets() if y.numel()]
             low, high = min((e[0] for e in ends), default=0), max((e[1] for e in ends), default=0)
             yes_or_no = first.ndim == 2 and low >= 0 and high <= 1
             object.__setattr__(self, "classes", 0 if yes_or_no else max(0, high + 1))
@@ -85,6 +85,10 @@ class Federation:
     def whole(self) -> bool:
         """Whether inputs are whole numbers, as for an embedding."""
         return _kind(self.clients[0].train[0]) == "integers"
+
+    def targets(self) -> Iterator[Tensor]:
+        """All clients' targets, to train and to test on."""
+        yield from (y for client in self.clients for _, y in (client.train, client.test))
 
     def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
         if len(x) != len(y):

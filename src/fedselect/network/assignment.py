@@ -1,12 +1,14 @@
 """Assignment: what a federation trains together, the same at the server and at every client."""
 
 import hashlib
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedselect.core.errors import DataError
 from fedselect.core.tree import Mask, Tree, expand
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
@@ -33,6 +35,7 @@ class Assignment:
     seed: int
     clients: int
     headline: str | None = None
+    asked: tuple[str, ...] = ()  # metrics beside the task's own
     method_name: str = "method"
     federation: str = "federation"
     run: str = "run"
@@ -45,13 +48,13 @@ class Assignment:
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", self.task.measured(self.headline))
+        object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
         self.training.check_rounds(self.rounds)
         fitted = Fitted(self.model, self.device)
         object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
         x, y = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
-        self.task.check(fitted.check(x[0], self.task, self.data), y[0])
+        self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
 
     @property
     def address(self) -> dict[str, str]:
@@ -65,6 +68,13 @@ class Assignment:
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
         model = f"{self.model.name} {digest}"
         return {"federation": self.federation, "method": self.method_name, "model": model}
+
+    def told(self, options: Mapping[str, Any]) -> "Assignment":
+        """The same with what the server found out for the task: options of it."""
+        known: set[str] = {f.name for f in fields(self.task)} if is_dataclass(self.task) else set()
+        if not options.keys() <= known or not all(isinstance(v, str) for v in options.values()):
+            raise DataError(f"the server sent {dict(options)!r} for the task, which has no such options.")
+        return replace(self, task=replace(self.task, **options))  # type: ignore[type-var]
 
     def of(self, client: int) -> Method:
         """The method as this client sees it."""
@@ -99,6 +109,8 @@ class Assignment:
     def _samples(self) -> Federation:
         """Two made-up samples of one client."""
         x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.data.shape).numel())).view(2, *self.data.shape)
+        if getattr(self.data, "whole", False):
+            x = torch.zeros(2, *self.data.shape, dtype=torch.int64)
         pair = (x, self.task.example(self.data))
         return Federation([ClientData(pair, pair, pair)], self.data.classes)
 

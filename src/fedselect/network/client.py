@@ -49,8 +49,22 @@ class Node:
         answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
         if head.get("kind") not in answers:
             raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
+        if head["kind"] != "hello":
+            self._be_told(head.get("task"))
         with locked(self.folder):
             return answers[head["kind"]](letter)
+
+    def _statistics(self) -> list[float] | None:
+        """What the task must know of this client's targets before anything trains."""
+        found = self.assigned.task.statistics(self.data.clients[0].train[1].cpu(), self.assigned.data)
+        return None if found is None else found.tolist()
+
+    def _be_told(self, task: object) -> None:
+        """Take what the server made of all clients' statistics, where the task needs it."""
+        if isinstance(task, dict):
+            self.assigned = self.assigned.told(task)
+        if self._statistics() is not None:
+            raise DataError(f"the server did not tell client {self.client} what the task must know of everybody's targets.")
 
     def _hello(self, letter: Letter) -> Letter:
         """Who is here, from which round it can go on, and which shared entries it takes from the server."""
@@ -59,14 +73,19 @@ class Node:
             raise DataError(f"client {self.client} is none of the clients of this run.")
         base = max((r for r in self.vault.rounds() if r <= asked), default=0)
         said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
-        return self._reply("hello", base, {"samples": len(self.data.clients[0].train[1]), **said}, parts)
+        mine = self.data.clients[0]
+        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": len(mine.test[1])}
+        if (statistics := self._statistics()) is not None:
+            known["statistics"] = statistics
+        return self._reply("hello", base, {**known, **said}, parts)
 
     def _train(self, letter: Letter) -> Letter:
         round, base = _whole(letter, "round"), _whole(letter, "base")
         if not 0 <= base < round:
             raise DataError(f"client {self.client} was asked for round {round} after round {base}.")
-        done = self.vault.find(round)
-        if done is not None and done.notes["base"] == base:  # asked again: the reply was lost, not the round
+        done, told = self.vault.find(round), letter.head.get("task")
+        same = done is not None and (done.notes["base"], done.notes.get("task")) == (base, told)
+        if done is not None and same:  # asked again: the reply was lost, not the round
             return unseal(done.notes["reply"], done.tensors["reply"])
         state = self._state(base)
         down = self._down(letter, state)
@@ -81,7 +100,8 @@ class Node:
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
-        self.vault.save(round, {**flat("state", state), "reply": body}, {"base": base, "reply": text}, keep={base})
+        notes = {"base": base, "reply": text, **({"task": told} if told else {})}
+        self.vault.save(round, {**flat("state", state), "reply": body}, notes, keep={base})
         return reply
 
     def _after(self, letter: Letter) -> Letter:
@@ -99,9 +119,12 @@ class Node:
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
+        if (units := self.assigned.task.units) is not None:
+            kept["output"] = {n: torch.tensor(v) for n, v in zip(("scale", "shift"), units, strict=True)}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
         notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
+        notes["outputs"] = self.assigned.task.outputs(self.assigned.data)
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:

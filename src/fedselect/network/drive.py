@@ -88,6 +88,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         if pending is not None:
             finish(pending, outcome)
         pending = _record(outcome, plan.clients, server.assigned.metrics)
+        if server.task:
+            write_measures(out, server.assigned.metrics, server.task)
         server.save(vault, {"pending": pending})
         groups.update()
     if pending is None:
@@ -99,7 +101,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     _closed(pending, last)
     finish(pending, last)
     server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
-    write_json(out / "summary.json", {**summarise(plan.config, history), **attendance(history)})
+    write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history)})
     return dict(pending["absent"])
 
 

@@ -20,6 +20,18 @@ LARGEST = 1e9
 
 
 @dataclass(frozen=True)
+class Hello:
+    """What a client said of itself: its number, the round it can go on from, what it wants, and how many samples it has."""
+
+    client: int
+    base: int
+    bits: Tensor
+    samples: int
+    tested: int | None  # test samples, where it says so
+    statistics: tuple[float, ...] | None  # of its training targets, where the task must know of them
+
+
+@dataclass(frozen=True)
 class Update:
     """A reply that passed: one client's values, which of them it sent, its weight, its side statistics and its mask."""
 
@@ -43,6 +55,8 @@ class Examiner:
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
         self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
+        asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
+        self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -52,8 +66,8 @@ class Examiner:
             if found != value or type(found) is not type(value):
                 raise DataError(f"it sent {name} {found!r} where {value!r} was asked for")
 
-    def hello(self, letter: Letter) -> tuple[int, int, int, Tensor]:
-        """A client's number, the round it can go on from, its samples, and the mask of what it wants."""
+    def hello(self, letter: Letter) -> Hello:
+        """A client that is new."""
         self.head(letter, "hello")
         client, base, samples = (letter.head.get(k) for k in ("client", "base", "samples"))
         if type(client) is not int or not 0 <= client < self.assigned.clients:
@@ -62,9 +76,16 @@ class Examiner:
             raise DataError(f"it says it has {samples!r} samples")
         if type(base) is not int or base < 0:
             raise DataError(f"it says it is at round {base!r}")
+        tested, found = letter.head.get("tested"), letter.head.get("statistics")
+        if tested is not None and (type(tested) is not int or not 0 <= tested < LARGEST):
+            raise DataError(f"it says it has {tested!r} test samples")
+        numbers = found if isinstance(found, list) and all(map(is_number, found)) else []
+        if len(numbers) != self.statistics or (found is not None and not self.statistics):
+            raise DataError(f"it sent {found!r} where the task must know {self.statistics} numbers of its targets")
         packet = self._packet(letter)
         codec.unmask(packet, self.like)
-        return client, base, samples, packet.bits
+        known = tuple(map(float, numbers)) if self.statistics else None
+        return Hello(client, base, packet.bits, samples, tested, known)
 
     def update(self, letter: Letter, samples: int, params: Tree) -> Update:
         """One client's round, fit to be folded in."""

@@ -31,7 +31,7 @@ class ExportedModel:
 
 
 def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> ExportedModel:
-    """Write the model a run ended with, and beside its values how pictures become its inputs."""
+    """Write the model a run ended with, and beside its values how pictures become its inputs and outputs get their units."""
     there = {p.name: p for p in runs(vault)}
     done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
     if run is not None and run not in there:
@@ -45,7 +45,7 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     kept = Vault(there[name] / MODEL)
     found = kept.load(kept.rounds()[-1])
     models, notes = nested("model", found.tensors), found.notes
-    pixels = {f"input.{n}": v for n, v in models.pop("input", {}).items()}
+    beside = {f"{end}.{n}": v for end in ("input", "output") for n, v in models.pop(end, {}).items()}
     chosen = view or str(notes["view"])
     if chosen not in models:
         raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
@@ -53,7 +53,7 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     _check_place(out, whose)
 
     def write(fresh: Path) -> None:
-        values = {n: v.contiguous() for n, v in {**models[chosen], **pixels}.items()}
+        values = {n: v.contiguous() for n, v in {**models[chosen], **beside}.items()}
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
             file.write(save(values, {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
 
@@ -61,7 +61,9 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     if "model" not in notes:
         return ExportedModel(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
-    return ExportedModel(name, chosen, loading(out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"]))
+    classes = notes["classes"]
+    how = {"outputs": notes.get("outputs", len(classes)), "units": "output.scale" in beside}
+    return ExportedModel(name, chosen, loading(out, notes["model"], shape, len(classes), kind, classes, **how))
 
 
 def _check_place(out: Path, whose: dict[str, str]) -> None:

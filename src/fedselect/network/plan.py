@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
@@ -19,6 +20,7 @@ from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
 from fedselect.simulate.inputs import pick_device
+from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
@@ -28,11 +30,16 @@ _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": floa
 
 @dataclass(frozen=True)
 class Shape:
-    """What everybody's data looks like: the shape of one input and of one target, and the classes by name and in order."""
+    """What everybody's data looks like: the shape of one input and of one target, and the classes by name and in order.
+
+    `whole`: whether inputs are whole numbers. `task`: what the targets are for, unless a run says otherwise.
+    """
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
     target_shape: tuple[int, ...] = ()
+    whole: bool = False
+    task: str = "classification"
 
     @property
     def classes(self) -> int:
@@ -40,8 +47,8 @@ class Shape:
 
     @classmethod
     def of(cls, data: Federation) -> "Shape":
-        names = data.class_names or tuple(map(str, range(data.classes)))
-        return cls(tuple(data.shape), names, data.target_shape)
+        names = (data.class_names or tuple(map(str, range(data.classes)))) if data.classes else ()
+        return cls(tuple(data.shape), names, data.target_shape, data.whole, suited(data) or "classification")
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Plan:
             seed=self.config.seed,
             clients=self.clients,
             headline=self.config.headline,
+            asked=tuple(self.config.metrics),
             method_name=self.config.method["name"],
             federation=self.federation,
             run=self.run,
@@ -98,8 +106,10 @@ class Plan:
             "shape": json.dumps(self.data.shape),
             "classes": json.dumps(self.data.names),
             "target": json.dumps(self.data.target_shape),
+            **({"whole": True} if self.data.whole else {}),
             "initial": self.initial,
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
+            **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
             **{name: getattr(self.limits, name) for name in _LIMITS},
         }
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
@@ -115,12 +125,13 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            raw = {**tables, **{name: flat[name] for name in _RUN if name in flat}, "plugins": _plugins(flat)}
+            said = {name: flat[name] for name in (*_RUN, "metrics") if name in flat}
+            raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
-            said = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
-            limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **said)
+            bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
+            limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **bounds)
             names = tuple(map(str, json.loads(str(flat["classes"]))))
-            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")))
+            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")), bool(flat.get("whole", False)))
             clients = int(flat["clients"])
         except (KeyError, ValueError, TypeError) as e:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
@@ -240,9 +251,14 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
     mine = replace(part, name=str(client))
     if names:
         number = torch.tensor([agreed.names.index(n) for n in names])
-        pairs = [None if pair is None else (pair[0], number[pair[1]]) for pair in (part.train, part.test, part.val)]
+        pairs = [None if p is None else (p[0], _renumbered(p[1], number)) for p in (part.train, part.test, part.val)]
         mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
     return Federation([mine], agreed.classes, whole.name, agreed.names, mean=whole.mean, std=whole.std, augment=whole.augment)
+
+
+def _renumbered(labels: Tensor, number: Tensor) -> Tensor:
+    """Labels as the federation numbers them; in a row, those below 0 are none and stay."""
+    return torch.where(labels < 0, labels, number[labels.long().clamp_min(0)])
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
-from fedselect.network.examiner import Examiner, Update
+from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter
 from fedselect.network.vault import Vault, private
 from fedselect.simulate.inputs import check_ranges
+from fedselect.tasks.task import learned
 
 Reply = Letter | DataError | str
 """What came back: a letter, something that is none, or in words why nothing came."""
@@ -87,14 +88,19 @@ class Guest:
     """A client that said hello."""
 
     node: int
-    samples: int
+    said: Hello
+
+    @property
+    def samples(self) -> int:
+        return self.said.samples
 
 
 class Server:
-    """A federation as its server knows it. `state`, `memory`, `round` and `accepted` are all there is to save.
+    """A federation as its server knows it. `state`, `memory`, `round`, `accepted`, `tested`, `task` are all there is to save.
 
-    `memory` is what the aggregator remembers between rounds. `masks` is a folder for what clients want, which they say anew
-    to every server. `keys` says which client a node is, where the engine knows nodes by their keys; elsewhere the first to
+    `memory` is what the aggregator remembers between rounds. `task` is what clients are told of the task: options of it that
+    the statistics of those gave who were there at first. `masks` is a folder for what clients want, which they say anew to
+    every server. `keys` says which client a node is, where the engine knows nodes by their keys; elsewhere the first to
     claim a number has it.
     """
 
@@ -114,6 +120,8 @@ class Server:
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.round = 0
         self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
+        self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
+        self.task: dict[str, str] = {}
         self._examiner = Examiner(assigned, limits.max_norm)
         self._guests: dict[int, Guest] = {}
         private(masks)
@@ -126,6 +134,7 @@ class Server:
         for _ in range(TRIES):
             outcome = Outcome(self.round + 1, rejected=outcome.rejected, set_back=outcome.set_back)
             self._gather(nodes, outcome)
+            self._fit()
             folded, updates = self._ask(nodes, outcome)
             if len(updates) >= self.limits.min_clients:
                 break
@@ -158,7 +167,8 @@ class Server:
 
     def save(self, vault: Vault, notes: dict[str, Any]) -> None:
         tensors = {**flat("server", self.state), **flat("aggregate", self.memory)}
-        vault.save(self.round, tensors, {**notes, "accepted": self.accepted}, keep={self.round - 1})
+        known = {"accepted": self.accepted, "tested": self.tested, **({"task": self.task} if self.task else {})}
+        vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
         """Go back to where the server was after a round; returns what was noted then."""
@@ -166,7 +176,18 @@ class Server:
         tensors = {n: v.to(self.assigned.device) for n, v in found.tensors.items()}
         self.state, self.memory = nested("server", tensors), nested("aggregate", tensors)
         self.round, self.accepted = round, list(found.notes["accepted"])
+        self.tested = list(found.notes.get("tested", self.tested))
+        self.task = dict(found.notes.get("task", {}))
         return found.notes
+
+    def _fit(self) -> None:
+        """Before the first round: what the task must know of all clients' targets, from what they said of theirs."""
+        if not self._examiner.statistics or self.task:
+            return
+        there = [self._guests[i].said for i in sorted(self._guests)]
+        rows = torch.tensor([said.statistics for said in there], dtype=torch.float64)
+        samples = torch.tensor([said.samples for said in there], dtype=torch.float64)
+        self.task = learned(self.assigned.task, self.assigned.task.fitted(rows, samples))
 
     def _gather(self, nodes: Nodes, outcome: Outcome) -> None:
         """Greet who is new and wait for enough clients: at the beginning for all of them, but not for ever."""
@@ -208,7 +229,8 @@ class Server:
             try:
                 if isinstance(reply, DataError):
                     raise reply
-                i, base, samples, bits = self._examiner.hello(reply)
+                said = self._examiner.hello(reply)
+                i, base = said.client, said.base
                 if self.keys is not None and self.keys.get(node) != i:
                     raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")
                 if i in self._guests:
@@ -222,8 +244,8 @@ class Server:
             if base < self.accepted[i]:
                 outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
                 self.accepted[i] = base
-            self._guests[i] = Guest(node, samples)
-            self._mask(i).write_bytes(bits.numpy().tobytes())
+            self._guests[i], self.tested[i] = Guest(node, said), said.tested
+            self._mask(i).write_bytes(said.bits.numpy().tobytes())
         return turned
 
     def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[Fold, dict[int, State]]:
@@ -316,6 +338,7 @@ class Server:
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
+        head |= {"task": self.task} if self.task else {}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
 
     def _due(self, round: int) -> bool:

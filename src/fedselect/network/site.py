@@ -42,7 +42,8 @@ class Site:
         """From site/, site/server or site/client-3."""
         said = read_json(part / "federation.json", "it should be a folder that `fedselect deploy init` made.")
         try:
-            shape = Shape(tuple(said["shape"]), tuple(said["classes"]))
+            more = (tuple(said.get("target", ())), bool(said.get("whole", False)), str(said.get("task", "classification")))
+            shape = Shape(tuple(said["shape"]), tuple(said["classes"]), *more)
             return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape)
         except (KeyError, TypeError) as e:
             raise RunError(f"{part / 'federation.json'} lacks {e}; make the site again with: fedselect deploy init.") from None
@@ -51,6 +52,7 @@ class Site:
         return {
             "federation": self.federation, "clients": self.clients, "address": self.address, "insecure": self.insecure,
             "data": self.data, "shape": self.shape.shape, "classes": self.shape.names,
+            "target": self.shape.target_shape, "whole": self.shape.whole, "task": self.shape.task,
         }  # fmt: skip
 
 

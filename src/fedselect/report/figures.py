@@ -16,7 +16,7 @@ from fedselect.core.errors import RunError
 from fedselect.core.files import disk, write_bytes
 from fedselect.report.alone import gains
 from fedselect.report.runs import Data, distinct, gather
-from fedselect.runs import tables
+from fedselect.runs import metric_tables, tables
 from fedselect.runs.masks import unpack
 from fedselect.tasks import Measure
 
@@ -38,6 +38,7 @@ def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     data, rows, none = gather(kept), tables.rows(kept), tables.rowless(kept)
     made = save_all(_figures(data), folder)
     texts = {"table.csv": tables.as_csv(rows, none), "table.tex": tables.as_latex(rows, none), "clients.csv": _clients(data)}
+    texts["metrics.csv"] = metric_tables.as_csv(metric_tables.rows(kept))
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
         made.append(folder / name)
@@ -230,12 +231,14 @@ def client_names(data: Data, run: Data) -> list[str]:
 def _clients(data: Data) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    first = data["headline"]["name"]
-    writer.writerow(["method", "seed", "client", "name", "classes", first, f"{first}_local", f"{first}_merged", "share"])
+    first, *others = [m["name"] for m in data["metrics"]]
+    views = [first, f"{first}_local", f"{first}_merged"]
+    writer.writerow(["method", "seed", "client", "name", "classes", *views, "share", *others])
     for run in data["runs"]:
         who = data["federations"][run["federation"]]["clients"]
         for i, client in enumerate(who):
             values = [run["last"][k][i] for k in ("value", "local", "merged", "share")]
+            values += [run["metrics"][name]["values"][i] if name in run["metrics"] else None for name in others]
             label = data["groups"][run["group"]]["label"]
             writer.writerow([label, run["seed"], i, client["name"], " ".join(client["classes"]), *values])
     return out.getvalue()

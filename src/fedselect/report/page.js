@@ -132,6 +132,25 @@ function table() {
   place.append(failed);
 }
 
+// every metric over clients, or the chosen client's: one row for each method and metric
+function metrics() {
+  const one = state.client, show = (m, v) => v === null ? "–" : m.percent ? (100 * v).toFixed(2) : v.toFixed(4);
+  const found = ranked().flatMap(({ g, runs }) => data.metrics.filter(m => runs.some(r => r.metrics[m.name])).map(m => {
+    const all = runs.filter(r => r.metrics[m.name]).map(r => r.metrics[m.name]), of = key => there(all.map(s => s[key]));
+    const own = one === null ? of("mean") : there(all.map(s => s.values[one]));
+    const over = key => of(key).length === all.length ? show(m, mean(of(key))) : "–";
+    const [least, most] = [Math.min(...of("defined")), Math.max(...of("defined"))];
+    const value = [show(m, mean(own)), own.length > 1 ? element("small", {}, `± ${show(m, spread(own))}`) : null];
+    const rest = [over("worst_tenth"), over("weighted"), `${least === most ? least : `${least} to ${most}`} of ${all[0].clients}`];
+    return [label(g), m.percent ? `${m.name} %` : m.name, value, ...(one === null ? rest : [])];
+  }));
+  const whose = one === null ? "Each metric over clients in the last round: the mean, the mean of the worst tenth of clients (at least "
+    + "of one), the mean weighted by test samples, and for how many clients it is defined; the others are left out."
+    : `Each metric of client ${clientName(one)} in the last round; – where it is not defined on its data.`;
+  const columns = one === null ? ["method", "metric", "mean", "worst tenth", "weighted", "clients"] : ["method", "metric", "value"];
+  byId("metrics").replaceChildren(element("h2", {}, "Every metric"), element("p", { class: "say" }, whose), grid(columns, found));
+}
+
 // deployed runs alone: who was not heard, what was turned away, and who had lost what it knew
 function attendance() {
   const section = byId("missed"), runs = data.runs.filter(r => r.missed), one = state.client;
@@ -161,7 +180,7 @@ function attendance() {
 function frame() {
   const main = byId("main"), pair = element("div", { class: "pair" });
   main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" }),
-    element("p", { class: "failed say" })));
+    element("p", { class: "failed say" })), element("section", { id: "metrics" }));
   for (const f of FIGURES) {
     const details = element("details", {}, element("summary", {}, "Numbers as a table"));
     details.addEventListener("toggle", () => numbers(f));
@@ -211,6 +230,7 @@ function render(some = FIGURES) {
     header();
     filter();
     table();
+    metrics();
     attendance();
     document.querySelector(".pair").classList.toggle("large", clientCount() > 12);
   }

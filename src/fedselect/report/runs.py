@@ -23,6 +23,7 @@ from fedselect.runs.rundir import (
     failure,
     finished,
     headline,
+    measures,
     outcome,
     read_comparison,
     read_config,
@@ -32,6 +33,7 @@ from fedselect.runs.rundir import (
 from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
 from fedselect.simulate.records import Record
+from fedselect.tasks import Measure, Spread
 
 Data = dict[str, Any]
 MOST = 200  # points on a curve
@@ -83,7 +85,8 @@ def gather(places: Sequence[Path]) -> Data:
     return {
         "title": _title(configs, order, scored),
         "scored": scored,
-        "headline": {**shown.to_json(), "percent": shown.percent},
+        "headline": _shown(shown),
+        "metrics": [_shown(m) for m in {m.name: m for path in paths for m in measures(path)}.values()],
         "groups": groups,
         "runs": runs,
         "failed": failed,
@@ -144,6 +147,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
             "merged": last["clients"][f"{first}_merged"],
             "share": last["clients"]["share"],
         },
+        "metrics": _metrics(path, summary, last, federations[at]),
         "view": view_of(summary, last["clients"], first),
         "down": last["sent"]["down"],
         "seconds": last["sent"]["seconds"],
@@ -158,6 +162,20 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "set_back": summary.get("set_back", []),  # whose vault had lost a round
         "absent": summary.get("absent", {}),  # who has no final model, and why
     }
+
+
+def _shown(measure: Measure) -> Data:
+    return {**measure.to_json(), "percent": measure.percent}
+
+
+def _metrics(path: Path, summary: Data, last: Record, federation: Data) -> Data:
+    """Every metric in the last round: each client's, and over clients."""
+    tested = [c.get("test") for c in federation["clients"]]
+    found = {}
+    for m in measures(path):
+        over = summary.get("over_clients", {}).get(m.name) or Spread.of(m, last["clients"][m.name], tested).to_json()
+        found[m.name] = {**over, "values": last["clients"][m.name]}
+    return found
 
 
 def _persistence(path: Path, federation: Data) -> Data | None:

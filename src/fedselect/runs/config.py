@@ -15,18 +15,21 @@ from fedselect.core import plugins
 from fedselect.core.errors import InputError, unknown
 from fedselect.core.options import Option, build, find, options, resolve
 from fedselect.data import DATA, Federation
+from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
-from fedselect.runs.presets import preset, suited
+from fedselect.runs import presets
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges
-from fedselect.tasks import TASKS, Task
+from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
 
 DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp"}
+CLASSIFIED = {*IMAGE_SETS, "digits", "audiomnist", "har", "heart"}
+"""Data that is known to be for classification; other data is looked at to see which task it is for."""
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
@@ -84,7 +87,7 @@ class Config:
         method, given = self._present(self.method), self.training
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
-        said = suited(*names) if self.preset is None else preset(self.preset, *names)
+        said = presets.suited(*names) if self.preset is None else presets.preset(self.preset, *names)
         method, given = {**said.get("method", {}), **method}, {**said.get("training", {}), **given}
         known = training_options(given)
         for name in given:
@@ -228,6 +231,17 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path} must hold a table of fields.")
     return raw
+
+
+def task_of(data: Mapping[str, Any]) -> str:
+    """The name of the task that data is for, where none is named."""
+    table = _entry("data", at_path(data))
+    if table["name"] in CLASSIFIED:
+        return "classification"
+    made = build("data", table["name"], DATA, {**_rest(table), "seed": 0})
+    if (found := suited(made)) is None:
+        raise InputError(f"it is not clear which task {made} is for; say it: --task {' or '.join(TASKS)}.")
+    return found
 
 
 def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> list[tuple[str, str]]:

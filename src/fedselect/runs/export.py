@@ -1,8 +1,9 @@
 """Export: one client's personalised model as a file that others can load.
 
 The exported model is the one that the run's headline is of, and takes what the data gives: pictures as uint8 are made
-into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs. A safetensors file holds the values alone;
-there the two tensors input.scale and input.shift lie beside them, and the snippet applies them.
+into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs, and outputs of regression come out in the
+units of the targets. A safetensors file holds the values alone; there the tensors input.scale, input.shift, output.scale
+and output.shift lie beside them, and the snippet applies them.
 """
 
 import copy
@@ -24,28 +25,46 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.runs.rundir import finished, read_records, reopen
 from fedselect.simulate import Result, Simulation
-from fedselect.tasks import Measure
+from fedselect.tasks import Measure, Task
 from fedselect.training.batches import Split
 
 BATCH = 256
 
 
 class Standalone(nn.Module):
-    """A client's network with the making of numbers from pictures in front of it."""
+    """A client's network with the making of numbers from pictures in front of it, and that of units behind it."""
 
     scale: Tensor | None
     shift: Tensor | None
+    out_scale: Tensor | None
+    out_shift: Tensor | None
 
-    def __init__(self, net: nn.Module, split: Split, classes: Sequence[str]) -> None:
+    def __init__(self, net: nn.Module, split: Split, classes: Sequence[str], task: Task) -> None:
         super().__init__()
         self.net, self.classes = net, list(classes)
         self.register_buffer("scale", split.scale)
         self.register_buffer("shift", split.shift)
+        units = (None, None) if task.units is None else map(torch.tensor, task.units)
+        for name, numbers in zip(("out_scale", "out_shift"), units, strict=True):
+            self.register_buffer(name, numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is not None and self.shift is not None:
             x = x.to(self.scale.dtype) * self.scale + self.shift
-        return self.net(x)  # type: ignore[no-any-return]
+        y: Tensor = self.net(x)
+        return y if self.out_scale is None or self.out_shift is None else y * self.out_scale + self.out_shift
+
+    def as_learned(self, y: Tensor) -> Tensor:
+        """Outputs as the network returns them, which is what metrics and losses take."""
+        return y if self.out_scale is None or self.out_shift is None else (y - self.out_shift) / self.out_scale
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """What stands beside the values in a file that holds no graph."""
+        found = {
+            "input.scale": self.scale, "input.shift": self.shift, "output.scale": self.out_scale, "output.shift": self.out_shift
+        }  # fmt: skip
+        return {name: v for name, v in found.items() if v is not None}
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    model = Standalone(net, split, simulation.data.class_names).eval()
+    model = Standalone(net, split, simulation.data.class_names, simulation.task).eval()
     path = out or run / f"client-{client}.{form}"
     x, y = simulation.data.clients[client].test
     write, load = FORMS[form]
@@ -92,7 +111,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         round=simulation.round,
         rounds=config.rounds,
         headline=headline,
-        value=float(headline.of(logits, y).double().mean()),
+        value=headline.value(model.as_learned(logits), y),
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
@@ -104,20 +123,19 @@ def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _write_safetensors(model: Standalone, example: Tensor, path: Path) -> None:
-    values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()}
-    if model.scale is not None and model.shift is not None:
-        values |= {"input.scale": model.scale, "input.shift": model.shift}
+    values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()} | model.beside
     path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
 
 
 def _load_safetensors(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
     values = load_file(path)
-    scale, shift = values.pop("input.scale", None), values.pop("input.shift", None)
-    net = copy.deepcopy(model.net)
-    for v in net.parameters():
+    loaded = copy.deepcopy(model)
+    for v in (*loaded.parameters(), *loaded.beside.values()):
         v.data.fill_(torch.nan)  # what the file does not hold must show
-    net.load_state_dict(values)
-    return lambda x: net(x if scale is None or shift is None else x * scale + shift)
+    for name, v in loaded.beside.items():
+        v.copy_(values.pop(name))
+    loaded.net.load_state_dict(values)
+    return loaded
 
 
 def _write_pt2(model: Standalone, example: Tensor, path: Path) -> None:
@@ -155,6 +173,11 @@ def _need(package: str) -> Any:
         raise RunError(f"onnx needs {package}; install it with: pip install 'fedselect[onnx]'") from None
 
 
+def _result(simulation: Simulation) -> str:
+    """What a network returns: in the units of targets it is a prediction."""
+    return "logits" if simulation.task.units is None else "predicted"
+
+
 def _shape(simulation: Simulation) -> str:
     return _inputs(simulation.data.clients[0].test[0].dtype, simulation.data.shape)
 
@@ -164,16 +187,33 @@ def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
-    return loading(path, model, s.data.shape, s.data.classes, s.data.clients[0].test[0].dtype, s.data.class_names)
+    data, task = s.data, s.task
+    return loading(
+        path, model, data.shape, data.classes, data.clients[0].test[0].dtype, data.class_names,
+        outputs=task.outputs(data), units=task.units is not None,
+    )  # fmt: skip
 
 
 def loading(
-    path: Path, model: dict[str, Any], shape: tuple[int, ...], classes: int, kind: torch.dtype, names: Sequence[str] = ()
+    path: Path,
+    model: dict[str, Any],
+    shape: tuple[int, ...],
+    classes: int,
+    kind: torch.dtype,
+    names: Sequence[str] = (),
+    *,
+    outputs: int,
+    units: bool = False,
 ) -> str:
-    """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values."""
-    given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
-    scaled = kind == torch.uint8
+    """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values.
+
+    outputs: how many numbers the network returns for an input. units: whether output.scale and output.shift are there too.
+    """
     own = not hasattr(models, model["name"])
+    given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
+    given += f"{', ' if given else ''}outputs={outputs}" if outputs != classes and not own else ""
+    scaled = kind == torch.uint8
+    said = f"net.eval()({'x * scale + shift' if scaled else 'x'})"
     torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
     return "\n".join([
         "from types import SimpleNamespace",
@@ -182,12 +222,13 @@ def loading(
         "",
         f"values = load_file({str(path)!r})",
         *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
+        *(["unit, zero = values.pop('output.scale'), values.pop('output.shift')"] if units else []),
         f"data = SimpleNamespace(shape={shape}, classes={classes})",
         f"net = {'' if own else 'fs.models.'}{model['name']}(data{', ' + given if given else ''}).build()"
         + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else "")
         + ("  # a model of your own" if own else ""),
         "net.load_state_dict(values)",
-        f"logits = net.eval()({'x * scale + shift' if scaled else 'x'})  # x: {_inputs(kind, shape)}",
+        f"{f'predicted = {said} * unit + zero' if units else f'logits = {said}'}  # x: {_inputs(kind, shape)}",
         *_classes(names),
     ])  # fmt: skip
 
@@ -202,7 +243,7 @@ def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "import torch",
         "",
         f"net = torch.export.load({str(path)!r}).module()",
-        f"logits = net(x)  # x: {_shape(s)}",
+        f"{_result(s)} = net(x)  # x: {_shape(s)}",
         *_classes(s.data.class_names),
     ])  # fmt: skip
 
@@ -212,7 +253,7 @@ def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "import onnxruntime",
         "",
         f"net = onnxruntime.InferenceSession({str(path)!r})",
-        f"(logits,) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
+        f"({_result(s)},) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
         *_classes(s.data.class_names),
     ])  # fmt: skip
 

@@ -29,7 +29,7 @@ FILES = {
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
-    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
+    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
 
 
@@ -72,9 +72,12 @@ def described(out: Path) -> dict[str, Any]:
     return read_config(out) | ({"deployed": "yes"} if deployed(out) else {})
 
 
-def write_measures(out: Path, metrics: Sequence[Measure]) -> None:
-    """Say what a run measures, its headline first, so that its numbers can be read without the code that took them."""
-    write_json(out / "task.json", {"metrics": [m.to_json() for m in metrics]})
+def write_measures(out: Path, metrics: Sequence[Measure], learned: Mapping[str, Any] | None = None) -> None:
+    """Say what a run measures, its headline first, so that its numbers can be read without the code that took them.
+
+    learned: options of the task that clients' data gave, such as the mean and scale of targets.
+    """
+    write_json(out / "task.json", {"metrics": [m.to_json() for m in metrics], **({"learned": learned} if learned else {})})
 
 
 def measures(out: Path) -> list[Measure]:

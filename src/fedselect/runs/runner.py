@@ -8,7 +8,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,9 @@ from fedselect.simulate import Result, Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, evaluated, means
 from fedselect.simulate.stack import Stack, form, stacks
+from fedselect.tasks import Spread
 from fedselect.tasks.metrics import known
+from fedselect.tasks.task import learned
 
 Watch = Callable[[Config, Record], None]
 OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
@@ -242,7 +244,7 @@ class _Run:
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
-            write_measures(out, self.simulation.metrics)
+            write_measures(out, self.simulation.metrics, learned(self.config.make_task(), self.simulation.task))
             write_json(out / "federation.json", federation(self.simulation))
             self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(self.simulation.groups())))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
@@ -281,7 +283,8 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        summary = {**summarise(self.config, self.history), "share_live": None if live is None else round(live, 6)}
+        tested = [len(c.test[1]) for c in self.simulation.data.clients]
+        summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[known(v) for v in row] for row in cross]
         write_json(self.out / "summary.json", summary)
@@ -346,8 +349,11 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 
 
-def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
-    """The small outcome of a run: what a table needs, and what a reader must know to trust it."""
+def summarise(config: Config, history: list[Record], tested: Sequence[int | None]) -> dict[str, Any]:
+    """The small outcome of a run: what a table needs, and what a reader must know to trust it.
+
+    tested: on how many samples each client measures.
+    """
     metrics = config.measured()
     headline = metrics[0].name
     kept = [r for r in history if r[headline] is not None]
@@ -370,6 +376,7 @@ def summarise(config: Config, history: list[Record]) -> dict[str, Any]:
         "curve": [[r["round"], r[headline]] for r in kept],
         "std_clients": round(statistics.pstdev(own), 6),
         "clients": last["clients"][headline],
+        "over_clients": {m.name: Spread.of(m, last["clients"][m.name], tested).to_json() for m in metrics},
         "share": last["share"],
         "bytes_up": sum(r["bytes_up"] for r in history),
         "bytes_down": sum(r["bytes_down"] for r in history),

@@ -1,4 +1,4 @@
-"""Trackers that people already use: every round's numbers, and each client's headline metric, in their place.
+"""Trackers that people already use: every round's numbers, and each client's metrics, in their place.
 
 Files go to track/ in the run directory, unless the tracker's own environment variables say where: WANDB_MODE,
 WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
@@ -20,7 +20,8 @@ from fedselect.runs.labels import flat
 from fedselect.runs.rundir import read_configs
 from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record, columns
-from fedselect.tasks import Measure
+from fedselect.tasks import Measure, Spread
+from fedselect.tasks.metrics import LOSS
 
 
 class Tracker(Protocol):
@@ -63,10 +64,12 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
 
 
 def numbers(record: Record, metrics: Sequence[Measure]) -> dict[str, float]:
-    """A round as flat names: accuracy, client/3/accuracy, ..."""
-    headline = metrics[0].name
+    """A round as flat names: accuracy, client/3/accuracy, worst_tenth/accuracy, ..."""
     found = {name: record[name] for name in (*columns(metrics), "seconds")}
-    found.update({f"client/{i}/{headline}": v for i, v in enumerate(record["clients"][headline])})
+    for m in metrics:
+        found[f"worst_tenth/{m.name}"] = Spread.of(m, own := record["clients"][m.name]).worst_tenth
+        if m.name != LOSS:
+            found.update({f"client/{i}/{m.name}": v for i, v in enumerate(own)})
     return {name: float(v) for name, v in found.items() if v is not None}
 
 

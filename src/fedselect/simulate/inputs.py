@@ -80,8 +80,7 @@ def as_model(model: Model | nn.Module) -> Model:
 def as_task(task: Task | None, data: Federation) -> Task:
     """The task that was given, or the one that the data is for."""
     if task is None:
-        targets = (y for c in data.clients for _, y in (c.train, c.test))
-        task = TASKS[suited(data, targets) or "classification"]()
+        task = TASKS[suited(data) or "classification"]()
     if not isinstance(task, Task):
         raise InputError(f"task must be a task such as fs.Classification(), not {task!r}.")
     try:
@@ -100,7 +99,7 @@ def fit(task: Task, data: Federation, there: Tensor) -> Task:
     """The task with what it must know of the training targets of the clients that are there from the beginning."""
     mine = [c.train[1].cpu() for c, here in zip(data.clients, there.tolist(), strict=True) if here]
     rows = [row for y in mine if (row := task.statistics(y, data)) is not None]
-    return task.fitted(torch.stack(rows), torch.tensor([float(len(y)) for y in mine]).double()) if rows else task
+    return task.fitted(torch.stack(rows), torch.tensor([len(y) for y in mine], dtype=torch.float64)) if rows else task
 
 
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:

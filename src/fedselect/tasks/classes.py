@@ -41,7 +41,7 @@ def _one_against_rest(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tenso
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
         odds = formulas.log_odds(outputs.double())
-        classes = [1] if odds.shape[1] == 2 else targets.unique().tolist()
+        classes = [1] if odds.shape[1] == 2 else torch.unique(targets).tolist()
         return torch.stack([odds.new_tensor(torch.nan), *(of(odds[:, c], targets == c) for c in classes)]).nanmean()
 
     return metric
@@ -78,7 +78,9 @@ def _check_weights(weights: str | None) -> None:
 
 def _weights(weights: str | None, like: Tensor) -> Tensor | None:
     """One for each class, or nothing where all count alike; balanced ones are known once the task is fitted."""
-    return None if weights in (None, BALANCED) else constant(read_numbers("class_weights", str(weights)), like.dtype, like.device)
+    return (
+        None if weights in (None, BALANCED) else constant(read_numbers("class_weights", str(weights)), like.dtype, like.device)
+    )
 
 
 def _unfit_weights(weights: str | None, classes: int) -> str:
@@ -252,7 +254,7 @@ class Multilabel(Task):
 
 @dataclass(frozen=True)
 class Sequences(Task):
-    """A class for each position, as the next character or a tag: targets (N, T), outputs (N, T, classes). Reported: accuracy."""
+    """A class for each position, such as a next character: targets (N, T), outputs (N, T, classes). Reported: accuracy."""
 
     ignore: int = -100  # a target that is none: such positions count neither in the loss nor in metrics
 
@@ -285,7 +287,9 @@ class Sequences(Task):
         wanted = (*data.target_shape, data.classes)
         if tuple(outputs.shape[1:]) == wanted:
             return ""
-        return f"the task sequences needs ({', '.join(map(str, (len(outputs), *wanted)))}): a number for each position and class."
+        return (
+            f"the task sequences needs ({', '.join(map(str, (len(outputs), *wanted)))}): a number for each position and class."
+        )
 
     def example(self, data: Targets) -> Tensor:
         return torch.zeros(2, *data.target_shape, dtype=torch.int64)

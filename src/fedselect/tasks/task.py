@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -149,6 +149,12 @@ class Task(ABC):
                 f"{what} returns {found} for {count} samples; return one number for all, or, where these are one for each "
                 "sample, give its fs.Metric by_sample=True."
             )
+
+
+def learned(plain: Task, fitted: Task) -> dict[str, Any]:
+    """The options of a task that were found from clients' statistics."""
+    names: list[str] = [f.name for f in fields(plain)] if is_dataclass(plain) else []
+    return {n: getattr(fitted, n) for n in names if getattr(fitted, n) != getattr(plain, n)}
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,101 @@
+"""Tables of every metric over clients: the mean, the worst tenth, the mean weighted by samples, and who has it at all."""
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedselect.core.errors import RunError
+from fedselect.runs.labels import labels
+from fedselect.runs.rundir import again, described, finished, headline, measures, outcome
+from fedselect.runs.tables import DATA, spread
+from fedselect.tasks import Measure, Spread
+from fedselect.tasks.metrics import LOSS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of the runs of one label, a seed each."""
+
+    method: str
+    measure: Measure
+    seeds: list[Spread]
+
+    def mean(self, of: Callable[[Spread], float | None]) -> float | None:
+        """Over seeds, where all have it."""
+        found = [v for s in self.seeds if (v := of(s)) is not None]
+        return statistics.fmean(found) if len(found) == len(self.seeds) else None
+
+    @property
+    def clients(self) -> str:
+        """How many clients have the metric: 3 of 4, or over seeds 3 to 4 of 4."""
+        low, high = min(s.defined for s in self.seeds), max(s.defined for s in self.seeds)
+        return f"{low if low == high else f'{low} to {high}'} of {self.seeds[0].clients}"
+
+
+def rows(runs: Sequence[Path]) -> list[Row]:
+    """Every metric of the finished runs, grouped by what they are runs of."""
+    found: dict[tuple[str, str], Row] = {}
+    for label, run in zip(labels([described(run) for run in runs]), runs, strict=True):
+        for measure, over in spreads(run) if finished(run) else ():
+            found.setdefault((label, measure.name), Row(label, measure, [])).seeds.append(over)
+    return list(found.values())
+
+
+def spreads(run: Path) -> list[tuple[Measure, Spread]]:
+    """Every metric of a finished run over its clients; a run of an older version has its headline alone."""
+    said, first = outcome(run), headline(run)
+    if "over_clients" not in said:
+        return [(first, Spread.of(first, said["clients"]))]
+    try:
+        return [(m, Spread(**said["over_clients"][m.name])) for m in measures(run)]
+    except (KeyError, TypeError) as e:
+        raise RunError(f"{run / 'summary.json'} is damaged ({e}); delete it, then: {again(run)}") from None
+
+
+def several(found: Sequence[Row]) -> bool:
+    """Whether runs were measured by more than one metric and the loss."""
+    return len({row.measure.name for row in found} - {LOSS}) > 1
+
+
+def render(found: Sequence[Row], score: str = "test") -> Table:
+    many = ", ± standard deviation over seeds" if max(len(row.seeds) for row in found) > 1 else ""
+    table = Table(title=f"every metric over clients, own {DATA[score]} data{many}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("method", "metric"):
+        table.add_column(column, no_wrap=True)
+    for column in ("mean", "worst tenth", "weighted", "clients"):
+        table.add_column(column, justify="right", no_wrap=True)
+    before = ""
+    for row in found:
+        means = [s.mean for s in row.seeds if s.mean is not None]
+        others = [row.mean(lambda s: s.worst_tenth), row.mean(lambda s: s.weighted)]
+        shown = [row.measure.show(v) if v is not None else "-" for v in others]
+        mean = spread(means, row.measure) if means else "-"
+        table.add_row(row.method if row.method != before else "", row.measure.title, mean, *shown, row.clients)
+        before = row.method
+    table.caption = (
+        "worst tenth: the mean of the worst tenth of clients, at least of one; weighted: by test samples; clients: for how many "
+        "the metric is defined, the others are left out"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """Plain numbers, not in percent; the standard deviation is over seeds; what is not known is left blank."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "metric", "seeds", "mean", "std", "worst_tenth", "weighted", "defined", "clients"])
+    for row in found:
+        means = [s.mean for s in row.seeds if s.mean is not None]
+        deviation = statistics.stdev(means) if len(means) > 1 else None
+        numbers = [row.mean(lambda s: s.mean), deviation, row.mean(lambda s: s.worst_tenth), row.mean(lambda s: s.weighted)]
+        defined = f"{statistics.fmean(s.defined for s in row.seeds):g}"
+        cells = ["" if v is None else f"{v:.6f}" for v in numbers]
+        writer.writerow([row.method, row.measure.name, len(row.seeds), *cells, defined, row.seeds[0].clients])
+    return out.getvalue()
