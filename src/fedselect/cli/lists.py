@@ -1,6 +1,6 @@
 """Commands that say what there is: methods, models, tasks, optimizers, aggregators, data, version."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from fedselect.data.fetch import fetch
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.runs import presets
-from fedselect.tasks import TASKS
+from fedselect.tasks import TASKS, Task
 from fedselect.training.settings import SEAMS, Training
 
 data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")
@@ -88,7 +88,7 @@ def models() -> None:
 
 def tasks() -> None:
     """List what outputs and targets can mean, and the options."""
-    _list("task", TASKS)
+    _list("task", TASKS, more=_measured)
 
 
 def optimizers() -> None:
@@ -107,14 +107,31 @@ def version() -> None:
     console.print(package_version(), highlight=False)
 
 
-def _list(kind: str, table: Any, settings: Mapping[str, Option] | None = None) -> None:
-    """Rows of a table; an option that is a setting of every run has that one's default."""
+def _measured(factory: Callable[..., Task]) -> str:
+    """The metrics of a task, and those that a run has to ask for."""
+    try:
+        task = factory()
+    except TypeError:  # an option of it has no default
+        return ""
+    asked = ", ".join(m.name for m in task.more)
+    return f"\nmeasured by {', '.join(m.name for m in task.measured())}" + (
+        f"; with --metrics also by {asked}" if asked else ""
+    )
+
+
+def _list(
+    kind: str,
+    table: Any,
+    settings: Mapping[str, Option] | None = None,
+    more: Callable[[Any], str] = lambda factory: "",
+) -> None:
+    """Rows of a table; an option that is a setting of every run has that one's default. `more`: what else to say of a row."""
     grid = Table(box=None, pad_edge=False)
     grid.add_column(kind, style="bold", no_wrap=True)
     grid.add_column("what it does, and its options with their defaults")
     for name, factory in table.items():
         own = {n: (settings or {}).get(n, o) for n, o in options(factory).items()}
-        grid.add_row(name, f"{summary(factory)}\n[dim]{_inline(own)}[/dim]")
+        grid.add_row(name, f"{summary(factory)}{more(factory)}\n[dim]{_inline(own)}[/dim]")
     console.print(grid, highlight=False)
 
 

@@ -60,7 +60,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _flag(field: "Field[Any]") -> Any:
-    kind, default = HINTS[field.name], field.metadata["default"]
+    kind, default = HINTS[field.name], field.metadata.get("said", field.metadata["default"])
     said = field.metadata["help"] + ("" if default is None or kind is bool else f" (default: {default})")
     plain = {bool: bool, int: int, float: float}.get(kind, str) if get_origin(kind) not in (Literal, dict) else str
     return Annotated[plain | None, typer.Option(f"--{field.name.replace('_', '-')}", help=said)]

@@ -134,8 +134,9 @@ class Federation:
             raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; mend or drop it.")
         if not self.classes:
             return
-        if (int(y.min()) < 0 and not self.target_shape) or int(y.max()) >= self.classes:
-            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        low = 0 if self.target_shape else int(y.min())  # in a row, labels below 0 are none
+        if low < 0 or int(y.max()) >= self.classes:
+            bad = low if low < 0 else int(y.max())
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
 
     def labels(self, client: int) -> list[int]:

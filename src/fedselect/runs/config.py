@@ -44,9 +44,9 @@ def _option(default: Any, help: str, said: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "default": default if said is None else said})
 
 
-def _table(name: str, help: str) -> Any:
-    """A field that is a table, {"name": ..., option: value, ...}, of which a flag gives the name."""
-    return field(default_factory=lambda: {"name": name}, metadata={"help": help, "default": name})
+def _table(name: str, help: str, said: str | None = None) -> Any:
+    """A field that is a table, {"name": ..., option: value, ...}, of which a flag gives the name; `said` as above."""
+    return field(default_factory=lambda: {"name": name}, metadata={"help": help, "default": name, "said": said or name})
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Config:
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    task: dict[str, Any] = _table("classification", "What outputs and targets mean.")  # noqa: RUF009  # a field
+    task: dict[str, Any] = _table("classification", "What outputs and targets mean.", "what the data is for")  # noqa: RUF009
     aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")  # noqa: RUF009
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
@@ -74,7 +74,7 @@ class Config:
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     metrics: list[str] = field(
         default_factory=list,
-        metadata={"help": "More of the task's metrics, with commas between.", "default": "the task's own"},
+        metadata={"help": "Also measure these of the task's metrics: auroc,f1.", "default": "none"},
     )
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedselect.core.errors import RunError
+from fedselect.runs import tables
 from fedselect.runs.labels import labels
 from fedselect.runs.rundir import again, described, finished, headline, measures, outcome
 from fedselect.runs.tables import DATA, spread
@@ -39,12 +40,13 @@ class Row:
 
 
 def rows(runs: Sequence[Path]) -> list[Row]:
-    """Every metric of the finished runs, grouped by what they are runs of."""
+    """Every metric of the finished runs, grouped by what they are runs of, best first as in the table of headlines."""
     found: dict[tuple[str, str], Row] = {}
+    order = [line.method for line in tables.rows(runs)]
     for label, run in zip(labels([described(run) for run in runs]), runs, strict=True):
         for measure, over in spreads(run) if finished(run) else ():
             found.setdefault((label, measure.name), Row(label, measure, [])).seeds.append(over)
-    return list(found.values())
+    return sorted(found.values(), key=lambda row: order.index(row.method))
 
 
 def spreads(run: Path) -> list[tuple[Measure, Spread]]:
@@ -79,8 +81,8 @@ def render(found: Sequence[Row], score: str = "test") -> Table:
         table.add_row(row.method if row.method != before else "", row.measure.title, mean, *shown, row.clients)
         before = row.method
     table.caption = (
-        "worst tenth: the mean of the worst tenth of clients, at least of one; weighted: by test samples; clients: for how many "
-        "the metric is defined, the others are left out"
+        "worst tenth: the mean of the worst tenth of clients, at least of one; weighted: by test samples; clients: for how "
+        "many the metric is defined, the others are left out"
     )
     table.caption_justify = "left"
     return table

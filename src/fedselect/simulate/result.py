@@ -17,6 +17,7 @@ from fedselect.simulate.engine import Simulation
 from fedselect.simulate.inputs import RunOptions, as_federation, as_model, check_late, check_ranges
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
+from fedselect.tasks import Spread
 from fedselect.training.settings import Training
 
 
@@ -45,6 +46,15 @@ class Result:
         """One entry for each client: what was last measured."""
         lists = self._last()["clients"]
         return [{k: v[i] for k, v in lists.items()} for i in range(self.simulation.clients)]
+
+    def over_clients(self, metric: str | None = None) -> Spread:
+        """A metric over clients, by default the headline: mean, worst tenth, weighted by test samples, and who has it."""
+        measured = {m.name: m for m in self.simulation.metrics}
+        name = metric or next(iter(measured))
+        if name not in measured:
+            raise InputError(f"this run did not measure {name!r}; it measured {', '.join(measured)}: metrics=[{name!r}].")
+        tested = [len(c.test[1]) for c in self.simulation.data.clients]
+        return Spread.of(measured[name], self._last()["clients"][name], tested)
 
     @property
     def bytes_up(self) -> int:
@@ -178,7 +188,7 @@ def run(
 ) -> Result:
     """Train a federation in memory. `on_round` is given each round's record.
 
-    `how`: task, headline, aggregator, fraction, late, chunk, rows, device, precision, deterministic and eval_every;
+    `how`: task, headline, metrics, aggregator, fraction, late, chunk, rows, device, precision, deterministic and eval_every;
     Simulation explains them.
     """
     _check_rounds(rounds, how)

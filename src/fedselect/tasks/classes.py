@@ -40,9 +40,10 @@ def _one_against_rest(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tenso
     """A formula of scores and who is positive: of the second of two classes; of more, the mean over those that occur."""
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(there := torch.unique(targets).tolist()) < 2:
+            return torch.tensor(torch.nan)
         odds = formulas.log_odds(outputs.double())
-        classes = [1] if odds.shape[1] == 2 else torch.unique(targets).tolist()
-        return torch.stack([odds.new_tensor(torch.nan), *(of(odds[:, c], targets == c) for c in classes)]).nanmean()
+        return torch.stack([of(odds[:, c], targets == c) for c in ([1] if odds.shape[1] == 2 else there)]).mean()
 
     return metric
 

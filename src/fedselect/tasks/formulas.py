@@ -45,8 +45,17 @@ def calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
 
 
 def log_odds(scores: Tensor) -> Tensor:
-    """(N, K) scores of K classes: how much more likely each is than all others. Unlike probabilities they never saturate."""
-    if scores.shape[1] == 2:
-        return scores - scores.flip(1)
-    rest = [torch.logsumexp(torch.cat([scores[:, :c], scores[:, c + 1 :]], 1), 1) for c in range(scores.shape[1])]
-    return scores - torch.stack(rest, 1)
+    """(N, K) scores of K classes: how much more likely each is than all others together, as a logarithm.
+
+    Unlike probabilities they do not saturate. Others are summed from the least to the greatest, against the greatest: samples
+    that are equal but for a common shift or the order of the others then have equal odds to the bit, and are tied.
+    """
+    count, classes = scores.shape
+    order = scores.argsort(1)
+    ranked = scores.gather(1, order)
+    odds = []
+    for c in range(classes):
+        others = ranked[order != c].view(count, classes - 1)
+        most = others[:, -1:]
+        odds.append((scores[:, c : c + 1] - most) - (others - most).exp().sum(1, keepdim=True).log())
+    return torch.cat(odds, 1)
