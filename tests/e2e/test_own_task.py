@@ -351,7 +351,9 @@ def test_figures_are_drawn_in_the_metrics_own_units(named, tmp_path):
         runner.start(config(method, cross=True), tmp_path / method)
     made = write_figures([tmp_path / "local", tmp_path / "fedavg+ft"], tmp_path / "figures")
     assert {p.name for p in made} >= {"convergence.pdf", "clients.pdf", "cross-local.pdf", "clients.csv"}
-    assert (tmp_path / "figures" / "clients.csv").read_text().startswith("method,seed,client,name,classes,mae,mae_local,")
+    head = (tmp_path / "figures" / "clients.csv").read_text().splitlines()[0]
+    assert head == "method,seed,client,name,classes,mae,mae_local,mae_merged,share,r2,test_loss"
+    assert re.search(r"^local,r2,1,-?\d+\.\d+,,", (tmp_path / "figures" / "metrics.csv").read_text(), re.M)
 
 
 def test_runs_with_different_headlines_are_not_put_in_one_table(named, tmp_path):

@@ -15,5 +15,5 @@ def say(text: str) -> None:
 
 def say_metrics(runs: Sequence[Path], score: str) -> None:
     """Every metric over clients, where runs have more than one; score: the data that they are of, test or val."""
-    if metric_tables.several(found := metric_tables.rows(runs)):
-        console.print(metric_tables.render(found, score))
+    if metric_tables.several(runs):
+        console.print(metric_tables.render(metric_tables.rows(runs), score))

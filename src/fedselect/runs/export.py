@@ -42,11 +42,13 @@ class Standalone(nn.Module):
     def __init__(self, net: nn.Module, split: Split, classes: Sequence[str], task: Task) -> None:
         super().__init__()
         self.net, self.classes = net, list(classes)
-        self.register_buffer("scale", split.scale)
-        self.register_buffer("shift", split.shift)
-        units = (None, None) if task.units is None else map(torch.tensor, task.units)
-        for name, numbers in zip(("out_scale", "out_shift"), units, strict=True):
-            self.register_buffer(name, numbers)
+        out_scale, out_shift = (None, None) if task.units is None else map(torch.tensor, task.units)
+        ends = {"scale": split.scale, "shift": split.shift, "out_scale": out_scale, "out_shift": out_shift}
+        for name, numbers in ends.items():
+            if numbers is None:
+                setattr(self, name, None)  # torch.export stumbles over a buffer that is none before one that is
+            else:
+                self.register_buffer(name, numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is not None and self.shift is not None:

@@ -60,9 +60,9 @@ def spreads(run: Path) -> list[tuple[Measure, Spread]]:
         raise RunError(f"{run / 'summary.json'} is damaged ({e}); delete it, then: {again(run)}") from None
 
 
-def several(found: Sequence[Row]) -> bool:
-    """Whether runs were measured by more than one metric and the loss."""
-    return len({row.measure.name for row in found} - {LOSS}) > 1
+def several(runs: Sequence[Path]) -> bool:
+    """Whether runs are measured by more than one metric and the loss."""
+    return any(len({m.name for m in measures(run)} - {LOSS}) > 1 for run in runs)
 
 
 def render(found: Sequence[Row], score: str = "test") -> Table:
