@@ -180,7 +180,7 @@ function attendance() {
 function frame() {
   const main = byId("main"), pair = element("div", { class: "pair" });
   main.replaceChildren(element("section", { id: "table" }, element("h2", {}, "Results"), element("p", { class: "say" }),
-    element("p", { class: "failed say" })), element("section", { id: "metrics" }));
+    element("p", { class: "failed say" })));
   for (const f of FIGURES) {
     const details = element("details", {}, element("summary", {}, "Numbers as a table"));
     details.addEventListener("toggle", () => numbers(f));
@@ -188,7 +188,8 @@ function frame() {
       element("h2", {}, f.title), element("p", { class: "say" }), element("div", { class: "picks" }),
       element("figure", {}, element("div", { class: "chart", role: "img" }), element("figcaption", {})), details));
   }
-  main.append(pair, element("section", { id: "missed", hidden: "" }), element("section", { id: "config" }), element("section", { id: "environment" }));
+  main.append(pair, element("section", { id: "metrics" }), element("section", { id: "missed", hidden: "" }),
+    element("section", { id: "config" }), element("section", { id: "environment" }));
 }
 
 function numbers(f) {
