@@ -406,6 +406,12 @@ def test_the_page_says_what_the_runs_say(browser, compared):
         mean = statistics.fmean(s["accuracy"] for s in summaries(compared, method))
         off = statistics.stdev(s["accuracy"] for s in summaries(compared, method))
         assert cell(browser, method, "accuracy %") == f"{100 * mean:.2f}± {100 * off:.2f}"
+    measured = [row.split("\t") for row in browser.ask("document.querySelector('#metrics table').innerText").splitlines()]
+    found = {(method, metric): rest for method, metric, *rest in measured[1:]}
+    over = [s["over_clients"]["accuracy"] for s in summaries(compared, "fedselect")]
+    assert found["fedselect", "accuracy %"][1:] == [
+        *(f"{100 * statistics.fmean(o[k] for o in over):.2f}" for k in ("worst_tenth", "weighted")), "4 of 4",
+    ]  # fmt: skip
     assert browser.ask("document.querySelector('#config').textContent.includes('data.classes_per_client')")
     assert browser.ask("document.querySelector('#environment').textContent.includes('torch')")
     assert browser.ask("document.querySelector('#environment').textContent.includes('commit')")
@@ -583,6 +589,8 @@ def test_a_click_on_a_client_filters_the_page_to_it(browser, compared):
     browser.wait("location.hash === '#client=2'")
     accuracies = [s["clients"][2] for s in summaries(compared, "fedselect")]
     assert cell(browser, "fedselect", "accuracy %").startswith(f"{100 * statistics.fmean(accuracies):.2f}")
+    measured = browser.ask("document.querySelector('#metrics').innerText")
+    assert f"fedselect\taccuracy %\t{100 * statistics.fmean(accuracies):.2f}" in measured
     drawn = browser.ask("document.querySelector('#convergence .chart').data.find(t => t.name === 'fedavg').y.at(-1)")
     assert drawn == pytest.approx(100 * statistics.fmean(s["clients"][2] for s in summaries(compared, "fedavg")), abs=0.01)
     kept = browser.ask("document.querySelector('#cross .chart').data[0].z.flat().filter(v => v !== null).length")

@@ -97,15 +97,14 @@ class Metric(Measure):
         if not self.name.isidentifier():
             raise InputError(f"the name of a metric is a column of files: letters, digits and _, not {self.name!r}.")
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """By sample: what is added up, and what that sum is divided by."""
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """By sample: what is added up, and what that sum is divided by; None where every sample counts once."""
         found = self.of(outputs, targets)
-        value, count = found if isinstance(found, tuple) else (found, torch.ones_like(found))
-        return value.double(), count.double()
+        return (found[0].double(), found[1].double()) if isinstance(found, tuple) else (found.double(), None)
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """The metric of one client with these outputs and targets."""
         if not self.by_sample:
             return float(self.of(outputs, targets))  # type: ignore[arg-type]
         value, count = self.each(outputs, targets)
-        return float(value.sum() / count.sum())
+        return float(value.sum() / (len(value) if count is None else count.sum()))

@@ -19,7 +19,7 @@ from fedselect.training.layers import bmm
 from fedselect.training.recorded import Programs, Walk
 from fedselect.training.step import Aim, Rate, one_by_one
 
-EVAL_BATCH = 256
+EVAL_BATCH, LEAST_EVAL = 256, 16
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,27 @@ class Pass:
 def predictions(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Every client's model over its own data in eval mode: (outputs, features, targets, which rows are real)."""
     tree = programs.place("values", tree) if split.longest else tree
-    for at in range(0, split.longest, EVAL_BATCH):
-        yield programs.predict(tree, split, at, min(EVAL_BATCH, split.longest - at))
+    size = max(LEAST_EVAL, EVAL_BATCH // max(1, split.y[:1].numel()))  # fewer where there are outputs for many positions
+    for at in range(0, split.longest, size):
+        yield programs.predict(tree, split, at, min(size, split.longest - at))
 
 
 def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric]) -> dict[str, Tensor]:
     """Every client's model on its own data: by metric (C,) float64; NaN without data."""
     means = [m for m in metrics if m.by_sample]
-    sums = {m.name: torch.zeros(2, len(split.n), dtype=torch.float64, device=split.n.device) for m in means}
+    zeros = torch.zeros(split.n.shape, dtype=torch.float64, device=split.n.device)
+    sums = {m.name: zeros for m in means}
+    counts: dict[str, Tensor] = {}  # of metrics in which not every sample counts once
     kept: list[tuple[Tensor, Tensor]] = []
     for outputs, _, y, inside in predictions(programs, tree, split):
         for m in means:
-            for total, each in zip(sums[m.name], m.each(outputs.flatten(0, 1), y.flatten(0, 1)), strict=True):
-                total += torch.where(inside, each.view_as(inside), 0.0).sum(1)
+            value, count = m.each(outputs.flatten(0, 1), y.flatten(0, 1))
+            sums[m.name] = sums[m.name] + torch.where(inside, value.view_as(inside), 0.0).sum(1)
+            if count is not None:
+                counts[m.name] = counts.get(m.name, zeros) + torch.where(inside, count.view_as(inside), 0.0).sum(1)
         if len(means) < len(metrics):
             kept.append((outputs.cpu().clone(), y.cpu()))
-    found = {name: total / count for name, (total, count) in sums.items()}
+    found = {name: total / counts.get(name, split.n) for name, total in sums.items()}
     return {m.name: found[m.name] if m.by_sample else _one_by_one(m, kept, split) for m in metrics}
 
 
