@@ -32,6 +32,8 @@ class Node:
     def __init__(self, assigned: Assignment, client: int, data: Federation, folder: Path) -> None:
         if _ends(data) != _ends(assigned.data):
             raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(assigned.data)}.")
+        if why := assigned.task.unfit_data(data):
+            raise DataError(f"client {client}: {why}")
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)

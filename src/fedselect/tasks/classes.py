@@ -10,7 +10,7 @@ from torch import Tensor
 from fedselect.core.errors import InputError
 from fedselect.tasks import formulas
 from fedselect.tasks.metrics import Metric
-from fedselect.tasks.task import Targets, Task, constant, read_numbers, write_numbers
+from fedselect.tasks.task import Targets, Task, at_hand, constant, read_numbers, write_numbers
 
 BALANCED = "balanced"
 View = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -69,57 +69,67 @@ def _seen(metric: Metric, view: View) -> Metric:
     return replace(metric, of=lambda outputs, targets: metric.of(*view(outputs, targets)))
 
 
-def _check_weights(weights: str | None) -> None:
-    if weights in (None, BALANCED):
-        return
-    numbers = read_numbers("class_weights", str(weights))
-    if not numbers or not all(0 <= w < float("inf") for w in numbers) or not any(numbers):
-        raise InputError(f"class_weights is {BALANCED}, or a number for each class, such as '1 3', not {weights!r}.")
+@dataclass(frozen=True)
+class Weighted(Task):
+    """A task of classes that may count for more or less in the loss."""
 
+    class_weights: str | None = None  # balanced, or a number for each class, such as "1 3"; none: all count alike
 
-def _weights(weights: str | None, like: Tensor) -> Tensor | None:
-    """One for each class, or nothing where all count alike; balanced ones are known once the task is fitted."""
-    return (
-        None if weights in (None, BALANCED) else constant(read_numbers("class_weights", str(weights)), like.dtype, like.device)
-    )
+    def __post_init__(self) -> None:
+        numbers = self._numbers
+        if numbers is not None and (not any(numbers) or not all(0 <= w < float("inf") for w in numbers)):
+            raise InputError(
+                f"class_weights is {BALANCED}, or a number for each class, such as '1 3', not {self.class_weights!r}."
+            )
 
+    @property
+    def _numbers(self) -> tuple[float, ...] | None:
+        """The weights; balanced ones are known once the task is fitted."""
+        return None if self.class_weights in (None, BALANCED) else read_numbers("class_weights", str(self.class_weights))
 
-def _unfit_weights(weights: str | None, classes: int) -> str:
-    if weights in (None, BALANCED) or len(read_numbers("class_weights", str(weights))) == classes:
-        return ""
-    return f"there are {classes} classes; give class_weights as many numbers, or {BALANCED}, not {weights!r}."
+    def weights(self, like: Tensor) -> Tensor | None:
+        """One for each class, beside `like`."""
+        return None if self._numbers is None else constant(self._numbers, like.dtype, like.device)
 
+    def unfit_data(self, data: Targets) -> str:
+        if self._numbers is None or len(self._numbers) == data.classes:
+            return ""
+        return (
+            f"there are {data.classes} classes; give class_weights as many numbers, or {BALANCED}, not {self.class_weights!r}."
+        )
 
-def _shares(targets: Tensor, classes: int) -> Tensor:
-    """The share of each class among a client's samples."""
-    return torch.bincount(targets.long(), minlength=classes).double() / len(targets)
+    def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
+        """The share of each class among a client's samples."""
+        if self.class_weights != BALANCED:
+            return None
+        return torch.bincount(targets.long(), minlength=data.classes).double() / len(targets)
 
-
-def _balanced(rows: Tensor, samples: Tensor) -> str:
-    """Weights under which every class counts alike over all clients; of a class that nobody has, 0."""
-    count = (rows * samples.unsqueeze(1)).sum(0)
-    weights = count.sum() / (len(count) * count)
-    return write_numbers(torch.where(count > 0, weights, 0.0).tolist())
+    def fitted(self, rows: Tensor, samples: Tensor) -> Task:
+        """With weights under which every class counts alike over all clients; of a class that nobody has, 0."""
+        if self.class_weights != BALANCED:
+            return self
+        count = (rows * samples.unsqueeze(1)).sum(0)
+        weights = torch.where(count > 0, count.sum() / (len(count) * count), 0.0)
+        return replace(self, class_weights=write_numbers(weights.tolist()))
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(Weighted):
     """One of several classes: a score for each, and cross-entropy. Reported: accuracy."""
 
-    class_weights: str | None = None  # of classes in the loss: balanced, or a number for each, such as "1 3"
     label_smoothing: float = 0.0  # the share of a label that is spread over all classes
 
     metrics = (ACCURACY,)
     more = (*WHOLE, LOG_LOSS)
 
     def __post_init__(self) -> None:
-        _check_weights(self.class_weights)
+        super().__post_init__()
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"label_smoothing must lie in [0, 1), not {self.label_smoothing}.")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), weighted by class and smoothed where that is asked for."""
-        plain, weights = _minus_log(outputs, targets), _weights(self.class_weights, outputs)
+        plain, weights = _minus_log(outputs, targets), self.weights(outputs)
         if weights is None and not self.label_smoothing:
             return plain
         own = plain if weights is None else plain * weights[targets]
@@ -134,7 +144,7 @@ class Classification(Task):
 
     def unfit_data(self, data: Targets) -> str:
         if data.classes and data.target_shape == ():
-            return _unfit_weights(self.class_weights, data.classes)
+            return super().unfit_data(data)
         return (
             "classification needs a whole number for each sample, its class, and these targets are something else; name the "
             "task that they are for (task=..., --task)."
@@ -151,12 +161,6 @@ class Classification(Task):
     def example(self, data: Targets) -> Tensor:
         return torch.tensor([0, data.classes - 1])
 
-    def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
-        return _shares(targets, data.classes) if self.class_weights == BALANCED else None
-
-    def fitted(self, rows: Tensor, samples: Tensor) -> Task:
-        return replace(self, class_weights=_balanced(rows, samples)) if self.class_weights == BALANCED else self
-
 
 def _logit(outputs: Tensor) -> Tensor:
     """The one number of each sample: (N, 1) or (N,) -> (N,)."""
@@ -169,20 +173,15 @@ def _two_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Binary(Task):
+class Binary(Weighted):
     """Yes or no, classes 1 and 0: one number for each sample, the logit of yes. Reported: accuracy."""
-
-    class_weights: str | None = None  # of no and yes in the loss: balanced, or two numbers, such as "1 3"
 
     metrics = (_seen(ACCURACY, _two_classes),)
     more = tuple(_seen(m, _two_classes) for m in (*WHOLE, LOG_LOSS))
 
-    def __post_init__(self) -> None:
-        _check_weights(self.class_weights)
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), weighted by class where that is asked for."""
-        logit, weights = _logit(outputs), _weights(self.class_weights, outputs)
+        logit, weights = _logit(outputs), self.weights(outputs)
         plain = F.binary_cross_entropy_with_logits(logit, targets.to(logit.dtype), reduction="none")
         return plain if weights is None else plain * weights[targets]
 
@@ -191,7 +190,7 @@ class Binary(Task):
 
     def unfit_data(self, data: Targets) -> str:
         if data.classes == 2 and data.target_shape == ():
-            return _unfit_weights(self.class_weights, 2)
+            return super().unfit_data(data)
         return "the task binary needs targets 0 and 1, one for each sample, as whole numbers; these are something else."
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
@@ -199,12 +198,6 @@ class Binary(Task):
 
     def example(self, data: Targets) -> Tensor:
         return torch.tensor([0, 1])
-
-    def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
-        return _shares(targets, 2) if self.class_weights == BALANCED else None
-
-    def fitted(self, rows: Tensor, samples: Tensor) -> Task:
-        return replace(self, class_weights=_balanced(rows, samples)) if self.class_weights == BALANCED else self
 
 
 def _by_label(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -244,7 +237,7 @@ class Multilabel(Task):
         return _of_labels(outputs, targets)
 
     def unfit_data(self, data: Targets) -> str:
-        if len(data.target_shape) == 1 and not data.classes:
+        if len(data.target_shape) == 1 and not data.classes and all(bool(((y == 0) | (y == 1)).all()) for y in at_hand(data)):
             return ""
         return "the task multilabel needs 0 or 1 for each label, targets of shape (N, labels); these are something else."
 
@@ -278,7 +271,8 @@ class Sequences(Task):
 
     def unfit_data(self, data: Targets) -> str:
         if len(data.target_shape) == 1 and data.classes:
-            return ""
+            strange = [int(v) for y in at_hand(data) for v in y[(y < 0) & (y != self.ignore)][:1]]
+            return f"there is the target {strange[0]}, which is no class; ignore such positions: --ignore." if strange else ""
         return (
             "the task sequences needs a class for each position, targets (N, positions) of whole numbers; these are something "
             "else, or it is not said how many classes there are: Federation(clients, classes=...)."

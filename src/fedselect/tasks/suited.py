@@ -1,17 +1,6 @@
 """Which task targets are for, where that is clear from the targets."""
 
-from collections.abc import Iterable
-from typing import Protocol
-
-from torch import Tensor
-
-from fedselect.tasks.task import Targets
-
-
-class Known(Targets, Protocol):
-    """Data whose targets are at hand."""
-
-    def targets(self) -> Iterable[Tensor]: ...
+from fedselect.tasks.task import Known
 
 
 def suited(data: Known) -> str | None:

@@ -1,10 +1,10 @@
 """Task: what a model's outputs and a sample's target mean."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ class Targets(Protocol):
     def classes(self) -> int: ...
     @property
     def target_shape(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class Known(Targets, Protocol):
+    """Data whose targets are at hand."""
+
+    def targets(self) -> Iterable[Tensor]: ...
 
 
 class Task(ABC):
@@ -149,6 +156,11 @@ class Task(ABC):
                 f"{what} returns {found} for {count} samples; return one number for all, or, where these are one for each "
                 "sample, give its fs.Metric by_sample=True."
             )
+
+
+def at_hand(data: Targets) -> Iterable[Tensor]:
+    """All clients' targets, where the data itself is here and not only what it looks like."""
+    return data.targets() if isinstance(data, Known) else ()
 
 
 def learned(plain: Task, fitted: Task) -> dict[str, Any]:
