@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import DataError
+from fedselect.data.columns import Schema
 from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
@@ -23,6 +24,7 @@ class ClientData:
     val: Part | None = None
     name: str | None = None
     shift: Mapping[str, str] = field(default_factory=dict)  # how it was made to differ: kind -> in words
+    schema: Schema | None = None  # of a table: how raw rows become inputs
 
     def __repr__(self) -> str:
         parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}
