@@ -57,7 +57,8 @@ def table(
             "one file for each client."
         )
     if schema is not None:
-        agreed = agreed_schema(Schema.read(Path(schema).expanduser()), {**vars(columns), **vars(division)})
+        agreed = Schema.read(Path(schema).expanduser())
+        check_options(agreed, {**vars(columns), **vars(division)})
         return fitted(read_clients(place, client, agreed.missing), agreed, place.stem)
     frames = read_clients(place, client, words(columns.missing))
     return federate(frames, place.stem, columns, replace(division, seed=seed))
@@ -124,20 +125,24 @@ def by_client(frame: Frame, client: str) -> dict[str, Frame]:
     return {who: rest.take(np.flatnonzero(code == i)) for i, who in enumerate(names)}
 
 
-def agreed_schema(schema: Schema, given: Mapping[str, Any]) -> Schema:
-    """A schema, unless these options ask for something else than it says."""
-    said: dict[str, Any] = {
+def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
+    """Refuse options that ask for something else than a schema that is agreed."""
+    for name, default in {n: o.default for group in (Columns, Division) for n, o in options(group).items()}.items():
+        said = said_by(schema).get(name)
+        if given.get(name, default) not in (default, said):
+            here = f"it has {name} {said}" if said is not None else f"not {name}"
+            raise InputError(f"the schema says what to do with the columns: {here}; leave --{name.replace('_', '-')} out.")
+
+
+def said_by(schema: Schema) -> dict[str, Any]:
+    """The options of `table` that a schema settles."""
+    return {
         "target": ",".join(schema.target),
         "targets": "classes" if schema.classes else "numbers",
         "scale": schema.scale,
         "missing": ",".join(schema.missing) or None,
-        **vars(schema.division),
+        **{name: getattr(schema.division, name) for name in options(Division)},
     }
-    for name, default in {n: o.default for group in (Columns, Division) for n, o in options(group).items()}.items():
-        if name in given and given[name] not in (default, said.get(name)):
-            here = f"it has {name} {said[name]}" if name in said else "it lists the columns"
-            raise InputError(f"the schema says what to do with the columns, and {here}; leave --{name.replace('_', '-')} out.")
-    return schema
 
 
 def words(names: str | None) -> tuple[str, ...]:
