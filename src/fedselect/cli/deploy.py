@@ -303,8 +303,11 @@ def export(
 
 
 def _at_home(data: dict[str, Any]) -> dict[str, Any]:
-    """The options of a client's own data, whose processes run in another folder than this one."""
-    own = {k: v for k, v in data.items() if v is not None}
+    """The options of a client's own data, whose processes run in another folder than this one.
+
+    Of a table that is where it is and which rows are whose: the rest is in the schema, which the run brings.
+    """
+    own = {k: v for k, v in data.items() if v is not None and (data["name"] != "table" or k in ("name", "path", "client"))}
     return own | ({"path": str(Path(own["path"]).expanduser().resolve())} if "path" in own else {})
 
 

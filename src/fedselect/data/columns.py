@@ -24,7 +24,7 @@ Scale = Literal["federation", "client"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column that a model is given. `kind` is None where no training row has a value, `gaps` whether any lacks one.
+    """One column that a model is given. `kind` is None where no row has a value, `gaps` whether any training row lacks one.
 
     `mean` and `variance` of a number are those of the training rows of all clients, or of one; None where there are none.
     """
@@ -131,7 +131,7 @@ class Schema:
     def check_whole(self) -> "Schema":
         """Refuse a column that nobody has a value of, and a table without any column."""
         for column in self.columns:
-            if column.kind is None:
+            if column.kind is None or not column.count:
                 raise DataError(f"column {column.name} has no value in any training row; leave it out: --drop {column.name}.")
         if not self.columns:
             raise DataError(f"no column but {', '.join(self.target)} is left to train on; drop fewer.")
@@ -193,8 +193,8 @@ def _categories(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
             x[code == i, column.categories.index(name)] = 1
         else:
             warnings.warn(
-                f"{frame.source}: column {column.name} is {name!r} in {int((code == i).sum())} rows and in no training row; it "
-                "counts as missing there.",
+                f"{frame.source}: column {column.name} is {name!r} in {int((code == i).sum())} row(s) and in no training row; "
+                "it counts as missing there.",
                 stacklevel=4,
             )
 

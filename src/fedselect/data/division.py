@@ -46,13 +46,13 @@ class Division:
         if self.split_column is not None:
             return self._told(frame, self.split_column, client)
         if self.time is not None:
-            return self._cut(np.argsort(frame.times(self.time), kind="stable"), client, "rows")
+            return self._cut(np.argsort(frame.times(self.time), kind="stable"), client, "row(s)")
         if self.group is None:
-            return self._cut(rng(self.seed, DIVISION).permutation(len(frame)), client, "rows")
+            return self._cut(rng(self.seed, DIVISION).permutation(len(frame)), client, "row(s)")
         code, names = frame.codes(self.group)
         if (code < 0).any():
             raise DataError(f"{frame.source}: row {frame.row_where(code < 0)} has no {self.group}; fill it in.")
-        groups = self._cut(rng(self.seed, DIVISION).permutation(len(names)), client, f"values of {self.group}")
+        groups = self._cut(rng(self.seed, DIVISION).permutation(len(names)), client, f"value(s) of {self.group}")
         return Part(*(np.flatnonzero(np.isin(code, part)) for part in (groups.train, groups.test, groups.val)))
 
     def _cut(self, order: Indices, client: str, what: str) -> Part:
@@ -62,8 +62,8 @@ class Division:
         val = max(1, round(self.val_share * count)) if self.val_share else 0
         if count <= test + val:
             raise DataError(
-                f"client {client} has {count} {what}, too few for training and {'validation and ' if val else ''}testing; give "
-                "it more, or leave it out."
+                f"client {client} is too small, with {count} {what} for training{', validation' if val else ''} and testing; "
+                "give it more, or leave it out."
             )
         return Part(order[: count - test - val], order[count - test :], order[count - test - val : count - test])
 

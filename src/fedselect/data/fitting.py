@@ -6,8 +6,8 @@ variances travel between clients, rows do not.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 from fedselect.core.errors import DataError, InputError
 from fedselect.data.columns import Column, Scale, Schema
@@ -30,10 +30,11 @@ def fit(
     scale: Scale = "federation",
     division: Division,
 ) -> Schema:
-    """The schema of one client's table: what its training rows say; classes are those of all its rows."""
+    """The schema of one client's table: what its training rows say. Kinds and classes are those of all its rows."""
     known = frame.take(training)
+    kinds: dict[str, Kind | None] = {n: "category" if n in categories else frame.kind(n) for n in columns}
     return Schema(
-        tuple(_fitted(known, name, name in categories) for name in columns),
+        tuple(_fitted(known, name, kinds[name], name in categories) for name in columns),
         tuple(target),
         _classes(frame, target, targets),
         len(known),
@@ -57,19 +58,18 @@ def merge(schemas: Mapping[str, Schema]) -> Schema:
     return merged if one.scale == "federation" else merged.without_statistics()
 
 
-def _fitted(frame: Frame, name: str, category: bool) -> Column:
-    kind: Kind | None = "category" if category else frame.kind(name)
+def _fitted(frame: Frame, name: str, kind: Kind | None, told: bool) -> Column:
     gaps = frame.gaps(name)
     seen = Column(name, kind, count=int((~gaps).sum()), gaps=bool(gaps.any()))
     if kind == "category":
         _, names = frame.codes(name)
-        if not category and (len(names) > MOST or 2 * len(names) > seen.count > 20):
+        if not told and (len(names) > MOST or 2 * len(names) > seen.count > 20):
             raise DataError(
                 f"{frame.source}: column {name} has {len(names)} different names in {seen.count} training rows; leave it out "
                 f"with --drop {name}, or keep it with --categories {name}."
             )
         return replace(seen, categories=names)
-    if kind == "number":
+    if kind == "number" and seen.count:
         values = frame.numbers(name)[~gaps]
         mean = float(values.mean())
         return replace(seen, mean=mean, variance=float(((values - mean) ** 2).mean()))
@@ -111,12 +111,14 @@ def _check_alike(first: str, one: Schema, name: str, other: Schema) -> None:
         raise DataError(
             f"client {first} has the target {said[0]}, client {name} {said[1]}; say which: --targets classes or numbers."
         )
-    for what in ("scale", "missing", "division"):
-        a, b = getattr(one, what), getattr(other, what)
-        if a != b:
-            raise DataError(
-                f"client {first} has {what} {a}, client {name} {b}; make both schemas with the same options and seed."
-            )
+    for what, a in _options(one).items():
+        if a != (b := _options(other)[what]):
+            raise DataError(f"client {first} has {what} {a}, client {name} {b}; make both schemas with the same options.")
+
+
+def _options(schema: Schema) -> dict[str, Any]:
+    """What must be the same at all clients."""
+    return {"scale": schema.scale, "missing": ",".join(schema.missing), **asdict(schema.division)}
 
 
 def _classes(frame: Frame, target: Sequence[str], targets: Targets) -> tuple[str, ...]:

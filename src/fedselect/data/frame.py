@@ -15,7 +15,7 @@ from fedselect.core.errors import DataError, unknown
 from fedselect.data.partition import Indices
 from fedselect.data.places import optional
 
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")  # texts that stand for no value, whatever a user adds
+MISSING = ("", "na", "n/a", "nan", "null", "?")  # stand for no value, in small letters or capitals, whatever a user adds
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 WHOLE = r"^[+-]?\d+$"
 Kind = Literal["number", "category"]
@@ -30,7 +30,7 @@ class Frame:
     """
 
     source: str
-    columns: Mapping[str, Any]  # arrays of pyarrow
+    columns: Mapping[str, Any]  # arrays of pyarrow, null where there is no value
     rows: Indices
     missing: tuple[str, ...] = ()
     split_column: str | None = None
@@ -51,7 +51,7 @@ class Frame:
         names = [str(name) for name in table.column_names]
         if twice := [n for n in names if names.count(n) > 1]:
             raise DataError(f"{source} has two columns {twice[0]!r}; rename one.")
-        columns = {n: _stored(table.column(i)) for i, n in enumerate(names)}
+        columns = {n: _cleaned(_stored(table.column(i)), missing) for i, n in enumerate(names)}
         return cls(source, columns, np.arange(table.num_rows), missing, split_column)
 
     def __len__(self) -> int:
@@ -76,11 +76,16 @@ class Frame:
         if types.is_boolean(column.type):
             return "category"
         if types.is_string(column.type):
-            numbers = self._matching(column, NUMBER)
-            if not numbers.any():
+            if _parsed(column) is not None:
+                return "number"
+            names = self._no_numbers(column)
+            if not self._matching(column, NUMBER).any():
                 return "category"
-            self._check_numbers(name, column, numbers)
-            return "number"
+            text = self._first(column, names)
+            raise DataError(
+                f"{self.source}: column {name} has numbers and, in row {self.row_where(names)}, {text!r}; correct it, or say "
+                f"what it is: --missing {text!r} if it stands for no value, --categories {name} if these are names."
+            )
         if types.is_integer(column.type) or types.is_floating(column.type):
             return "number"
         what = "dates" if types.is_timestamp(column.type) else f"values of type {column.type}"
@@ -98,21 +103,22 @@ class Frame:
 
     def gaps(self, name: str) -> NDArray[np.bool_]:
         """Which rows have no value in a column."""
-        return np.asarray(self._values(name).is_null())
+        return np.asarray(self._values(name).is_null(), np.bool_)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as numbers, gaps as NaN."""
-        pa, pc = optional("pyarrow"), optional("pyarrow.compute")
+        pa = optional("pyarrow")
         column = self._values(name)
-        if pa.types.is_string(column.type):
-            self._check_numbers(name, column, self._matching(column, NUMBER))
-        try:
-            found = np.array(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-        except pa.ArrowException:
-            raise DataError(f"{self.source}: column {name} holds values of type {column.type}, not numbers.") from None
-        if np.isinf(found).any():
-            row = self._row(int(np.flatnonzero(np.isinf(found))[0]))
-            raise DataError(f"{self.source}: column {name} is infinite in row {row}; correct it.")
+        parsed = _parsed(column)
+        if parsed is None and pa.types.is_string(column.type):
+            names = self._no_numbers(column)
+            text, row = self._first(column, names), self.row_where(names)
+            raise DataError(f"{self.source}: column {name} is to hold numbers, and row {row} has {text!r}; correct it.")
+        if parsed is None:
+            raise DataError(f"{self.source}: column {name} holds values of type {column.type}, not numbers.")
+        found = np.array(parsed.to_numpy(zero_copy_only=False), np.float64)
+        if (wrong := ~np.isfinite(found) & ~self.gaps(name)).any():
+            raise DataError(f"{self.source}: column {name} is not finite in row {self.row_where(wrong)}; correct it.")
         return found
 
     def codes(self, name: str) -> tuple[Indices, tuple[str, ...]]:
@@ -137,10 +143,10 @@ class Frame:
         pa, pc = optional("pyarrow"), optional("pyarrow.compute")
         column = self._values(name)
         if column.null_count:
-            raise DataError(f"{self.source}: row {self._row(int(np.argmax(self.gaps(name))))} has no {name}; fill it in.")
+            raise DataError(f"{self.source}: row {self.row_where(self.gaps(name))} has no {name}; fill it in.")
         if pa.types.is_timestamp(column.type):
             return np.asarray(pc.cast(column, pa.int64()))
-        if not pa.types.is_string(column.type) or self._matching(column, NUMBER).all():
+        if _parsed(column) is not None or not pa.types.is_string(column.type):
             return self.numbers(name)
         dates = np.empty(len(column), "datetime64[us]")
         for i, text in enumerate(column.to_pylist()):
@@ -148,52 +154,47 @@ class Frame:
                 dates[i] = np.datetime64(text, "us")
             except ValueError:
                 raise DataError(
-                    f"{self.source}: column {name} holds {text!r} in row {self._row(i)}; write times as 2024-03-31, as "
-                    "2024-03-31T18:00 or as numbers."
+                    f"{self.source}: column {name} holds {text!r} in row {int(self.rows[i]) + 1}; write times as 2024-03-31, "
+                    "as 2024-03-31T18:00 or as numbers."
                 ) from None
         return dates
 
     def row_where(self, found: NDArray[np.bool_]) -> int:
-        """The number of the first such row, from 1, as a person counts."""
-        return self._row(int(np.argmax(found)))
-
-    def _row(self, i: int) -> int:
-        return int(self.rows[i]) + 1
+        """The number of the first such row in the source, from 1, as a person counts."""
+        return int(self.rows[found].min()) + 1
 
     def _values(self, name: str) -> Any:
-        """A column with null wherever it has no value."""
-        pa, pc = optional("pyarrow"), optional("pyarrow.compute")
         self.need(name)
-        column = self.columns[name]
-        if pa.types.is_string(column.type):
-            column = pc.utf8_trim_whitespace(column)
-            absent = pc.is_in(_short(column), value_set=pa.array((*MISSING, *self.missing), pa.string()))
-        elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            numbers = pa.array([float(m) for m in self.missing if is_number(m)], pa.float64())
-            absent = pc.or_(pc.is_null(column, nan_is_null=True), pc.is_in(pc.cast(column, pa.float64()), numbers))
-        else:
-            return column
-        return pc.if_else(absent, pa.scalar(None, column.type), column)
+        return self.columns[name]
 
     def _matching(self, column: Any, pattern: str) -> NDArray[np.bool_]:
         """Which rows of a column of texts match; a gap does not."""
         pc = optional("pyarrow.compute")
         return np.asarray(pc.match_substring_regex(column, pattern).fill_null(False))
 
-    def _check_numbers(self, name: str, column: Any, numbers: NDArray[np.bool_]) -> None:
-        wrong = ~numbers & ~np.asarray(column.is_null())
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            text = column[i].as_py()
-            raise DataError(
-                f"{self.source}: column {name} holds numbers, but {text!r} in row {self._row(i)}; correct it, or say what it "
-                f"is: --missing {text!r} if it stands for no value, --categories {name} if these are names."
-            )
+    def _first(self, column: Any, found: NDArray[np.bool_]) -> Any:
+        """The value in the first such row of the source."""
+        return column[int(np.flatnonzero(found)[np.argmin(self.rows[found])])].as_py()
+
+    def _no_numbers(self, column: Any) -> NDArray[np.bool_]:
+        """Which rows of a column of texts have a value that is no number."""
+        return ~self._matching(column, NUMBER) & ~np.asarray(column.is_null(), np.bool_)
 
 
 def in_order(names: list[str]) -> list[str]:
     """Names in the order of their numbers where all are numbers, else in that of the alphabet."""
     return sorted(names, key=lambda n: (float(n), n)) if all(map(is_number, names)) else sorted(names)
+
+
+def _parsed(column: Any) -> Any:
+    """A column as floats of pyarrow; None where some value is no number."""
+    pa, pc = optional("pyarrow"), optional("pyarrow.compute")
+    if pa.types.is_boolean(column.type) or pa.types.is_timestamp(column.type):
+        return None
+    try:
+        return pc.cast(column, pa.float64())
+    except pa.ArrowException:
+        return None
 
 
 def _short(texts: Any) -> Any:
@@ -221,3 +222,21 @@ def _stored(column: Any) -> Any:
     if pa.types.is_decimal(kind) or str(kind) == "halffloat":
         return pc.cast(column, pa.float64())
     return pc.cast(column, pa.timestamp("us"), safe=False) if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else column
+
+
+def _cleaned(column: Any, missing: tuple[str, ...]) -> Any:
+    """A column with null in place of what stands for no value."""
+    pa, pc = optional("pyarrow"), optional("pyarrow.compute")
+    if pa.types.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        said = _short(column) if any(map(is_number, missing)) else column
+        absent = pc.or_(
+            pc.is_in(said, value_set=pa.array(missing, pa.string())),
+            pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING, pa.string())),
+        )
+    elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        numbers = pa.array([float(m) for m in missing if is_number(m)], pa.float64())
+        absent = pc.or_(pc.is_null(column, nan_is_null=True), pc.is_in(pc.cast(column, pa.float64()), numbers))
+    else:
+        return column
+    return pc.if_else(absent, pa.scalar(None, column.type), column)

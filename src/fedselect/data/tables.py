@@ -160,9 +160,12 @@ def _fit(
     if not target:
         raise InputError(f"say what is to be predicted: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
     aside = (*target, *words(columns.drop), *division.columns)
-    for name in (*aside, *words(columns.categories)):
-        for frame in frames.values():
+    for frame in frames.values():
+        for name in (*target, *words(columns.categories), *division.columns):
             frame.need(name)
+    for name in words(columns.drop):
+        if not any(name in frame.columns for frame in frames.values()):
+            first.need(name)
     owns, parts = {}, {}
     for who, frame in frames.items():
         parts[who] = division.parts(frame, who)
