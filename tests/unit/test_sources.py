@@ -487,7 +487,9 @@ def test_each_domain_may_have_training_and_test_pictures(office):
     assert [(len(c.train[1]), len(c.test[1])) for c in data.clients] == [(4, 2), (4, 2)]
     alone = load("folder", path=str(office / "Art"), size=16, clients=1, split="iid")  # as over a network
     assert (len(alone.clients[0].train[1]), len(alone.clients[0].test[1])) == (4, 2)
-    (office / "Art" / "train").rename(office / "Art" / "first")
+    for kind in ("Bed", "Mug"):
+        (office / "Art" / "train" / kind).rename(office / "Art" / kind)
+    (office / "Art" / "train").rmdir()
     with pytest.raises(DataError, match=r"Real World has train/ and test/, but .*Art has not"):
         domains(office, size=16)
 
