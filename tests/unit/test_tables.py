@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedselect as fs
 from fedselect.core.errors import DataError, InputError
+from fedselect.core.options import options
 from fedselect.data.columns import Schema
 from fedselect.data.division import Division
 from fedselect.data.fitting import fit, merge
@@ -357,6 +360,18 @@ def test_the_column_that_rows_are_divided_by_is_no_input(csv):
     assert data.clients[0].schema.inputs == load(csv).clients[0].schema.inputs
     assert data.clients[0].val is None
     assert load(csv, val_share=0.1).clients[0].val is not None
+
+
+def test_the_page_on_tables_has_every_option_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    rows = [[c.strip() for c in line.split("|")[1:3]] for line in page.splitlines() if line.startswith("| `--")]
+    documented = {}
+    for flags, defaults in rows:
+        documented |= dict(zip(re.findall(r"`--([a-z-]+)`", flags), defaults.split(", "), strict=True))
+    known = {n.replace("_", "-"): o for n, o in options(fs.DATA["table"]).items() if n != "path"}
+    assert documented.keys() == known.keys()
+    for name, option in known.items():
+        assert option.parse(documented[name]) == option.default, name
 
 
 # ---- what cannot be used
