@@ -131,7 +131,7 @@ def init(
     launch.need_flower()
     if schema is None:
         table, agreed = _agreed(data, classes, shape, flags(ctx.args), clients)
-    elif ctx.args or classes or shape or data not in ("digits", "table"):
+    elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits: none was named
         raise InputError("the schema says what clients' data is; leave --data, its options, --classes and --shape out.")
     else:
         agreed = Shape.of_table(Schema.read(schema))

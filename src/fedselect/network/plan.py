@@ -12,7 +12,7 @@ import torch
 
 from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
-from fedselect.core.options import Option, options
+from fedselect.core.options import Option, find, options
 from fedselect.core.tree import Tree
 from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.network.assignment import Assignment
@@ -252,9 +252,10 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         kind = "table" if config.data["name"] == "table" else "folder"
         raise InputError(f"this run's data is a {kind}; start the client with its own: --data {kind}:PATH.")
     else:
-        same = own.get("name", config.data["name"]) == config.data["name"]
-        table = {**(config.data if same else {}), **own, "clients": clients}
-    if agreed.schema is not None and own.get("name") == "table":
+        name = str(own.get("name", config.data["name"]))
+        sized = {"clients": clients} if "clients" in options(find("data", name, DATA)) else {}
+        table = {**(config.data if name == config.data["name"] else {}), **own, **sized}
+    if agreed.schema is not None and own.get("name") == "table" and own.get("path"):
         place = Path(own["path"])
         frames = tables.read_clients(place, own.get("client"), agreed.schema.missing)
         whole = tables.fitted(frames, agreed.schema, place.stem)
@@ -290,7 +291,7 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
 
 def undealt(name: str) -> dict[str, Any]:
     """The options of a data set by which it stays whole: one client has all of it."""
-    known = options(DATA[name]) if name in DATA else {}
+    known = options(find("data", name, DATA))
     return {k: v for k, v in {"clients": 1, "split": "iid"}.items() if k in known}
 
 
