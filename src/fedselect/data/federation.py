@@ -136,8 +136,8 @@ class Federation:
         for i, client in enumerate(self.clients):
             if client.val is None:
                 raise DataError(
-                    f"client {client.name or i} has no validation data to be scored on; hold some out with val, of a table with "
-                    "val_share."
+                    f"client {client.name or i} has no validation data to be scored on; hold some out with val, of a table "
+                    "with val_share."
                 )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
