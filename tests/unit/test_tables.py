@@ -147,6 +147,8 @@ def test_a_saved_dict_of_datasets_says_which_rows_are_for_testing(tmp_path):
     sizes = [sum(len(getattr(c, part)[1]) for c in data.clients) for part in ("train", "val", "test")]
     assert sizes == [100, 40, 40]
     assert data.clients[0].schema.division.split_column == "split"
+    other = load(folder, drop="id", time="date")  # asked for another division, it still keeps its own out of the inputs
+    assert other.clients[0].schema.inputs == data.clients[0].schema.inputs
 
 
 def test_a_folder_has_one_file_for_each_client_and_is_the_same_federation(tmp_path, csv):

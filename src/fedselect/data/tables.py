@@ -155,11 +155,12 @@ def _fit(
 ) -> tuple[Schema, dict[str, Schema], dict[str, Part]]:
     """The schema of all clients, each client's own, and how each divides its rows."""
     first = next(iter(frames.values()))
-    division = replace(division, split_column=division.split_column or first.split_column)
+    if first.split_column and not division.columns:
+        division = replace(division, split_column=first.split_column)
     target = words(columns.target)
     if not target:
         raise InputError(f"say what is to be predicted: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
-    aside = (*target, *words(columns.drop), *division.columns)
+    aside = (*target, *words(columns.drop), *division.columns, first.split_column)
     for frame in frames.values():
         for name in (*target, *words(columns.categories), *division.columns):
             frame.need(name)
