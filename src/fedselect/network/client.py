@@ -94,14 +94,17 @@ class Node:
         return self._reply("measured", base, {"round": round, "measured": measured}, {})
 
     def _keep(self, round: int, views: dict[str, Tree]) -> None:
-        """The finished model, and what one who loads it must know: how pictures become inputs, the classes, the network."""
+        """The finished model, and what one who loads it must know: how pictures or rows become inputs, classes, network."""
         test = self.assigned.split(self.data, "test")
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
-        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
+        schema = self.data.clients[0].schema
+        table = {} if schema is None else {"schema": schema.to_json()}
+        shape = list(self.assigned.data.shape)
+        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:

@@ -26,7 +26,7 @@ from fedselect.tasks import TASKS, Task
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
 
-DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp"}
+DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp", "table": "mlp"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
