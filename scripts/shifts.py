@@ -33,29 +33,37 @@ or hospitals. Look at the mean over the kinds of difference, and at the **worst 
 the best method of a kind, in the kind that suits it least. If you do not know how your clients differ, begin with a
 method whose worst regret is small.
 
-The kinds: `none` (clients are alike), `labels` (two classes each), `meaning` (each client has its own permutation of
-the labels), `camera` (its own rotation, colours and darkness), `groups` (two groups, one with reversed labels),
-`motley` (these mixed: two clients without a difference, three with their own labels, three with their own camera, two
-with two classes).
+The kinds: `none` (clients are alike), `labels` (two classes each), `five classes` (five each), `dirichlet` (all classes
+in uneven numbers, concentration 0.5), `meaning` (each client has its own permutation of the labels), `camera` (its own
+rotation, colours and darkness), `groups` (two groups, one with reversed labels), `motley` (these mixed: two clients
+without a difference, three with their own labels, three with their own camera, two with two classes).
 
 [FedAlike](methods/fedalike.md) is ours. It finds out which clients agree about the head, and these share one.
 [FedPersist](methods/fedpersist.md) is our earlier rule: a client keeps the last layer in which it persistently
 disagrees. *Late head + FT* is FedPer that shares the head for the first ten rounds. *FT*: fine-tuned at the end, as
 FedBABU, FedAlike and FedPersist always are. *Told who is alike* is FedAlike that is told which clients should share a head
-(those with their own labels or classes alone, all others together, or by group) and need not find out. It is no method you
-can run on data you do not know, so it has no part in the best of a column or in regret.
+(those with their own labels or with two classes alone, all others together, or by group) and need not find out. It is no
+method you can run on data you do not know, so it has no part in the best of a column or in regret.
 
 ![Regret of each method in each kind of difference](img/shifts.svg)
 
-How these numbers came about. FedAlike was developed on held-out samples of digits, CIFAR-10 and the three natural sets
-(seeds 200 and above), with throw-away programs that are not kept; how much noise counts beside difference was chosen
-there too ([FedAlike](methods/fedalike.md#where-implementations-differ-and-what-we-chose)). Then every method ran once
-on test samples, with seeds 20 to 24, which nobody had looked at. Nothing was changed after but the fine-tuning of the row
-that is told who is alike, on digits. Digits has no official test set, so a sample that one seed tests on may be held out
-with another. FedPersist had been run on test samples of digits before, with other seeds. Ditto, FedPAC and FedSelect were
-tuned without fine-tuning, and are fine-tuned as FedAvg + FT is; for FedSelect on AudioMNIST that rate is far too high. PACS
-was tried as a fourth natural set and left out: at the tuned rate 7 of 20 runs of FedAlike, FedPersist, FedAvg + FT and the late
-head stopped being finite. Of the runs that ended, FedPAC + FT had the highest mean there (52.6; FedAlike 49.5).
+What to take from it. FedAlike leads clearly where groups of clients contradict each other (`groups`), and is close to the
+best in most other kinds. Its weak spot is `dirichlet`: clients with the same classes in uneven numbers get a head each,
+though one head would serve all. FedPAC + FT is its equal in the mean on CIFAR-10, and better wherever one head serves all. On
+natural sets most fine-tuned methods are level.
+
+How these numbers came about. FedAlike was developed on held-out samples of digits, CIFAR-10 and the natural sets (seeds 200
+and above), with throw-away programs that are not kept; how much noise counts beside difference was chosen there too
+([FedAlike](methods/fedalike.md#where-implementations-differ-and-what-we-chose)). An earlier version that compared all
+clients in all classes ran on test samples first (six kinds, seeds 20 to 24): on CIFAR-10 it was 1.1 points ahead of
+FedPAC + FT in the mean, and 1.1 behind in `labels`. After that the rule changed once, on held-out samples, two kinds were
+added, and every method ran once more with seeds nobody had looked at: 30 to 34. On digits FedAlike had then still the rates
+that were tuned for the earlier rule, and fell 5.9 points behind in `motley`; it was tuned anew on held-out samples, and all
+methods ran again, with seeds 40 to 44. On AudioMNIST, HAR and heart disease its rates are those tuned for the earlier rule.
+Digits has no official test set, so a sample that one seed tests on may be held out with another. Ditto, FedPAC and
+FedSelect were tuned without fine-tuning, and are fine-tuned as FedAvg + FT is; for FedSelect on AudioMNIST that rate is far too
+high. PACS starts from ImageNet features that were put together from public parts, not from torchvision's file. Mini-ImageNet
+is missing here: with 100 classes and from scratch it costs many times what CIFAR-10 does.
 
 `scripts/shifts.py` makes this page from `results/`; no number in its tables is typed.
 """
@@ -246,7 +254,8 @@ def headline(results: Path) -> str:
     mean = accuracies(columns, rows).mean((1, 2))
     best = int(mean.argmax())
     said = f"{rows[best]} has {mean[best]:.1f}, {OURS} {mean[rows.index(str(OURS))]:.1f}"
-    out.append(f"- 20 speakers, 46 devices of 23 people, 4 hospitals: most fine-tuned methods are level; in the mean {said}.")
+    clients = "20 speakers, 46 devices of 23 people, 4 hospitals, 4 styles of picture"
+    out.append(f"- {clients}: most fine-tuned methods are close; in the mean {said}.")
     return "\n".join(out) + "\n"
 
 

@@ -5,7 +5,7 @@ from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, Fold, Mean, 
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
-from fedselect.data import DATA, ClientData, Federation, Images, deal_images, from_datasets, load, shifted
+from fedselect.data import DATA, ClientData, Federation, Images, Schema, deal_images, from_datasets, load, shifted
 from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
 from fedselect.methods import (
     METHODS,
@@ -99,6 +99,7 @@ __all__ = [
     "Result",
     "RunError",
     "Schedule",
+    "Schema",
     "Selector",
     "Sequences",
     "Simulation",

@@ -214,80 +214,106 @@ def dot(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def pull_products(first, second):
-    """Products of every first half with every second, and each client's noise, from lists of pulls (M, D).
+def pull_products(first, second, has, row):
+    """By row: products of every first half with every second, and each client's noise, from lists of pulls (M, D).
 
-    Both halves less their mean, and by the noise of entries: the mean square of what halves differ in, and a tenth of what
-    that is on average. Noise of the mean of two halves: a quarter of |difference|^2, of which the mean took 1 of M parts.
-    Whoever has equal halves does not count: it lies at the mean, as noisy as the others are on average.
+    `has`: the rows in which a client counts, (M, K); `row`: of which row an entry is, (D,). Both halves less the mean of those
+    who count, and by the noise of entries: the mean square of what halves differ in, to which the mean over entries counts as
+    much as four of the clients would.
+    Noise of the mean of two halves: a quarter of |difference|^2, of which the mean took 1 of M parts. What is not there is 0.
     """
-    clients, entries = range(len(first)), range(len(first[0]))
-    known = [i for i in clients if first[i] != second[i]]
-    if len(known) < 2:
-        return [[0.0 for _ in clients] for _ in clients], [1.0 for _ in clients]
-    moved = []
-    for half in (first, second):
-        mean = [sum(half[i][e] for i in known) / len(known) for e in entries]
-        moved.append([[half[i][e] - mean[e] if i in known else 0.0 for e in entries] for i in clients])
-    a, b = moved
-    loud = [sum((a[i][e] - b[i][e]) ** 2 for i in clients) / len(clients) for e in entries]
-    unit = [math.sqrt(v + 0.1 * sum(loud) / len(loud)) for v in loud]
-    a, b = ([[v / u for v, u in zip(row, unit, strict=True)] for row in half] for half in (a, b))
-    noise = {i: sum((x - y) ** 2 for x, y in zip(a[i], b[i], strict=True)) / 4 * len(known) / (len(known) - 1) for i in known}
-    typical = sum(noise.values()) / len(known)
-    return [[dot(a[i], b[j]) for j in clients] for i in clients], [noise.get(i, typical) for i in clients]
+    clients, entries = range(len(first)), range(len(row))
+    a, b = ([[0.0 for _ in entries] for _ in clients] for _ in range(2))
+    loud, parts = [], []
+    for e in entries:
+        who = [i for i in clients if has[i][row[e]]]
+        for half, moved in ((first, a), (second, b)):
+            for i in who:
+                moved[i][e] = half[i][e] - sum(half[j][e] for j in who) / len(who)
+        loud.append(sum((a[i][e] - b[i][e]) ** 2 for i in who) / max(len(who), 1))
+        parts.append(4 / max(len(who) - 1, 1))
+    unit = [math.sqrt(v + part * sum(loud) / len(loud)) or 1.0 for v, part in zip(loud, parts, strict=True)]
+    a, b = ([[v / u for v, u in zip(line, unit, strict=True)] for line in half] for half in (a, b))
+    products, noise = [], []
+    for k in range(len(has[0])):
+        mine, who = [e for e in entries if row[e] == k], [i for i in clients if has[i][k]]
+        products.append([[sum(a[i][e] * b[j][e] for e in mine) for j in clients] for i in clients])
+        part = len(who) / (len(who) - 1) if len(who) > 1 else 1.0
+        noise.append([sum((a[i][e] - b[i][e]) ** 2 for e in mine) / 4 * part for i in clients])
+    return products, noise
 
 
-def drawn(products):
-    """Products made symmetric and drawn towards equal ones, t / M on the diagonal and -t / (M (M - 1)) beside it.
+def drawn(products, has):
+    """Products made symmetric and drawn towards equal ones, t / m on the diagonal and -t / (m (m - 1)) beside it, row by row.
 
-    By the share of the squared departure that noise explains. Of a product with noise of variance v, the mean with its mirror
-    image has v / 2 and so has half their difference, from which v / 2 is estimated; on the diagonal it is v.
+    By the share of the squared departure of their sum over rows that noise explains. Of a product with noise of variance v,
+    the mean with its mirror image has v / 2 and so has half their difference, from which v / 2 is estimated; on the diagonal
+    it is v.
     """
-    m = len(products)
-    pairs = [(i, j) for i in range(m) for j in range(m)]
-    even = {(i, j): (products[i][j] + products[j][i]) / 2 for i, j in pairs}
-    t = sum(products[i][i] for i in range(m))
-    goal = {(i, j): t / m if i == j else -t / (m * (m - 1)) for i, j in pairs}
-    beside = [((products[i][j] - products[j][i]) / 2) ** 2 for i, j in pairs if i != j]
-    by_noise = sum(2 if i == j else 1 for i, j in pairs) * sum(beside) / len(beside)
-    departure = sum((even[p] - goal[p]) ** 2 for p in pairs)
+    clients = range(len(has))
+    pairs = [(i, j) for i in clients for j in clients]
+    even = [{(i, j): (of[i][j] + of[j][i]) / 2 for i, j in pairs} for of in products]
+    goals = []
+    for k, of in enumerate(products):
+        who = [i for i in clients if has[i][k]]
+        m, t = len(who), sum(of[i][i] for i in who)
+        goal = dict.fromkeys(pairs, 0.0)
+        goal |= {(i, j): t / m if i == j else -t / (m * (m - 1)) for i in who for j in who if m > 1}
+        goals.append(goal)
+    odd = sum(sum((of[i][j] - of[j][i]) / 2 for of in products) ** 2 for i, j in pairs)
+    m = sum(any(line) for line in has)
+    by_noise = odd / (m * (m - 1)) * (m * (m - 1) + 2 * m) if m > 1 else 0.0
+    departure = sum(sum(e[p] - g[p] for e, g in zip(even, goals, strict=True)) ** 2 for p in pairs)
     share = min(1.0, by_noise / departure) if departure else 1.0
-    return [[even[i, j] + share * (goal[i, j] - even[i, j]) for j in range(m)] for i in range(m)]
+    return [
+        [[e[i, j] + share * (g[i, j] - e[i, j]) for j in clients] for i in clients] for e, g in zip(even, goals, strict=True)
+    ]
 
 
-def partition_cost(groups, products, noise):
-    """Of every member the squared distance from the mean of its group, and the noise of the mean: sum / n^2 for each of n."""
+def partition_cost(groups, products, noise, has):
+    """In each row, of every member that has it the squared distance from their mean, and its noise: sum / n^2 for each of n."""
     cost = 0.0
-    for group in groups:
-        n = len(group)
-        centre = sum(products[j][k] for j in group for k in group) / n**2
-        for i in group:
-            cost += products[i][i] - 2 * sum(products[i][j] for j in group) / n + centre
-            cost += sum(noise[j] for j in group) / n**2
+    for k, of in enumerate(products):
+        for group in groups:
+            who = [i for i in group if has[i][k]]
+            n = len(who)
+            centre = sum(of[i][j] for i in who for j in who) / max(n, 1) ** 2
+            for i in who:
+                cost += of[i][i] - 2 * sum(of[i][j] for j in who) / n + centre
+                cost += sum(noise[k][j] for j in who) / n**2
     return cost
 
 
-def greedy(products, noise):
-    """From every client alone: the merge of two groups with the least cost of all, as long as it lowers the cost."""
-    groups = [[i] for i in range(len(products))]
+def greedy(products, noise, has):
+    """From every client alone: the merge of two groups with the least cost of all, as long as it does not raise the cost.
+
+    Of equal ones that of most clients, and of these the first.
+    """
+    groups = [[i] for i in range(len(has))]
     while len(groups) > 1:
+        now = partition_cost(groups, products, noise, has)
         tried = []
-        for i in range(len(groups)):
-            for j in range(i):
+        for j in range(len(groups)):
+            for i in range(j):
                 others = [g for k, g in enumerate(groups) if k not in (i, j)]
-                tried.append(sorted([*others, sorted(groups[i] + groups[j])]))
-        best = min(tried, key=lambda t: partition_cost(t, products, noise))
-        if not partition_cost(best, products, noise) < partition_cost(groups, products, noise):
+                together = sorted([*others, sorted(groups[i] + groups[j])])
+                gain = round(now - partition_cost(together, products, noise, has), 9)
+                tried.append((-gain, -len(groups[i] + groups[j]), groups[i][0], groups[j][0], together))
+        best = min(tried)
+        if best[0] > 0:
             break
-        groups = best
+        groups = best[-1]
     return groups
 
 
-def groups_alike(first, second):
-    """Who is alike, as lists of clients in order; noise counts 0.7 of what difference does."""
-    products, noise = pull_products(first, second)
-    return greedy(drawn(products), [0.7 * v for v in noise])
+def groups_alike(first, second, has, row):
+    """Who is alike, as lists of clients in order; noise counts 0.7 of what difference does.
+
+    Whoever has equal halves, as one with a single sample, counts nowhere.
+    """
+    has = [[h and first[i] != second[i] for h in line] for i, line in enumerate(has)]
+    products, noise = pull_products(first, second, has, row)
+    return greedy(drawn(products, has), [[0.7 * v for v in line] for line in noise], has)
 
 
 def fedalike_round(server, heads, pulls, groups, nodes, present, round_, *, window, lr, epochs, how, seed):
@@ -316,7 +342,9 @@ def fedalike_round(server, heads, pulls, groups, nodes, present, round_, *, wind
         done = [k for k in sorted(pulls) if len(pulls[k]) == window]
         if set(done) - {k for g in groups for k in g}:
             means = [[(sum(p[half] for p in pulls[k]) / window).tolist() for k in done] for half in (0, 1)]
-            groups[:] = [[done[i] for i in g] for g in groups_alike(*means)]
+            row = [k for v in heads[done[0]].values() for k in range(len(v)) for _ in range(v[k].numel())]
+            has = [[k in nodes[i].y.tolist() for k in range(max(row) + 1)] for i in done]
+            groups[:] = [[done[i] for i in g] for g in groups_alike(*means, has, row)]
     tested = {k for g in groups for k in g}
     for group in [*groups, [k for k in heads if k not in tested]]:
         if heard := [k for k in group if k in present]:

@@ -13,7 +13,7 @@ from torch import nn
 import fedselect as fs
 from fedselect.methods import grouping
 from fedselect.methods.fedalike import HALVES
-from fedselect.methods.grouping import alike, differences, merged, shrunk
+from fedselect.methods.grouping import differences, merged, output_of, outputs, shrunk
 from fedselect.simulate import Simulation
 from fedselect.training.settings import Training
 
@@ -56,42 +56,76 @@ def square(seed, m):
     return draw(m, 3, seed=seed) @ draw(m, 3, seed=seed).T + 0.5 * draw(m, m, seed=seed + 1)
 
 
+def everywhere(first):
+    """All clients are compared in all entries, as in a head whose rows are not classes: no outputs, entries of row 0."""
+    return torch.ones(len(first), 0, dtype=torch.bool), torch.zeros(first.shape[1], dtype=torch.int64)
+
+
+def alike(first, second, has=None, row=None):
+    every = everywhere(first)
+    return grouping.alike(first, second, every[0] if has is None else has, every[1] if row is None else row)
+
+
+def one(has_or_products):
+    """A row alone."""
+    return has_or_products.unsqueeze(0)
+
+
+def classes(clients, entries, seed, count=3):
+    """Who has which of three classes, and whose entries are whose; those with number 3 are of all."""
+    draws = torch.Generator().manual_seed(seed)
+    return torch.rand(clients, count, generator=draws) < 0.6, torch.randint(0, count + 1, (entries,), generator=draws)
+
+
+def counted(has, first, second):
+    """With the row of all, and without whoever has equal halves."""
+    return torch.cat([has, torch.ones(len(has), 1, dtype=torch.bool)], 1) & (first != second).any(1, keepdim=True)
+
+
 # ---- the rule, slowly
 
 
-@given(PULLS)
-def test_products_and_noise_are_those_of_the_slow_reference(how):
+@given(PULLS, st.integers(0, 10**6))
+def test_products_and_noise_are_those_of_the_slow_reference(how, seed):
     first, second = pulls(*how)
-    products, noise = pull_products(first.tolist(), second.tolist())
-    got = differences(first, second)
-    torch.testing.assert_close(got[0], torch.tensor(drawn(products), dtype=torch.float64), rtol=1e-8, atol=1e-8)
+    has, row = classes(*first.shape, seed)
+    has = counted(has, first, second)
+    products, noise = pull_products(first.tolist(), second.tolist(), has.tolist(), row.tolist())
+    got = differences(first, second, has, row)
+    want = torch.tensor(drawn(products, has.tolist()), dtype=torch.float64)
+    torch.testing.assert_close(got[0], want, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(got[1], torch.tensor(noise, dtype=torch.float64), rtol=1e-8, atol=1e-8)
 
 
 @given(st.integers(2, 7), st.integers(0, 10**6))
 def test_drawn_products_are_those_of_the_slow_reference(m, seed):
-    products = square(seed, m)
-    want = torch.tensor(drawn(products.tolist()), dtype=torch.float64)
-    torch.testing.assert_close(shrunk(products), want, rtol=1e-9, atol=1e-9)
+    has = classes(m, 1, seed)[0]
+    both = has.T.unsqueeze(1) & has.T.unsqueeze(2) & (has.sum(0) > 1).view(-1, 1, 1)  # less its own mean one client is 0
+    products = torch.stack([square(seed + k, m) for k in range(3)]) * both
+    want = torch.tensor(drawn(products.tolist(), has.tolist()), dtype=torch.float64)
+    torch.testing.assert_close(shrunk(products, has), want, rtol=1e-9, atol=1e-9)
 
 
 @given(st.integers(2, 6), st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 3.0]))
 def test_merging_is_the_greedy_that_tries_every_merge(m, seed, level):
     """Also of products that no vectors have, as estimates may be."""
-    products = square(seed, m)
-    products = (products + products.T) / 2
-    noise = level * draw(m, seed=seed + 2).abs()
-    found = parts(merged(products, noise))
-    products, noise = products.tolist(), noise.tolist()
-    assert found == greedy(products, noise)
+    has = classes(m, 1, seed)[0]
+    products = torch.stack([square(seed + k, m) for k in range(3)])
+    products = (products + products.mT) / 2 * (has.T.unsqueeze(1) & has.T.unsqueeze(2))
+    noise = level * draw(3, m, seed=seed + 2).abs() * has.T
+    found = parts(merged(products, noise, has))
+    products, noise, has = products.tolist(), noise.tolist(), has.tolist()
+    assert found == greedy(products, noise, has)
     alone = [[i] for i in range(m)]
-    assert partition_cost(found, products, noise) <= partition_cost(alone, products, noise) + 1e-12
+    assert partition_cost(found, products, noise, has) <= partition_cost(alone, products, noise, has) + 1e-12
 
 
-@given(PULLS)
-def test_who_is_alike_is_what_the_slow_reference_finds(how):
+@given(PULLS, st.integers(0, 10**6))
+def test_who_is_alike_is_what_the_slow_reference_finds(how, seed):
     first, second = pulls(*how)
-    assert parts(alike(first, second)) == groups_alike(first.tolist(), second.tolist())
+    has, row = classes(*first.shape, seed)
+    every = torch.cat([has, torch.ones(len(has), 1, dtype=torch.bool)], 1).tolist()
+    assert parts(alike(first, second, has, row)) == groups_alike(first.tolist(), second.tolist(), every, row.tolist())
 
 
 @given(st.integers(2, 3), st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 3.0]))
@@ -99,23 +133,24 @@ def test_of_up_to_three_clients_the_groups_cost_least_of_all(m, seed, level):
     """Over all pairs, gains of merging two add up to m / 2 times that of merging all: where all gain, some two do."""
     products, noise = square(seed, m), level * draw(m, seed=seed + 2).abs()
     products = (products + products.T) / 2
-    found = parts(merged(products, noise))
-    products, noise = products.tolist(), noise.tolist()
+    has = torch.ones(m, 1, dtype=torch.bool)
+    found = parts(merged(one(products), one(noise), has))
+    how = one(products).tolist(), one(noise).tolist(), has.tolist()
     every = [[[i] for i in range(m)], [list(range(m))]]
     every += [[list(two), [i for i in range(m) if i not in two]] for two in combinations(range(m), 2) if m == 3]
-    costs = [partition_cost(groups, products, noise) for groups in every]
-    assert partition_cost(found, products, noise) == pytest.approx(min(costs), abs=1e-9)
+    costs = [partition_cost(groups, *how) for groups in every]
+    assert partition_cost(found, *how) == pytest.approx(min(costs), abs=1e-9)
 
 
 def test_a_merge_is_weighed_by_hand():
     """At 0, 2 and 10 on a line. 0 and 2 cost 1 + 1 in one group, which saves one noise of two: worth it above 2."""
     at = torch.tensor([[0.0], [2.0], [10.0]], dtype=torch.float64)
-    products = at @ at.T
-    assert merged(products, torch.full((3,), 1.99)).tolist() == [0, 1, 2]
-    assert merged(products, torch.full((3,), 2.01)).tolist() == [0, 0, 2]
+    products, has = one(at @ at.T), torch.ones(3, 1, dtype=torch.bool)
+    assert merged(products, torch.full((1, 3), 1.99), has).tolist() == [0, 1, 2]
+    assert merged(products, torch.full((1, 3), 2.01), has).tolist() == [0, 0, 2]
     # all three: the mean is 4, so 16 + 4 + 36 = 56, against 2 for 0 and 2 alone: 54 for one noise
-    assert merged(products, torch.full((3,), 53.9)).tolist() == [0, 0, 2]
-    assert merged(products, torch.full((3,), 54.1)).tolist() == [0, 0, 0]
+    assert merged(products, torch.full((1, 3), 53.9), has).tolist() == [0, 0, 2]
+    assert merged(products, torch.full((1, 3), 54.1), has).tolist() == [0, 0, 0]
 
 
 def test_noise_counts_for_less_than_difference():
@@ -140,7 +175,7 @@ def test_nobody_and_one_are_what_they_are(clients):
 
 @given(PULLS, st.randoms(use_true_random=False))
 def test_another_order_of_clients_gives_the_same_groups(how, random):
-    first, second = pulls(*how)
+    first, second = pulls(*how[:5])  # whoever has one sample fits anywhere as well
     order = list(range(len(first)))
     random.shuffle(order)
     moved = parts(alike(first[order], second[order]))
@@ -174,12 +209,12 @@ def test_what_a_client_with_one_sample_pulls_does_not_matter(how, seed):
 
 
 def unweighed(monkeypatch, first, second):
-    """Products and noise in the units of the pulls: a floor beside which the noise of single entries is nothing."""
-    monkeypatch.setattr(grouping, "FLOOR", 1e9)
+    """Products and noise in the units of the pulls: beside the mean of all the noise of single entries is nothing."""
+    monkeypatch.setattr(grouping, "PRIOR", 1e9)
     away = (first - first.mean(0)) - (second - second.mean(0))
-    unit = 1e9 * float(away.square().mean())
-    products, noise = differences(first, second)
-    return products * unit, noise * unit
+    unit = 1e9 / (len(first) - 1) * float(away.square().mean())
+    products, noise = differences(first, second, torch.ones(len(first), 1, dtype=torch.bool), everywhere(first)[1])
+    return products[0] * unit, noise[0] * unit
 
 
 def assert_mean(values, expected):
@@ -208,13 +243,14 @@ def test_products_of_noise_alone_are_drawn_to_equal_ones():
     """Beside the diagonal 60 * 59 / 2 sums and as many differences: squares of either known to sqrt(2 / 1770); four times."""
     products = draw(60, 60)
     even, target = (products + products.T) / 2, (torch.eye(60) - 1 / 60) * products.trace() / 59
-    left = (shrunk(products) - target).norm() / (even - target).norm()
+    left = (shrunk(one(products), torch.ones(60, 1, dtype=torch.bool))[0] - target).norm() / (even - target).norm()
     assert float(left) < 4 * math.sqrt(2 * 2 / 1770)
 
 
 def test_products_without_noise_are_left_as_they_are():
     at = draw(6, 3)
-    torch.testing.assert_close(shrunk(at @ at.T), at @ at.T, rtol=0, atol=1e-12)
+    found = shrunk(one(at @ at.T), torch.ones(6, 1, dtype=torch.bool))
+    torch.testing.assert_close(found[0], at @ at.T, rtol=0, atol=1e-12)
 
 
 def test_clients_that_do_not_differ_share_one_head():
@@ -242,14 +278,14 @@ def test_a_difference_in_quiet_entries_is_found_among_loud_ones(monkeypatch):
     """500 entries with noise 1, in which clients differ by 3, and 500 with noise 10.
 
     Two groups in one cost 4 * 4 / 8 * 9 * 500 = 9000 and save a noise of 500 * 101 / 2 = 25250, times 0.7: as entries are, it
-    pays. In units of noise (and a tenth of 50.5) it costs 9000 / 6 and saves less than 1000 / 4.
+    pays. In units of noise (and 4 / 7 of 50.5) it costs 9000 / 30 = 300 and saves 500 / 30 / 2 + 500 * 100 / 129 / 2 = 202.
     """
     loud = torch.tensor([1.0, 10.0], dtype=torch.float64).repeat_interleave(500)
     apart = torch.tensor([3.0, 0.0], dtype=torch.float64).repeat_interleave(500)
     of = torch.arange(8) % 2
     first, second = apart * of.unsqueeze(1) + loud * draw(2, 8, 1000)
     assert alike(first, second).tolist() == of.tolist()
-    monkeypatch.setattr(grouping, "FLOOR", 1e9)
+    monkeypatch.setattr(grouping, "PRIOR", 1e9)
     assert alike(first, second).tolist() != of.tolist()
 
 
@@ -264,6 +300,66 @@ def test_a_client_with_one_sample_is_not_alone_for_it():
         first, second = draw(2, 4, 30)
         second[halved:] = first[halved:]
         assert alike(first, second).tolist() == [0] * 4
+
+
+# ---- classes
+
+
+def test_clients_are_compared_in_the_classes_that_both_have():
+    """Two kinds of clients pull the row of class 0 apart. Whoever has class 1 alone contradicts nobody, and is not alone."""
+    row = torch.tensor([0, 1]).repeat_interleave(200)
+    for s in range(20):
+        kind = torch.tensor([0.0, 2.0, 0.0, 2.0, 2.0, 0.0, 0.0])
+        first, second = draw(2, 7, 400, seed=s)
+        for half in (first, second):
+            half[:, :200] += kind.unsqueeze(1) * draw(200, seed=100 + s)
+        has = torch.tensor([[True, False]] * 5 + [[False, True]] * 2)
+        found = alike(first, second, has, row).tolist()
+        assert not {found[0], found[2]} & {found[1], found[3], found[4]}
+        assert all(found.count(found[i]) > 1 for i in (5, 6))
+
+
+def test_a_class_that_one_has_and_another_has_not_is_no_difference():
+    """What the others pull in rows that they do not have is the same, and far from what those who have the class do."""
+    row = torch.tensor([0, 1]).repeat_interleave(200)
+    has = torch.tensor([[True, True], [True, False]] * 3)
+    for s in range(20):
+        first, second = draw(2, 6, 400, seed=s)
+        for half in (first, second):
+            half[1::2, 200:] -= 3.0
+        assert parts(alike(first, second, has, row)) == [[0, 1, 2, 3, 4, 5]]
+        assert len(parts(alike(first, second))) > 1  # if every row counted
+
+
+def test_entries_of_a_linear_head_belong_to_its_outputs():
+    plain = fs.Model.wrap(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    assert outputs(plain) == 2
+    head = {n: v.expand(5, *v.shape) for n, v in plain.init(0).items() if plain.is_head(n)}
+    assert output_of(head, 2).tolist() == [0, 0, 0, 1, 1, 1, 0, 1]  # weight (2, 3), bias (2,)
+
+
+def test_of_a_deep_head_the_last_layer_has_rows_of_outputs():
+    deep = fs.Model.wrap(Deep(), head="head")
+    assert outputs(deep) == 2
+    head = {n: v.expand(5, *v.shape) for n, v in deep.init(0).items() if deep.is_head(n)}
+    assert output_of(head, 2).tolist() == [2] * (2 * 4 + 2) + [0, 0, 1, 1, 0, 1]
+
+
+def test_a_head_that_ends_in_no_linear_has_no_rows_of_outputs():
+    deep = fs.Model.wrap(Deep(nn.PReLU()), head="head")
+    assert outputs(deep) == 0
+    head = {n: v.expand(5, *v.shape) for n, v in deep.init(0).items() if deep.is_head(n)}
+    assert set(output_of(head, 0).tolist()) == {0}
+
+
+class Deep(nn.Module):
+    def __init__(self, *last):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        self.head = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 2), *last)
+
+    def forward(self, x):
+        return self.head(self.body(x))
 
 
 # ---- what is refused

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedselect.core.errors import DataError, InputError
-from fedselect.data import places
+from fedselect.data import load, places
 from fedselect.data.cifar import CIFAR10_CLASSES, cifar10, cifar10c_published, cifar100
 from fedselect.data.folders import domains, image_folder, officehome
 from fedselect.data.hub import from_datasets
@@ -467,6 +467,31 @@ def test_domains(office):
     assert got.domain.tolist() == [0] * 6 + [1] * 6
     assert got.y.tolist() == [0, 0, 0, 1, 1, 1] * 2
     assert got.test is None
+
+
+def test_each_domain_may_have_training_and_test_pictures(office):
+    for domain in ("Art", "Real World"):
+        kinds = list((office / domain).iterdir())
+        for part in ("train", "test"):
+            for kind in kinds:
+                (office / domain / part / kind.name).mkdir(parents=True)
+        for kind in kinds:
+            for file in kind.iterdir():
+                file.rename(office / domain / ("test" if file.stem == "00002" else "train") / kind.name / file.name)
+            kind.rmdir()
+    got = domains(office, size=16)
+    assert got.test.tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 2
+    assert got.domain.tolist() == [0] * 6 + [1] * 6
+    assert got.y.tolist() == [0, 0, 1, 1, 0, 1] * 2
+    data = load("domains", path=str(office), size=16, clients=2)
+    assert [(len(c.train[1]), len(c.test[1])) for c in data.clients] == [(4, 2), (4, 2)]
+    alone = load("folder", path=str(office / "Art"), size=16, clients=1, split="iid")  # as over a network
+    assert (len(alone.clients[0].train[1]), len(alone.clients[0].test[1])) == (4, 2)
+    for kind in ("Bed", "Mug"):
+        (office / "Art" / "train" / kind).rename(office / "Art" / kind)
+    (office / "Art" / "train").rmdir()
+    with pytest.raises(DataError, match=r"Real World has train/ and test/, but .*Art has not"):
+        domains(office, size=16)
 
 
 def test_office31_has_a_folder_more(office):

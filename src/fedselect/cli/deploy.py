@@ -3,6 +3,7 @@
 import shutil
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,16 @@ from fedselect.cli.run_options import with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
+from fedselect.core.options import find, options
 from fedselect.core.version import package_version
+from fedselect.data import DATA, Schema
+from fedselect.data.tables import check_options, said_by
 from fedselect.network import site
 from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
 from fedselect.network.flower import launch
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
-from fedselect.network.plan import Home, Plan, Shape, own_data
+from fedselect.network.plan import Home, Plan, Shape, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.report import write_report
@@ -36,7 +40,9 @@ deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A 
 
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]
-DataName = Annotated[str, typer.Option("--data", help="What clients train on: a set that is dealt to them, or folder:PATH.")]
+DataName = Annotated[
+    str, typer.Option("--data", help="What clients train on: a set that is dealt to them, folder:PATH or table:PATH.")
+]
 Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
 MinClients = Annotated[
@@ -74,24 +80,28 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    dealt = {**flags(ctx.args), "clients": str(clients)}
-    config = configure({}, method, data, model, dealt, rounds=rounds, **given)
-    shape = Shape.of(config.make_data())
+    config = configure({}, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
+    whole = config.make_data()
+    if len(whole.clients) != clients:
+        raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
+    shape = Shape.of(whole)
     _warn(insecure)
     if old:
         shutil.rmtree(out)
-    site.make(out, clients, f"127.0.0.1:{site.free_port()}", _shared(config.data), shape, insecure=insecure, days=30)
+    address, shared = f"127.0.0.1:{site.free_port()}", _shared(config.data, shape)
+    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30)
     with ExitStack() as stack:
         tell = (lambda text: None) if quiet else say
         tell("starting the server")
         stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
         tell(f"starting {clients} clients")
-        own = {k: v for k, v in config.data.items() if v is not None} if config.data.get("path") else {}
+        own = _at_home(config.data) if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
-            home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu")
+            home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu", digest_of(shape.schema))
             stack.enter_context(launch.client(part, home, part / "log.txt"))
-        place = start(out / "server", config, Limits(), None)
+        agreed = configure({"data": known.data}, None, None, None, {}, task=shape.task).data if shape.schema else config.data
+        place = start(out / "server", replace(config, data=agreed), Limits(), None)
         with progress(console, quiet) as watch:
             follow(out / "server", place, watch)
     _outcome(place)
@@ -112,11 +122,20 @@ def init(
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, such as 3,224,224, where clients bring their own.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="Of tables that clients bring: a file that `fedselect data merge` made.")
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
     launch.need_flower()
-    table, agreed = _agreed(data, classes, shape, flags(ctx.args), clients)
+    if schema is None:
+        table, agreed = _agreed(data, classes, shape, flags(ctx.args), clients)
+    elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits: none was named
+        raise InputError("the schema says what clients' data is; leave --data, its options, --classes and --shape out.")
+    else:
+        agreed = Shape.of_table(Schema.read(schema))
+        table = _shared({"name": "table"}, agreed)
     _warn(insecure)
     made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365)
     _app(root / "app", made)
@@ -155,7 +174,8 @@ def client(
     *,
     part: Annotated[Path, typer.Argument(help="This client's part of the site.")],
     data: Annotated[
-        str | None, typer.Option("--data", help="Its own data: folder:PATH. (default: its part of the site's set)")
+        str | None,
+        typer.Option("--data", help="Its own data: folder:PATH or table:FILE. (default: its part of the site's set)"),
     ] = None,
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
@@ -174,11 +194,16 @@ def client(
     of_the_site = known.data if wanted["name"] == known.data["name"] else {}
     config = configure({"data": {**of_the_site, **wanted}, "task": {"name": known.shape.task}}, None, None, None, given)
     if data is not None or given:
-        own = {k: v for k, v in config.data.items() if v is not None}
-        if config.data.get("path") and "clients" not in given:
-            own |= {"clients": 1, "split": "iid", "path": str(Path(config.data["path"]).expanduser().resolve())}
+        own = _at_home(config.data)
+        if "path" in own and "clients" not in given:
+            own |= undealt(own["name"])
+    if known.shape.schema is not None:
+        check_options(known.shape.schema, config.data)
     own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
-    home = Home(number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device)
+    home = Home(
+        number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
+        digest_of(known.shape.schema),
+    )  # fmt: skip
     code = launch.work(part, home, part / "log.txt", say, shipped_code)
     if code is None:
         return
@@ -277,8 +302,25 @@ def export(
         say(f"\n{made.snippet}")
 
 
-def _shared(data: dict[str, Any]) -> dict[str, Any]:
-    """What a site says of its data: everything but where it lies on this machine."""
+def _at_home(data: dict[str, Any]) -> dict[str, Any]:
+    """The options of a client's own data, whose processes run in another folder than this one.
+
+    Of a table that is where it is and which rows are whose: the rest is in the schema, which the run brings.
+    """
+    own = {k: v for k, v in data.items() if v is not None and (data["name"] != "table" or k in ("name", "path", "client"))}
+    return own | ({"path": str(Path(own["path"]).expanduser().resolve())} if "path" in own else {})
+
+
+def _dealt(data: str, given: dict[str, str], clients: int) -> dict[str, str]:
+    """Flags of the data with the number of clients, unless its clients are its own."""
+    name = at_path({"name": data})["name"]
+    return {**given, "clients": str(clients)} if "clients" in options(find("data", name, DATA)) else given
+
+
+def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    """What a site says of its data: everything but where it lies on this machine; of tables, what the schema says."""
+    if shape.schema is not None:
+        return {"name": data["name"], **{k: v for k, v in said_by(shape.schema).items() if v is not None}}
     return {k: v for k, v in data.items() if k not in ("path", "data_dir") and v is not None}
 
 
@@ -287,8 +329,9 @@ def _agreed(
 ) -> tuple[dict[str, Any], Shape]:
     """What everybody's data is, from a set at hand or from what was said of it."""
     if classes is None and shape is None:
-        config = configure({}, None, data, None, {**given, "clients": str(clients)})
-        return _shared(config.data), Shape.of(config.make_data())
+        config = configure({}, None, data, None, _dealt(data, given, clients))
+        found = Shape.of(config.make_data())
+        return _shared(config.data, found), found
     if classes is None or shape is None:
         raise InputError("where clients bring their own data, give both --classes and --shape.")
     names = tuple(n.strip() for n in classes.split(",") if n.strip())

@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
 from fedselect.aggregate.aggregator import AGGREGATORS
-from fedselect.cli import show
+from fedselect.cli import schemas, show
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
 from fedselect.core.options import Option, find, options, summary
@@ -28,6 +28,7 @@ data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download da
 def add_to(app: typer.Typer) -> None:
     for command in (methods, models, tasks, optimizers, aggregators, version):
         app.command()(command)
+    schemas.add_to(data_app)
     app.add_typer(data_app, name="data")
 
 
@@ -51,7 +52,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
 @data_app.command("show", context_settings=EXTRA)
 def data_show(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or folder:PATH, domains:PATH.")],
+    name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or table:PATH, folder:PATH, domains:PATH.")],
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
 ) -> None:
@@ -59,6 +60,8 @@ def data_show(
     made = configure({}, None, name, None, flags(ctx.args), seed=seed, task="classification")  # nothing is trained
     data = made.make_data()
     console.print(show.table(data), markup=False)
+    if (columns := show.columns(data)) is not None:
+        console.print(columns, markup=False)
     if out is not None:
         say(f"wrote {show.picture(data, out)}")
 

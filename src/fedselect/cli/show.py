@@ -1,33 +1,86 @@
 """Who has what, before anything is trained: a table and a picture of a partition."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from torch import Tensor
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk
-from fedselect.data import Federation
+from fedselect.data import ClientData, Federation
+from fedselect.data.columns import Column
 
 
 def table(data: Federation) -> Table:
-    grid = Table(
-        title=f"{data.name}: {len(data.clients)} clients, {data.classes} classes, inputs {data.shape}", box=SIMPLE_HEAD
-    )
+    asked = f"{data.classes} classes" if data.classes else f"targets {data.target_shape or 'of one number'}"
+    grid = Table(title=f"{data.name}: {len(data.clients)} clients, {asked}, inputs {data.shape}", box=SIMPLE_HEAD)
     grid.title_justify = "left"
     grid.add_column("client", no_wrap=True)
     for column in ("train", "val", "test"):
         grid.add_column(column, justify="right", no_wrap=True)
-    grid.add_column("classes in training (samples)")
+    grid.add_column("classes in training (samples)" if data.classes else "targets in training, mean ± deviation")
     if any(client.shift for client in data.clients):
         grid.add_column("how it differs")
     for i, client in enumerate(data.clients):
-        held = _held(data, Counter(client.train[1].tolist()))
+        held = _held(data, _counted(client)) if data.classes else _numbers(client.train[1])
         val = len(client.val[1]) if client.val else 0
         cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held, "; ".join(client.shift.values())]
         grid.add_row(client.name or str(i), *cells[: len(grid.columns) - 1])
     return grid
+
+
+def columns(data: Federation) -> Table | None:
+    """The columns of a table: what each is, how often training rows lack it, and its values; None where there are none."""
+    schemas = [client.schema for client in data.clients]
+    if schemas[0] is None:
+        return None
+    grid = Table(box=SIMPLE_HEAD)
+    for name in ("column", "kind", "missing", "most missing at", "values"):
+        grid.add_column(name, justify="right" if name == "missing" else "left", no_wrap=name != "values")
+    at = 0
+    for i, column in enumerate(schemas[0].columns):
+        width = len(column.inputs)
+        gaps = {c.name: _gaps(column, c.train[0][:, at : at + width]).double() for c in data.clients}
+        at += width
+        share = float(torch.cat(list(gaps.values())).mean())
+        worst, most = max(((name, float(g.mean())) for name, g in gaps.items()), key=lambda pair: pair[1])
+        where = f"{worst} {most:.0%}" if most else ""
+        own = {s.columns[i] for s in schemas if s is not None}
+        grid.add_row(column.name, str(column.kind), f"{share:.1%}", where, _values(column) if len(own) == 1 else "by client")
+    return grid
+
+
+def _gaps(column: Column, x: Tensor) -> Tensor:
+    """Which rows of a column's inputs come from a gap."""
+    if column.kind == "category":
+        return x.sum(1) == 0
+    return x[:, 1] > 0 if column.gaps else torch.zeros(len(x), dtype=torch.bool)
+
+
+def _values(column: Column) -> str:
+    if column.kind == "category":
+        return ", ".join(column.categories[:8]) + (
+            f" and {len(column.categories) - 8} more" if len(column.categories) > 8 else ""
+        )
+    if column.mean is None or column.variance is None:
+        return ""
+    return f"{column.mean:.4g} ± {math.sqrt(column.variance):.4g}"
+
+
+def _numbers(y: Tensor) -> str:
+    """Targets that are numbers, in short."""
+    parts = y.double().reshape(len(y), -1)
+    return ", ".join(f"{float(v.mean()):.4g} ± {float(v.std(correction=0)):.4g}" for v in parts.T[:6])
+
+
+def _counted(client: ClientData) -> Counter[int]:
+    """How often a client trains on each class; in rows of them, those below 0 are none."""
+    y = client.train[1]
+    return Counter(y[y >= 0].tolist())
 
 
 def _held(data: Federation, counts: Counter[int]) -> str:
@@ -42,12 +95,14 @@ def picture(data: Federation, path: Path) -> Path:
     """Training samples by client and class, as a bubble chart with totals."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"a picture is a .png, .pdf or .svg file, not {path.name!r}.")
+    if not data.classes:
+        raise InputError("a picture shows who has which classes, and these targets are numbers; leave --out out.")
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise RunError("a picture needs matplotlib; install it with: pip install 'fedselect[report]'") from None
     clients = len(data.clients)
-    counts = [Counter(c.train[1].tolist()) for c in data.clients]
+    counts = [_counted(c) for c in data.clients]
     most = max(max(c.values()) for c in counts)
     figure = Figure(figsize=(min(16, 3.5 + 0.32 * data.classes), min(14, 1.6 + 0.34 * clients)), layout="constrained")
     axes, totals = figure.subplots(1, 2, width_ratios=(5, 1), sharey=True)

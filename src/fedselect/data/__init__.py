@@ -5,6 +5,7 @@ from typing import Any
 
 from fedselect.core.options import build
 from fedselect.data.audiomnist import audiomnist
+from fedselect.data.columns import Schema
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
 from fedselect.data.har import har
@@ -13,6 +14,7 @@ from fedselect.data.hub import from_datasets
 from fedselect.data.images import Images
 from fedselect.data.sets import IMAGE_SETS, deal_images
 from fedselect.data.shifts import shifted
+from fedselect.data.tables import table
 
 DATA: dict[str, Callable[..., Federation]] = {
     "digits": digits,
@@ -20,6 +22,7 @@ DATA: dict[str, Callable[..., Federation]] = {
     "audiomnist": audiomnist,
     "har": har,
     "heart": heart,
+    "table": table,
 }
 
 
@@ -28,4 +31,4 @@ def load(name: str, **options: Any) -> Federation:
     return build("data", name, DATA, options)
 
 
-__all__ = ["DATA", "ClientData", "Federation", "Images", "deal_images", "from_datasets", "load", "shifted"]
+__all__ = ["DATA", "ClientData", "Federation", "Images", "Schema", "deal_images", "from_datasets", "load", "shifted"]

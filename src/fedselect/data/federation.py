@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import DataError
+from fedselect.data.columns import Schema
 from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
@@ -23,6 +24,7 @@ class ClientData:
     val: Part | None = None
     name: str | None = None
     shift: Mapping[str, str] = field(default_factory=dict)  # how it was made to differ: kind -> in words
+    schema: Schema | None = None  # of a table: how raw rows become inputs
 
     def __repr__(self) -> str:
         parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}
@@ -147,7 +149,10 @@ class Federation:
         """The same clients, scored on their validation samples: the test samples are not in it."""
         for i, client in enumerate(self.clients):
             if client.val is None:
-                raise DataError(f"client {client.name or i} has no validation data to be scored on; hold some out with val.")
+                raise DataError(
+                    f"client {client.name or i} has no validation data to be scored on; hold some out with val, of a table "
+                    "with val_share."
+                )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
 

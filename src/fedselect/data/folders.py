@@ -1,4 +1,7 @@
-"""Folders of pictures: domain/class/*.jpg as OfficeHome, Office-31 and PACS have, and class/*.jpg of one's own."""
+"""Folders of pictures: domain/class/*.jpg as OfficeHome, Office-31 and PACS have, and class/*.jpg of one's own.
+
+A domain, which is one client's pictures, and a folder of one's own may have train/class/*.jpg and test/class/*.jpg (or val/).
+"""
 
 import json
 import warnings
@@ -28,7 +31,7 @@ def officehome(
 def domains(
     path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None, name: str | None = None
 ) -> Images:
-    """Pictures in domain/class folders, or a parquet file with image, domain and label."""
+    """Pictures in domain/class or domain/train/class and domain/test/class folders, or a parquet file."""
     path = Path(path).resolve()
     name = name or (path.name if path.is_dir() else path.stem)
     check_size(size)
@@ -36,6 +39,8 @@ def domains(
         return _domain_table(path, size, progress, name)
     files: list[Path] = []
     tags: list[tuple[str, str]] = []
+    test: list[bool] = []
+    divided: dict[bool, Path] = {}
     for domain in _folders(path):
         if _pictures(domain):
             raise DataError(
@@ -45,43 +50,46 @@ def domains(
         inner = _folders(domain)
         if [f.name for f in inner] == ["images"]:  # Office-31
             inner = _folders(inner[0])
-        for kind in inner:
+        kinds, parts = _class_folders(inner)
+        for kind, held in kinds:
             found = _pictures(kind)
             files += found
             tags += [(domain.name, kind.name)] * len(found)
+            test += [held] * len(found)
+            divided |= {parts: domain} if found else {}
     if not files:
         raise DataError(f"{path} holds no pictures in domain/class folders; give the folder above the domains.")
+    if len(divided) > 1:
+        raise DataError(f"{divided[True]} has train/ and test/, but {divided[False]} has not; divide all of them, or none.")
     domain_of, domain_names = numbered([d for d, _ in tags])
     y, class_names = numbered([c for _, c in tags])
     x, kept = pictures("domains", path, files, size, skip_unreadable, progress)
     return Images(
-        name, x, y[kept], class_names, domain=domain_of[kept], domain_names=domain_names, mean=IMAGENET_MEAN, std=IMAGENET_STD
-    )
+        name, x, y[kept], class_names, np.array(test)[kept] if True in divided else None,
+        domain=domain_of[kept], domain_names=domain_names, mean=IMAGENET_MEAN, std=IMAGENET_STD,
+    )  # fmt: skip
 
 
 def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None) -> Images:
     """One's own pictures in class folders, optionally under train/ and test/ (or val/, where there is no test/)."""
     path = Path(path).resolve()
     check_size(size)
-    parts = {f.name: f for f in _folders(path)}
-    held = next((n for n in ("test", "val") if n in parts), None)
-    split = "train" in parts and held is not None and not _pictures(parts["train"])
+    kinds, parts = _class_folders(_folders(path))
     files: list[Path] = []
     tags: list[str] = []
     test: list[bool] = []
-    for part in [parts["train"], parts[held]] if split and held else [path]:
-        for kind in _folders(part):
-            found = _pictures(kind)
-            files += found
-            tags += [kind.name] * len(found)
-            test += [split and part.name == held] * len(found)
+    for kind, held in kinds:
+        found = _pictures(kind)
+        files += found
+        tags += [kind.name] * len(found)
+        test += [held] * len(found)
     if not files:
         raise DataError(
             f"{path} holds no pictures in class folders; make it class/picture, or train/class/picture and test/..."
         )
     y, class_names = numbered(tags)
     x, kept = pictures("folder", path, files, size, skip_unreadable, progress)
-    marks = np.array(test)[kept] if split else None
+    marks = np.array(test)[kept] if parts else None
     return Images(path.name, x, y[kept], class_names, marks, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
@@ -161,6 +169,18 @@ def _folders(path: Path) -> list[Path]:
         return sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
     except OSError as e:
         raise DataError(f"{path} cannot be read as a folder ({e.strerror}); give the folder that holds the pictures.") from None
+
+
+def _class_folders(folders: Sequence[Path]) -> tuple[list[tuple[Path, bool]], bool]:
+    """The class folders among these or, where these are train/ and test/ (or val/), in them; with whether each is for testing.
+
+    Then whether these are such parts.
+    """
+    named = {f.name: f for f in folders}
+    held = next((n for n in ("test", "val") if n in named), None)
+    if held is None or "train" not in named or _pictures(named["train"]):
+        return [(f, False) for f in folders], False
+    return [(f, part == held) for part in ("train", held) for f in _folders(named[part])], True
 
 
 def _pictures(path: Path) -> list[Path]:

@@ -16,12 +16,13 @@ from fedselect.core.tree import Tree, counts, rows
 from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
 from fedselect.methods.aliases import FedPersist
-from fedselect.methods.grouping import alike
+from fedselect.methods.grouping import alike, output_of, outputs
 from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate.inputs import RunOptions
 from fedselect.simulate.records import Record
 from fedselect.simulate.result import Result
+from fedselect.tasks import Classification
 from fedselect.training.settings import Training
 
 MOST = 10  # columns of a table before the body's are put together
@@ -212,9 +213,14 @@ def sharing(simulation: Simulation, rounds: int) -> list[int]:
     # of the last pull the aggregate is not taken off yet; it is the same for all, and `alike` looks at how clients differ
     sums = {half: torch.cat([rows(state[half][n]) for n in head], 1).cpu() for half in ("first", "second")}
     first, second = sums["first"] / ((rounds + 1) // 2), sums["second"] / (rounds // 2)
+    has = torch.ones(simulation.clients, outputs(simulation.model), dtype=torch.bool)
+    if isinstance(simulation.task, Classification):
+        for i, c in enumerate(simulation.data.clients):
+            has[i] = torch.isin(torch.arange(has.shape[1]), torch.as_tensor(c.train[1]))
     halved = torch.tensor([[len(c.train[1]) > 1] for c in simulation.data.clients])
     second = torch.where(halved, second, first)  # one sample has no halves, and equal ones do not count
-    return [int(group) for group in alike(first, second)]
+    row = output_of({n: state["first"][n] for n in head}, has.shape[1])
+    return [int(group) for group in alike(first, second, has, row)]
 
 
 def roles(simulation: Simulation) -> dict[str, str]:

@@ -10,9 +10,10 @@ from fedselect.core.checks import check_choice, check_not_negative, check_positi
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, Scalar, State, Tree, clone, merge, rows
 from fedselect.methods.common import Stats, tuned, weights, whole_passes
-from fedselect.methods.grouping import alike
+from fedselect.methods.grouping import alike, output_of, outputs
 from fedselect.methods.method import Carried, Down, Method, Received, Up, View
 from fedselect.models import Model
+from fedselect.tasks import Classification
 from fedselect.training.work import Work
 
 HALVES = ("first", "second")
@@ -24,8 +25,9 @@ class FedAlike(Method):
     """Clients that pull the head the same way share one; the body is shared by all; each client fine-tunes at the end.
 
     In its first `window` rounds a client shares everything and trains on either half of its samples, as two clients would.
-    The server then groups clients by how their halves pulled the head (`grouping`). One group is FedAvg, a group for each
-    client FedPer; in between, clients share a head with those they agree with. Whoever knows the groups can say so (`heads`).
+    The server then groups clients by how their halves pulled the head, in the rows of classes that they have (`grouping`). One
+    group is FedAvg, a group for each client FedPer; in between, clients share a head with those they agree with. Whoever knows
+    the groups can say so (`heads`).
     """
 
     window: int = 10
@@ -55,9 +57,10 @@ class FedAlike(Method):
         who = torch.zeros(clients, dtype=torch.int64, device=params[model.params[0]].device)
         # a group is named by its first member; those who are not tested yet are the group `clients`
         group = torch.full_like(who, clients)
+        has = torch.zeros(clients, outputs(model), dtype=torch.bool, device=who.device)
         if self.heads != FIND and not self.window:
-            group = self._alike(torch.arange(clients), {}).to(group)
-        state: State = {"params": clone(params), "heads": heads, "who": {"pulls": who, "group": group}}
+            group = self._alike(torch.arange(clients), {}, has).to(group)
+        state: State = {"params": clone(params), "heads": heads, "who": {"pulls": who, "group": group, "has": has}}
         sums = {half: {n: torch.zeros_like(v, dtype=torch.float64) for n, v in heads.items()} for half in HALVES}
         return state | (sums if self.window else {})
 
@@ -82,6 +85,8 @@ class FedAlike(Method):
         else:
             first = second = after = work.train(tree, passes)
         extra = {"first": _head(model, first), "second": _head(model, second)}
+        has = _classes(work, outputs(model)) | ~halved.unsqueeze(1)  # after the window nobody needs to know
+        extra["classes"] = {"has": has}
         up = Up(after, self.wants(model, state), weights(work, "uniform"), extra)
         return {"params": after, "head": {"apart": down["told"]["apart"]}}, up
 
@@ -89,7 +94,8 @@ class FedAlike(Method):
         at = got.ids.argsort()
         ids = got.ids[at].to(server["who"]["group"].device)
         sent = {half: {n: v[at].double() for n, v in got.extra[half].items()} for half in HALVES}
-        state = self._watched({**server, "params": merge(got.heard, got.mean, server["params"])}, ids, sent)
+        state = {**server, "params": merge(got.heard, got.mean, server["params"])}
+        state = self._watched(state, ids, sent, got.extra["classes"]["has"][at])
         group = state["who"]["group"]
         whose = group[ids]
         count = torch.zeros(len(group) + 1, dtype=torch.float64, device=ids.device).index_add(
@@ -104,13 +110,14 @@ class FedAlike(Method):
             heads[n] = torch.where(_along(heard, v), mean[group].to(v.dtype), v)
         return {**state, "heads": heads}
 
-    def _watched(self, state: State, ids: Tensor, sent: State) -> State:
+    def _watched(self, state: State, ids: Tensor, sent: State, has: Tensor) -> State:
         """Take in the pulls of clients that are in their window, and group those who have come to its end."""
         pulls, group = state["who"]["pulls"], state["who"]["group"]
         some = pulls[ids] < self.window
         if int(some.sum()) < 2:  # a pull is against others
             return state
         ids, sent = ids[some], {half: {n: v[some] for n, v in sent[half].items()} for half in HALVES}
+        has = state["who"]["has"].index_copy(0, ids, has[some].to(ids.device))
         # one sample has no halves: its pull, less the mean of either, would look like one without noise
         cut = torch.stack([rows(v != sent["second"][n]).any(1) for n, v in sent["first"].items()]).any(0)
         sums: State = {}
@@ -120,14 +127,15 @@ class FedAlike(Method):
         pulls = pulls.index_add(0, ids, torch.ones_like(ids))
         done = (pulls >= self.window).nonzero().flatten()
         if bool((group[done] == len(group)).any()):
-            group = group.index_copy(0, done, done[self._alike(done, sums).to(done.device)])
-        out = {k: t for k, t in state.items() if k not in HALVES} | {"who": {"pulls": pulls, "group": group}}
+            group = group.index_copy(0, done, done[self._alike(done, sums, has).to(done.device)])
+        out = {k: t for k, t in state.items() if k not in HALVES} | {"who": {"pulls": pulls, "group": group, "has": has}}
         return out if len(done) == len(group) else out | sums
 
-    def _alike(self, ids: Tensor, sums: State) -> Tensor:
+    def _alike(self, ids: Tensor, sums: State, has: Tensor) -> Tensor:
         """Of these clients, the place of the first one that each shares its head with."""
         if self.heads == FIND:
-            return alike(*(torch.cat([rows(v[ids]) for v in sums[half].values()], 1) / self.window for half in HALVES))
+            first, second = (torch.cat([rows(v[ids]) for v in sums[half].values()], 1) / self.window for half in HALVES)
+            return alike(first, second, has[ids], output_of(sums["first"], has.shape[1]))
         told = self.heads.split()
         mine = [int(told[i]) for i in ids.tolist()]
         return torch.tensor([mine.index(number) for number in mine])
@@ -164,6 +172,13 @@ class FedAlike(Method):
 def _head(model: Model, tree: Tree) -> Tree:
     """What clients share with their group alone."""
     return {n: tree[n] for n in model.params if model.is_head(n)}
+
+
+def _classes(work: Work, outputs: int) -> Tensor:
+    """Which classes each client has: (C, outputs); in other tasks every output is everybody's."""
+    if isinstance(work.task, Classification):
+        return work.classes(outputs)
+    return torch.ones(len(work.ids), outputs, dtype=torch.bool, device=work.ids.device)
 
 
 def _along(each: Tensor, like: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class Node:
         return self._reply("measured", base, {"round": round, "measured": measured}, {})
 
     def _keep(self, round: int, views: dict[str, Tree]) -> None:
-        """The finished model, and what one who loads it must know: how pictures become inputs, the classes, the network."""
+        """The finished model, and what one who loads it must know: how pictures or rows become inputs, classes, network."""
         test = self.assigned.split(self.data, "test")
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
@@ -125,8 +125,10 @@ class Node:
             kept["output"] = {n: torch.tensor(v) for n, v in zip(("scale", "shift"), units, strict=True)}
         kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
-        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
-        notes["outputs"] = self.assigned.task.outputs(self.assigned.data)
+        schema = self.data.clients[0].schema
+        table = {} if schema is None else {"schema": schema.to_json()}
+        shape = list(self.assigned.data.shape)
+        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:

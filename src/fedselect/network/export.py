@@ -12,9 +12,10 @@ from safetensors.torch import save
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.core.tree import nested
+from fedselect.data import Schema
 from fedselect.network.client import MODEL
 from fedselect.network.vault import Vault
-from fedselect.runs.export import loading
+from fedselect.runs.export import loading, schema_file
 
 
 def runs(vault: Path) -> list[Path]:
@@ -58,12 +59,17 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
             file.write(save(values, {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
 
     replace(out, write)
+    if "schema" in notes:
+        Schema.from_json(notes["schema"]).write(schema_file(out))
+        schema_file(out).chmod(0o600)
     if "model" not in notes:
         return ExportedModel(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
-    classes = notes["classes"]
-    how = {"outputs": notes.get("outputs", len(classes)), "units": "output.scale" in beside}
-    return ExportedModel(name, chosen, loading(out, notes["model"], shape, len(classes), kind, classes, **how))
+    snippet = loading(
+        out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"],
+        outputs=notes.get("outputs"), units="output.scale" in beside, table="schema" in notes,
+    )  # fmt: skip
+    return ExportedModel(name, chosen, snippet)
 
 
 def _check_place(out: Path, whose: dict[str, str]) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
-from fedselect.core.options import Option
+from fedselect.core.options import Option, find, options
 from fedselect.core.tree import Tree
-from fedselect.data import ClientData, Federation
+from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
@@ -32,12 +32,15 @@ _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": floa
 class Shape:
     """What everybody's data looks like: the shape of one input and of one target, and the classes by name and in order.
 
-    `whole`: whether inputs are whole numbers. `task`: what the targets are for, unless a run says otherwise.
+    `whole`: whether inputs are whole numbers. `task`: what the targets are for, unless a run says otherwise. Of tables, the
+    schema says how raw rows become such inputs and targets.
     """
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
     target_shape: tuple[int, ...] = ()
+    schema: Schema | None = None
+    _: KW_ONLY
     whole: bool = False
     task: str = "classification"
 
@@ -47,8 +50,33 @@ class Shape:
 
     @classmethod
     def of(cls, data: Federation) -> "Shape":
+        task = suited(data) or "classification"
+        if (schema := data.clients[0].schema) is not None:
+            return cls.of_table(schema if schema.scale == "federation" else schema.without_statistics(), task)
         names = (data.class_names or tuple(map(str, range(data.classes)))) if data.classes else ()
-        return cls(tuple(data.shape), names, data.target_shape, data.whole, suited(data) or "classification")
+        return cls(tuple(data.shape), names, data.target_shape, whole=data.whole, task=task)
+
+    @classmethod
+    def of_table(cls, schema: Schema, task: str | None = None) -> "Shape":
+        """`task`: by default regression of targets that are numbers."""
+        schema.check_whole()
+        target = (len(schema.target),) if len(schema.target) > 1 else ()
+        task = task or ("classification" if schema.classes else "regression")
+        return cls((len(schema.inputs),), schema.classes, target, schema, task=task)
+
+    def to_json(self) -> dict[str, Any]:
+        """As files of a site have it."""
+        said: dict[str, Any] = {"shape": self.shape, "classes": self.names}
+        said |= {"target": self.target_shape} if self.target_shape else {}
+        said |= {"whole": True} if self.whole else {}
+        said |= {"task": self.task} if self.task != "classification" else {}
+        return said | ({"schema": self.schema.to_json()} if self.schema else {})
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "Shape":
+        schema = Schema.from_json(said["schema"]) if "schema" in said else None
+        whole, task = bool(said.get("whole", False)), str(said.get("task", "classification"))
+        return cls(tuple(said["shape"]), tuple(said["classes"]), tuple(said.get("target", ())), schema, whole=whole, task=task)
 
 
 @dataclass(frozen=True)
@@ -81,7 +109,11 @@ class Plan:
             run=self.run,
             plan=self.digest(),
             device=pick_device(device),
-            card={"model": {k: v for k, v in self.config.model.items() if k != "weights"}, "classes": list(self.data.names)},
+            card={
+                "model": {k: v for k, v in self.config.model.items() if k != "weights"},
+                "classes": list(self.data.names),
+                "outputs": self.config.make_task().outputs(self.data),
+            },
             rounds=self.config.rounds,
         )
         if self.initial and digest(made.initial) != self.initial:
@@ -112,6 +144,7 @@ class Plan:
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
             **{name: getattr(self.limits, name) for name in _LIMITS},
         }
+        flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
         flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
         return flat
@@ -131,7 +164,9 @@ class Plan:
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
             limits = Limits(fraction=config.fraction, eval_every=config.eval_every, **bounds)
             names = tuple(map(str, json.loads(str(flat["classes"]))))
-            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")), bool(flat.get("whole", False)))
+            schema = Schema.from_json(json.loads(str(flat["schema"]))) if "schema" in flat else None
+            whole = bool(flat.get("whole", False))
+            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")), schema, whole=whole)
             clients = int(flat["clients"])
         except (KeyError, ValueError, TypeError) as e:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
@@ -163,6 +198,8 @@ def check_name(name: str) -> str:
 
 def plan(config: Config, federation: str, run: str, clients: int, data: Shape, limits: Limits) -> Plan:
     """A new plan, with the digest of its initial values; what cannot work shows here."""
+    if data.schema is not None:
+        tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
     assigned = made.assignment("cpu")
     assigned.rehearse()
@@ -186,10 +223,11 @@ class Home:
     data: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
     device: str = "auto"
+    schema: str = ""  # digest of the schema of tables that this client agreed to
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
-        known = {"partition-id", "num-partitions", "vault", "weights", "device"}
+        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema"}
         for key in flat:
             if key not in known and not key.startswith("data."):
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
@@ -197,12 +235,13 @@ class Home:
             raise InputError("the node configuration must name partition-id and vault.")
         own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
         weights = str(flat["weights"]) if "weights" in flat else None
-        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, str(flat.get("device", "auto")))
+        device, schema = str(flat.get("device", "auto")), str(flat.get("schema", ""))
+        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, device, schema)
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
         flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
-        return flat | ({"weights": self.weights} if self.weights else {})
+        return flat | ({"weights": self.weights} if self.weights else {}) | ({"schema": self.schema} if self.schema else {})
 
     def adapt(self, plan: Plan) -> Plan:
         """The run with this machine's own files in place of paths that were meant for another."""
@@ -215,19 +254,31 @@ class Home:
 
     def load(self, plan: Plan) -> Federation:
         """This client's data and nobody else's, its labels numbered as the federation numbers classes."""
+        if self.schema and self.schema != digest_of(plan.data.schema):
+            raise InputError(
+                f"this run reads other columns of tables than client {self.client} agreed to; start runs from the site that it "
+                "is a part of."
+            )
         return own_data(self.data, plan.config, self.client, plan.clients, plan.data)
 
 
 def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, agreed: Shape) -> Federation:
-    """One client's data: a folder of its own, or its part of a set that is dealt to all by the seed."""
+    """One client's data: a folder or table of its own, or its part of a set that is dealt to all by the seed."""
     if own.get("path"):
-        table = {"clients": 1, "split": "iid", **own}
+        table = {**undealt(str(own.get("name", config.data["name"]))), **own}
     elif "path" in config.data or config.data.get("data_dir"):
-        raise InputError("this run's data is a folder; start the client with its own: --data folder:PATH.")
+        kind = "table" if config.data["name"] == "table" else "folder"
+        raise InputError(f"this run's data is a {kind}; start the client with its own: --data {kind}:PATH.")
     else:
-        same = own.get("name", config.data["name"]) == config.data["name"]
-        table = {**(config.data if same else {}), **own, "clients": clients}
-    whole = Config.from_dict({**_plain(config), "data": table}, f"client {client}").make_data()
+        name = str(own.get("name", config.data["name"]))
+        sized = {"clients": clients} if "clients" in options(find("data", name, DATA)) else {}
+        table = {**(config.data if name == config.data["name"] else {}), **own, **sized}
+    if agreed.schema is not None and own.get("name") == "table" and own.get("path"):
+        place = Path(own["path"])
+        frames = tables.read_clients(place, own.get("client"), agreed.schema.missing)
+        whole = tables.fitted(frames, agreed.schema, place.stem)
+    else:
+        whole = Config.from_dict({**_plain(config), "data": table}, f"client {client}").make_data()
     if len(whole.clients) == 1:
         part = whole.clients[0]
     elif client < len(whole.clients):
@@ -252,13 +303,23 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
     if names:
         number = torch.tensor([agreed.names.index(n) for n in names])
         pairs = [None if p is None else (p[0], _renumbered(p[1], number)) for p in (part.train, part.test, part.val)]
-        mine = ClientData(pairs[0], pairs[1], pairs[2], str(client))  # type: ignore[arg-type]
+        mine = replace(mine, train=pairs[0], test=pairs[1], val=pairs[2])  # type: ignore[arg-type]
     return Federation([mine], agreed.classes, whole.name, agreed.names, mean=whole.mean, std=whole.std, augment=whole.augment)
 
 
 def _renumbered(labels: Tensor, number: Tensor) -> Tensor:
     """Labels as the federation numbers them; in a row, those below 0 are none and stay."""
     return torch.where(labels < 0, labels, number[labels.long().clamp_min(0)])
+
+
+def undealt(name: str) -> dict[str, Any]:
+    """The options of a data set by which it stays whole: one client has all of it."""
+    known = options(find("data", name, DATA))
+    return {k: v for k, v in {"clients": 1, "split": "iid"}.items() if k in known}
+
+
+def digest_of(schema: Schema | None) -> str:
+    return "" if schema is None else hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _plain(config: Config) -> dict[str, Any]:

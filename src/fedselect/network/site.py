@@ -42,8 +42,7 @@ class Site:
         """From site/, site/server or site/client-3."""
         said = read_json(part / "federation.json", "it should be a folder that `fedselect deploy init` made.")
         try:
-            more = (tuple(said.get("target", ())), bool(said.get("whole", False)), str(said.get("task", "classification")))
-            shape = Shape(tuple(said["shape"]), tuple(said["classes"]), *more)
+            shape = Shape.from_json(said)
             return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape)
         except (KeyError, TypeError) as e:
             raise RunError(f"{part / 'federation.json'} lacks {e}; make the site again with: fedselect deploy init.") from None
@@ -51,8 +50,7 @@ class Site:
     def to_json(self) -> dict[str, Any]:
         return {
             "federation": self.federation, "clients": self.clients, "address": self.address, "insecure": self.insecure,
-            "data": self.data, "shape": self.shape.shape, "classes": self.shape.names,
-            "target": self.shape.target_shape, "whole": self.shape.whole, "task": self.shape.task,
+            "data": self.data, **self.shape.to_json(),
         }  # fmt: skip
 
 
@@ -301,6 +299,7 @@ def _toml(value: bool | float | int | str) -> str:
 
 def _readme(site: Site) -> str:
     clients = "\n".join(f"- `client-{i}/` to client {i}, by a way nobody else reads" for i in range(site.clients))
+    own = "table:/where/its/table/is.csv" if site.data["name"] == "table" else "folder:/where/its/pictures/are"
     keys = "" if site.insecure else "\n- `ca/` stays with you: it signs new certificates (`fedselect deploy renew`)"
     return f"""# Federation {site.federation}
 
@@ -310,6 +309,6 @@ Hand round, then delete here:
 {clients}{keys}
 
 On the server: `fedselect deploy server server`, and to train: `fedselect deploy run . --method fedselect --rounds 50`.
-On each client: `fedselect deploy client client-0 --data folder:/where/its/pictures/are`.
+On each client: `fedselect deploy client client-0 --data {own}`.
 Afterwards, on the client: `fedselect deploy export client-0`.
 """

@@ -27,7 +27,7 @@ from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
 
-DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp"}
+DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp", "table": "mlp"}
 CLASSIFIED = {*IMAGE_SETS, "digits", "audiomnist", "har", "heart"}
 """Data that is known to be for classification; other data is looked at to see which task it is for."""
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -3,7 +3,8 @@
 The exported model is the one that the run's headline is of, and takes what the data gives: pictures as uint8 are made
 into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs, and outputs of regression come out in the
 units of the targets. A safetensors file holds the values alone; there the tensors input.scale, input.shift, output.scale
-and output.shift lie beside them, and the snippet applies them.
+and output.shift lie beside them, and the snippet applies them. Of a table, the schema is written to a file beside the
+model, and the snippet makes inputs of raw rows with it.
 """
 
 import copy
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
+from fedselect.runs import schemas
 from fedselect.runs.rundir import finished, read_records, reopen
 from fedselect.simulate import Result, Simulation
 from fedselect.tasks import Measure, Task
@@ -89,6 +91,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
     config, simulation = reopen(run)
+    schemas.check(run, simulation.data)
     values = Result(simulation, []).personal(client)
     net = simulation.model.build()
     net.load_state_dict(values)
@@ -99,6 +102,8 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     write, load = FORMS[form]
     example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
     replace(path, lambda fresh: write(model, example, fresh))
+    if (schema := simulation.data.clients[client].schema) is not None:
+        schema.write(schema_file(path))
     wanted, logits = _logits(model, x), _logits(load(path, model), x)
     if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
         raise RunError(
@@ -117,6 +122,11 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
+
+
+def schema_file(model: Path) -> Path:
+    """Where the schema of a table lies, beside the model that takes it."""
+    return model.with_suffix(".schema.json")
 
 
 def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -192,7 +202,7 @@ def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     data, task = s.data, s.task
     return loading(
         path, model, data.shape, data.classes, data.clients[0].test[0].dtype, data.class_names,
-        outputs=task.outputs(data), units=task.units is not None,
+        outputs=task.outputs(data), units=task.units is not None, table=data.clients[0].schema is not None,
     )  # fmt: skip
 
 
@@ -204,17 +214,19 @@ def loading(
     kind: torch.dtype,
     names: Sequence[str] = (),
     *,
-    outputs: int,
+    outputs: int | None = None,
     units: bool = False,
+    table: bool = False,
 ) -> str:
     """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values.
 
-    outputs: how many numbers the network returns for an input. units: whether output.scale and output.shift are there too.
+    `outputs`: how many numbers the model returns, by default one for each class; `units`: whether output.scale and
+    output.shift are there too; `table`: its inputs come from a table.
     """
-    own = not hasattr(models, model["name"])
-    given = ", ".join(f"{k}={v!r}" for k, v in model.items() if k not in ("name", "weights"))
-    given += f"{', ' if given else ''}outputs={outputs}" if outputs != classes and not own else ""
     scaled = kind == torch.uint8
+    own = not hasattr(models, model["name"])
+    more = {"outputs": outputs} if not own and outputs not in (None, classes) else {}
+    given = ", ".join(f"{k}={v!r}" for k, v in {**model, **more}.items() if k not in ("name", "weights"))
     said = f"net.eval()({'x * scale + shift' if scaled else 'x'})"
     torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
     return "\n".join([
@@ -230,9 +242,18 @@ def loading(
         + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else "")
         + ("  # a model of your own" if own else ""),
         "net.load_state_dict(values)",
+        *(_rows(path) if table else []),
         f"{f'predicted = {said} * unit + zero' if units else f'logits = {said}'}  # x: {_inputs(kind, shape)}",
         *_classes(names),
     ])  # fmt: skip
+
+
+def _rows(model: Path) -> list[str]:
+    """Inputs from the raw rows of a table."""
+    return [
+        f"schema = fs.Schema.read({str(schema_file(model))!r})",
+        "x = schema.features(rows)  # rows: a file, a pandas DataFrame or a dict of columns, as in the table",
+    ]
 
 
 def _classes(names: Sequence[str]) -> list[str]:
@@ -242,9 +263,11 @@ def _classes(names: Sequence[str]) -> list[str]:
 
 def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     return "\n".join([
+        *(["import fedselect as fs"] if (table := s.data.clients[0].schema is not None) else []),
         "import torch",
         "",
         f"net = torch.export.load({str(path)!r}).module()",
+        *(_rows(path) if table else []),
         f"{_result(s)} = net(x)  # x: {_shape(s)}",
         *_classes(s.data.class_names),
     ])  # fmt: skip
@@ -252,9 +275,11 @@ def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
 
 def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     return "\n".join([
+        *(["import fedselect as fs"] if (table := s.data.clients[0].schema is not None) else []),
         "import onnxruntime",
         "",
         f"net = onnxruntime.InferenceSession({str(path)!r})",
+        *([*_rows(path), "x = x.numpy()"] if table else []),
         f"({_result(s)},) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
         *_classes(s.data.class_names),
     ])  # fmt: skip

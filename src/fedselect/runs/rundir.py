@@ -1,9 +1,9 @@
 """Run directories as one reads them: what a run is of, how far it came, and what came out.
 
-A run directory holds config.json, task.json (what is measured), federation.json (who has what), metrics.jsonl (a line a
-round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the method measures it), groups.json (who
-shares with whom, if the method makes groups), summary.json (when finished), failed.json (if its numbers stopped being finite)
-and checkpoint/.
+A run directory holds config.json, task.json (what is measured), federation.json (who has what), schema.json (the columns, of
+tables), metrics.jsonl (a line a round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the
+method measures it), groups.json (who shares with whom, if the method makes groups), summary.json (when finished), failed.json
+(if its numbers stopped being finite) and checkpoint/.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -24,12 +24,12 @@ from fedselect.tasks import Classification, Measure
 
 BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
 FILES = {
-    *BEGIN, "task.json", "federation.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json", "summary.json",
-    "failed.json", "report.html", ".lock",
+    *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
+    "summary.json", "failed.json", "report.html", ".lock",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
-    r"client-\d+\.(safetensors|pt2|onnx)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
+    r"client-\d+\.(safetensors|pt2|onnx|schema\.json)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
 
 

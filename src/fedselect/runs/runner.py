@@ -18,7 +18,7 @@ from typing import Any
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
-from fedselect.runs import grouped, persistence
+from fedselect.runs import grouped, persistence, schemas
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
 from fedselect.runs.kept import KeptFile
@@ -246,6 +246,7 @@ class _Run:
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             write_measures(out, self.simulation.metrics, learned(self.config.make_task(), self.simulation.task))
             write_json(out / "federation.json", federation(self.simulation))
+            schemas.keep(out, self.simulation.data)
             self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(self.simulation.groups())))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)

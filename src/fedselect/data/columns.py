@@ -1,0 +1,227 @@
+"""Schema: what the columns of a table are, and how its raw rows become a model's inputs and targets."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedselect.core.errors import DataError, InputError, RunError
+from fedselect.core.files import read_json, write_json
+from fedselect.data.division import Division
+from fedselect.data.frame import Frame, Kind
+from fedselect.data.frame_files import read_frame
+
+Scale = Literal["federation", "client"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that a model is given. `kind` is None where no row has a value, `gaps` whether any training row lacks one.
+
+    `mean` and `variance` of a number are those of the training rows of all clients, or of one; None where there are none.
+    """
+
+    name: str
+    kind: Kind | None
+    categories: tuple[str, ...] = ()
+    count: int = 0  # training rows with a value
+    gaps: bool = False
+    mean: float | None = None
+    variance: float | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What a model gets of it, by name."""
+        if self.kind == "category":
+            return tuple(f"{self.name}={c}" for c in self.categories)
+        return (self.name, f"{self.name} missing") if self.gaps else (self.name,)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Columns, targets and how rows are divided: all it takes to make inputs of raw rows.
+
+    A number becomes (number - mean) / standard deviation; a gap becomes 0, the mean, and is marked in an input of its own if
+    training rows had gaps. A category becomes a 1 among zeros; a gap, or a category of no training row, zeros alone.
+    """
+
+    columns: tuple[Column, ...]
+    target: tuple[str, ...]
+    classes: tuple[str, ...]  # by name; none where targets are numbers
+    rows: int  # training rows it was fitted on
+    scale: Scale = "federation"  # whose means and variances: of all clients together, or each client's own
+    missing: tuple[str, ...] = ()
+    division: Division = Division()  # noqa: RUF009  # frozen
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """A model's inputs by name."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    def frame(self, rows: Any) -> Frame:
+        """A table as this schema reads it: from a file, a pandas DataFrame, or a mapping of names to columns."""
+        if isinstance(rows, str | Path):
+            return read_frame(Path(rows).expanduser(), self.missing)
+        return rows if isinstance(rows, Frame) else Frame.of(rows, missing=self.missing)
+
+    def features(self, rows: Any) -> Tensor:
+        """Raw rows as a model's inputs, float32 (N, inputs); columns that are not in the schema do not count."""
+        frame, at = self.frame(rows), 0
+        x = np.zeros((len(frame), len(self.inputs)), np.float32)
+        for column in self.columns:
+            put = _categories if column.kind == "category" else _numbers
+            put(column, frame, x[:, at : at + len(column.inputs)])
+            at += len(column.inputs)
+        return torch.from_numpy(x)
+
+    def targets(self, rows: Any) -> Tensor:
+        """Classes by number, int64 (N,), or numbers, float32: (N,), or (N, d) of several columns."""
+        frame = self.frame(rows)
+        for name in self.target:
+            if (gaps := frame.gaps(name)).any():
+                raise DataError(
+                    f"{frame.source}: {int(gaps.sum())} of {len(frame)} rows have no {name}, first row "
+                    f"{frame.row_where(gaps)}; fill it in or remove them."
+                )
+        if not self.classes:
+            found = torch.from_numpy(np.stack([frame.numbers(n) for n in self.target], 1).astype(np.float32))
+            return found if len(self.target) > 1 else found[:, 0]
+        code, names = frame.codes(self.target[0])
+        for i, name in enumerate(names):
+            if name not in self.classes:
+                raise DataError(
+                    f"{frame.source}: {self.target[0]} is {name!r} in row {frame.row_where(code == i)}; the agreed classes are "
+                    f"{', '.join(self.classes[:12])}."
+                )
+        return torch.from_numpy(np.array([self.classes.index(n) for n in names], np.int64)[code])
+
+    def check_training(self, frame: Frame) -> None:
+        """Refuse training rows with a category that the schema does not know: it was made of other rows."""
+        for column in (c for c in self.columns if c.kind == "category"):
+            code, names = frame.codes(column.name)
+            for i, name in enumerate(names):
+                if name not in column.categories:
+                    raise DataError(
+                        f"{frame.source}: column {column.name} is {name!r} in row {frame.row_where(code == i)}, and the schema "
+                        f"knows {', '.join(column.categories[:12])}; correct it, or make the schema again with this table."
+                    )
+
+    def of_client(self, own: "Schema") -> "Schema":
+        """The schema that a client uses, given one that was fitted on its own training rows."""
+        if self.scale == "federation":
+            return self
+        mine = {c.name: c for c in own.columns}
+        return replace(
+            self,
+            columns=tuple(replace(c, mean=mine[c.name].mean, variance=mine[c.name].variance) for c in self.columns),
+        )
+
+    def without_statistics(self) -> "Schema":
+        """The same without means and variances."""
+        return replace(self, columns=tuple(replace(c, mean=None, variance=None) for c in self.columns))
+
+    def check_whole(self) -> "Schema":
+        """Refuse a column that nobody has a value of, and a table without any column."""
+        for column in self.columns:
+            if column.kind is None or not column.count:
+                raise DataError(f"column {column.name} has no value in any training row; leave it out: --drop {column.name}.")
+        if not self.columns:
+            raise DataError(f"no column but {', '.join(self.target)} is left to train on; drop fewer.")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "Schema":
+        """From a file or a message, with nothing taken on trust."""
+        try:
+            columns = tuple(_column(c) for c in said["columns"])
+            found = cls(
+                columns,
+                _texts(said["target"]),
+                _texts(said["classes"]),
+                int(said["rows"]),
+                said["scale"],
+                _texts(said["missing"]),
+                _division(said["division"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise InputError(
+                f"this is no schema of a table ({type(e).__name__}: {e}); make it with: fedselect data schema."
+            ) from None
+        names = [*(c.name for c in columns), *found.target]
+        if not found.target or len(set(names)) < len(names) or found.scale not in get_args(Scale):
+            raise InputError("this schema of a table names a column twice, or no target; make it again: fedselect data schema.")
+        return found
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Schema":
+        """From a file that `fedselect data schema`, `fedselect data merge` or `fedselect export` wrote."""
+        try:
+            return cls.from_json(read_json(Path(path), "give a file that `fedselect data schema` made."))
+        except (InputError, RunError) as e:
+            raise InputError(f"{e}" if str(path) in str(e) else f"{path}: {e}") from None
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+
+def _numbers(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
+    values = frame.numbers(column.name)
+    gaps = np.isnan(values)
+    if column.mean is None or column.variance is None:  # this client had no value to train on, so it knows no scale
+        gaps[:] = True
+    else:
+        x[:, 0] = np.where(gaps, 0, (values - column.mean) / (math.sqrt(column.variance) or 1.0))
+    if column.gaps:
+        x[:, 1] = gaps
+
+
+def _categories(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
+    code, names = frame.codes(column.name)
+    for i, name in enumerate(names):
+        if name in column.categories:
+            x[code == i, column.categories.index(name)] = 1
+        else:
+            warnings.warn(
+                f"{frame.source}: column {column.name} is {name!r} in {int((code == i).sum())} row(s) and in no training row; "
+                "it counts as missing there.",
+                stacklevel=4,
+            )
+
+
+def _column(said: Mapping[str, Any]) -> Column:
+    found = Column(**{**said, "categories": _texts(said["categories"])})
+    numbers = [v for v in (found.mean, found.variance) if v is not None]
+    if (
+        not isinstance(found.name, str)
+        or found.kind not in (*get_args(Kind), None)
+        or type(found.count) is not int
+        or type(found.gaps) is not bool
+        or not all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
+        or (found.variance is not None and found.variance < 0)
+    ):
+        raise ValueError(f"column {found.name!r} cannot be used")
+    return found
+
+
+def _division(said: Mapping[str, Any]) -> Division:
+    found = Division(**said)
+    if not all(isinstance(c, str) for c in found.columns) or type(found.seed) is not int:
+        raise ValueError("its division of rows cannot be used")
+    return found
+
+
+def _texts(said: Any) -> tuple[str, ...]:
+    if not isinstance(said, list | tuple) or not all(isinstance(v, str) for v in said):
+        raise TypeError("names are a list of texts")
+    return tuple(said)

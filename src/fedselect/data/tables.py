@@ -1,0 +1,194 @@
+"""Tables as federated data: one file whose rows say whose they are, or a folder with one file for each client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedselect.core.errors import DataError, InputError
+from fedselect.core.options import options
+from fedselect.data.columns import Scale, Schema
+from fedselect.data.division import Division
+from fedselect.data.federation import ClientData, Federation
+from fedselect.data.federation import Part as Pair
+from fedselect.data.fitting import Targets, fit, merge
+from fedselect.data.frame import Frame
+from fedselect.data.frame_files import is_table, read_frame, tables_in
+from fedselect.data.partition import Indices, Part
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are. Several names have commas between.
+
+    `targets` are the classes or numbers that the target columns hold: by default numbers where they have fractions or are
+    several, else classes. `categories` are columns to take as names though they hold numbers.
+    """
+
+    target: str | None = None
+    drop: str | None = None
+    categories: str | None = None
+    targets: Targets = "auto"
+    scale: Scale = "federation"
+    missing: str | None = None
+
+
+COLUMNS, DIVISION = Columns(), Division()
+
+
+def table(
+    path: str | None = None,
+    client: str | None = None,
+    columns: Columns = COLUMNS,
+    division: Division = DIVISION,
+    schema: str | None = None,
+    *,
+    seed: int = 0,
+) -> Federation:
+    """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file for each client."""
+    if not path:
+        raise InputError("say where the table is: --data table:FILE, or table:FOLDER with one file for each client.")
+    place = Path(path).expanduser()
+    if client is None and is_table(place):
+        raise InputError(
+            f"{place} is one table; name the column that says which client a row is of: --client COLUMN, or give a folder with "
+            "one file for each client."
+        )
+    if schema is not None:
+        agreed = Schema.read(Path(schema).expanduser())
+        check_options(agreed, {**vars(columns), **vars(division)})
+        return fitted(read_clients(place, client, agreed.missing), agreed, place.stem)
+    frames = read_clients(place, client, words(columns.missing))
+    return federate(frames, place.stem, columns, replace(division, seed=seed))
+
+
+def federate(
+    frames: Mapping[str, Frame],
+    name: str = "table",
+    columns: Columns = COLUMNS,
+    division: Division = DIVISION,
+) -> Federation:
+    """The federation of these clients' tables, by name, each with the schema that was fitted on their training rows."""
+    made, owns, parts = _fit(frames, columns, division)
+    return _federation(name, frames, {who: made.of_client(own) for who, own in owns.items()}, parts)
+
+
+def schema_of(
+    path: Path, client: str | None, columns: Columns = COLUMNS, division: Division = DIVISION, *, seed: int = 0
+) -> Schema:
+    """The schema of the tables at a path, one client's or several clients'; a column without a value has no kind yet."""
+    return _fit(read_clients(path, client, words(columns.missing)), columns, replace(division, seed=seed))[0]
+
+
+def fitted(frames: Mapping[str, Frame], schema: Schema, name: str = "table") -> Federation:
+    """The federation of these clients' tables with a schema that is agreed; what does not fit is refused."""
+    schema.check_whole()
+    owns, parts = {}, {}
+    for who, frame in frames.items():
+        for column in (*(c.name for c in schema.columns), *schema.target, *schema.division.columns):
+            frame.need(column)
+        parts[who] = schema.division.parts(frame, who)
+        schema.check_training(frame.take(parts[who].train))
+        owns[who] = schema
+        if schema.scale == "client":
+            names = [c.name for c in schema.columns]
+            kinds = [c.name for c in schema.columns if c.kind == "category"]
+            targets: Targets = "classes" if schema.classes else "numbers"
+            own = fit(
+                frame, parts[who].train, names, schema.target,
+                targets=targets, categories=kinds, scale="client", division=schema.division,
+            )  # fmt: skip
+            owns[who] = schema.of_client(own)
+    return _federation(name, frames, owns, parts)
+
+
+def read_clients(path: Path, client: str | None, missing: tuple[str, ...] = ()) -> dict[str, Frame]:
+    """Tables by client: the files of a folder, the rows of a file by the column `client`, or the file's one client."""
+    if path.is_dir() and not is_table(path):
+        if client is not None:
+            raise InputError(f"{path} is a folder, in which each file is one client; leave --client out, or give one file.")
+        return {who: read_frame(file, missing) for who, file in tables_in(path).items()}
+    frame = read_frame(path, missing)
+    return {path.stem: frame} if client is None else by_client(frame, client)
+
+
+def by_client(frame: Frame, client: str) -> dict[str, Frame]:
+    """A table's rows by the column that names the clients, which is then no part of them."""
+    code, names = frame.codes(client)
+    if (code < 0).any():
+        raise DataError(
+            f"{frame.source}: row {frame.row_where(code < 0)} has no {client}; say which client it is of, or remove it."
+        )
+    rest = replace(frame, columns={n: c for n, c in frame.columns.items() if n != client})
+    return {who: rest.take(np.flatnonzero(code == i)) for i, who in enumerate(names)}
+
+
+def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
+    """Refuse options that ask for something else than a schema that is agreed."""
+    for name, default in {n: o.default for group in (Columns, Division) for n, o in options(group).items()}.items():
+        said = said_by(schema).get(name)
+        if given.get(name, default) not in (default, said):
+            here = f"it has {name} {said}" if said is not None else f"not {name}"
+            raise InputError(f"the schema says what to do with the columns: {here}; leave --{name.replace('_', '-')} out.")
+
+
+def said_by(schema: Schema) -> dict[str, Any]:
+    """The options of `table` that a schema settles."""
+    return {
+        "target": ",".join(schema.target),
+        "targets": "classes" if schema.classes else "numbers",
+        "scale": schema.scale,
+        "missing": ",".join(schema.missing) or None,
+        **{name: getattr(schema.division, name) for name in options(Division)},
+    }
+
+
+def words(names: str | None) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
+
+
+def _fit(
+    frames: Mapping[str, Frame], columns: Columns, division: Division
+) -> tuple[Schema, dict[str, Schema], dict[str, Part]]:
+    """The schema of all clients, each client's own, and how each divides its rows."""
+    first = next(iter(frames.values()))
+    if first.split_column and not division.columns:
+        division = replace(division, split_column=first.split_column)
+    target = words(columns.target)
+    if not target:
+        raise InputError(f"say what is to be predicted: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
+    aside = (*target, *words(columns.drop), *division.columns, first.split_column)
+    for frame in frames.values():
+        for name in (*target, *words(columns.categories), *division.columns):
+            frame.need(name)
+    for name in words(columns.drop):
+        if not any(name in frame.columns for frame in frames.values()):
+            first.need(name)
+    owns, parts = {}, {}
+    for who, frame in frames.items():
+        parts[who] = division.parts(frame, who)
+        names = [n for n in frame.columns if n not in aside]
+        owns[who] = fit(
+            frame, parts[who].train, names, target,
+            targets=columns.targets, categories=words(columns.categories), scale=columns.scale, division=division,
+        )  # fmt: skip
+    return merge(owns), owns, parts
+
+
+def _federation(name: str, frames: Mapping[str, Frame], schemas: Mapping[str, Schema], parts: Mapping[str, Part]) -> Federation:
+    clients = []
+    for who, frame in frames.items():
+        schema = schemas[who].check_whole()
+        x, y = schema.features(frame), schema.targets(frame)
+
+        def pick(rows: Indices, x: Any = x, y: Any = y) -> Pair:
+            return x[rows], y[rows]
+
+        part = parts[who]
+        val = pick(part.val) if len(part.val) else None
+        clients.append(ClientData(pick(part.train), pick(part.test), val, who, schema=schema))
+    classes = clients[0].schema.classes if clients[0].schema else ()
+    return Federation(clients, len(classes), name, classes)
