@@ -167,7 +167,9 @@ class Work:
         """
         sgd = self._programs.training.the_optimizer
         if type(sgd) is not SGD:
-            raise InputError("this method reads gradients off the steps of SGD; use it with the optimizer sgd.")
+            raise InputError(
+                "this method reads gradients off the steps of SGD; use it with the optimizer sgd (--optimizer sgd)."
+            )
         beta = sgd.momentum
         steps = torch.tensor([epochs * s for s in self._steps], dtype=torch.float64, device=self.ids.device)
         speeds = (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)  # 1 + (1 + beta) + (1 + beta + beta^2) + ...
