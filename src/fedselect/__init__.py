@@ -1,13 +1,14 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
-from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, Fold, Mean, Median
+from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, FedAdam, Fold, Mean, Median
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
 from fedselect.data import DATA, ClientData, Federation, Images, Schema, deal_images, from_datasets, load, shifted
 from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
 from fedselect.methods import (
+    APFL,
     METHODS,
     Ditto,
     FedAlike,
@@ -26,6 +27,7 @@ from fedselect.methods import (
     LotteryFL,
     Partial,
     PersonalLayers,
+    Scaffold,
 )
 from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
@@ -41,6 +43,7 @@ __version__ = package_version()
 
 __all__ = [
     "AGGREGATORS",
+    "APFL",
     "DATA",
     "METHODS",
     "MODELS",
@@ -61,6 +64,7 @@ __all__ = [
     "Disagreement",
     "Ditto",
     "Down",
+    "FedAdam",
     "FedAlike",
     "FedAvg",
     "FedAvgFT",
@@ -98,6 +102,7 @@ __all__ = [
     "Regression",
     "Result",
     "RunError",
+    "Scaffold",
     "Schedule",
     "Schema",
     "Selector",

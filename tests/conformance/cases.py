@@ -65,6 +65,7 @@ PAIRS = [
 AGGREGATES = {
     "momentum": ("fedavg", "cnn-batchnorm", fs.Mean(server_momentum=0.5)),
     "momentum, masks": ("fedselect", "mlp", fs.Mean(server_momentum=0.5)),
+    "adam, masks": ("fedselect", "mlp", fs.FedAdam(server_lr=0.02)),
     "median": ("fedavg", "cnn-batchnorm", fs.Median()),
     "median, masks": ("fedselect", "mlp", fs.Median()),
     "median, nothing sent": ("local", "mlp", fs.Median()),

@@ -52,6 +52,8 @@ SETTINGS = {
     "ditto, fine-tuned": (fs.Ditto, [{"finetune": 1, "finetune_lr": r} for r in (0.1, 0.02)]),
     "fedpac, fine-tuned": (fs.FedPAC, [{"finetune": 1, "view": "merged", "lr": r} for r in (0.1, 0.02)]),
     "lotteryfl": (fs.LotteryFL, [{}, {"rate": 0.3}]),
+    "scaffold": (fs.Scaffold, [{"lr": lr, "finetune": 1, "finetune_lr": 0.1 * lr} for lr in (0.1, 0.03)]),
+    "apfl": (fs.APFL, [{"alpha": 0.3, "alpha_lr": 1.0}, {"lr": 0.05, "alpha": 0.6}]),
 }  # fmt: skip
 
 

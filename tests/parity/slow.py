@@ -1,4 +1,4 @@
-"""Ditto, FedProx, FedPAC, LotteryFL and FedAlike once more, slowly: plain loops over clients, float64, autograd by the book.
+"""Methods with code of their own once more, slowly: plain loops over clients, float64, autograd by the book.
 
 Written from the methods' descriptions; only the order of batches is borrowed from the package. Each `*_round` changes
 `server` and the clients in place.
@@ -38,11 +38,13 @@ def head_of(module):
     return f"{len(module) - 1}."
 
 
-def sgd(node, module, names, lr, round_, epochs, how, seed, extra=None, key="train", kept=None, samples=None):
+def sgd(node, module, names, lr, round_, epochs, how, seed, extra=None, key="train", kept=None, samples=None, shift=None):
     """`epochs` of SGD on the named parameters, momentum fresh; `extra` adds to the loss, `kept` masks entries.
 
-    `samples`: the numbers of those it walks over, as many as the client has, in place of all.
+    `samples`: the numbers of those it walks over, as many as the client has, in place of all. `shift`: what is added to the
+    gradients. Returns the gradients of all steps without it, weight decay included.
     """
+    seen = []
     samples = list(range(node.n)) if samples is None else samples
     module.train()
     params = dict(module.named_parameters())
@@ -57,12 +59,19 @@ def sgd(node, module, names, lr, round_, epochs, how, seed, extra=None, key="tra
                 loss = loss + extra(params, features, y)
             grads = torch.autograd.grad(loss, [params[n] for n in names])
             with torch.no_grad():
-                for n, g in zip(names, grads, strict=True):
-                    g = g + how["weight_decay"] * params[n]
-                    moved = how["momentum"] * speed[n] + g
+                seen.append({n: g + how["weight_decay"] * params[n] for n, g in zip(names, grads, strict=True)})
+                for n, g in seen[-1].items():
+                    moved = how["momentum"] * speed[n] + (g + shift[n] if shift else g)
                     where = kept[n] if kept and n in kept else torch.ones_like(g, dtype=torch.bool)
                     speed[n] = torch.where(where, moved, speed[n])
                     params[n] -= lr * torch.where(where, moved, torch.zeros_like(g))
+    return seen
+
+
+def mean_gradient(seen, momentum):
+    """The mean over K steps; momentum m takes the k-th again in later ones: it counts 1 + m + m^2 + ..., K - k + 1 terms."""
+    times = [sum(momentum**j for j in range(len(seen) - k)) for k in range(len(seen))]
+    return {n: sum(t * g[n] for t, g in zip(times, seen, strict=True)) / sum(times) for n in seen[0]}
 
 
 def all_names(module):
@@ -101,6 +110,57 @@ def ditto_round(server, nodes, present, round_, *, lam, lr, epochs, how, seed):
         copies.append(values(shared))
     for n in server:
         server[n] = sum(c[n] for c in copies) / len(copies)
+
+
+def scaffold_round(server, controls, nodes, present, round_, *, lr, epochs, how, seed):
+    """`controls`: {client: {name: value}} of all clients, whose mean is the server's."""
+    received = {n: v.clone() for n, v in server.items()}
+    common = {n: sum(c[n] for c in controls.values()) / len(controls) for n in controls[0]}
+    for k in present:
+        c = nodes[k]
+        c.own.load_state_dict(received, strict=False)
+        shift = {n: common[n] - v for n, v in controls[k].items()}
+        seen = sgd(c, c.own, all_names(c.own), lr, round_, epochs, how, seed, shift=shift)
+        controls[k] = mean_gradient(seen, how["momentum"])
+    for n in server:
+        server[n] = sum(values(nodes[k].own)[n] for k in present) / len(present)
+
+
+def apfl_round(server, personal, alphas, nodes, present, round_, *, alpha_lr, lr, epochs, how, seed):
+    """`personal`: {client: {name: v}}, `alphas`: {client: number}; a node's own module is its mixture, with its statistics."""
+    received, copies = {n: v.clone() for n, v in server.items()}, []
+    for k in present:
+        c, alpha = nodes[k], alphas[k]
+        shared = copy.deepcopy(c.own)
+        shared.load_state_dict(received, strict=False)
+        sgd(c, shared, all_names(shared), lr, round_, epochs, how, seed)
+        copies.append(values(shared))
+        w = {n: p.detach() for n, p in shared.named_parameters()}
+        begin, v = personal[k], {n: p.clone().requires_grad_() for n, p in personal[k].items()}
+        speed, slopes = {n: torch.zeros_like(p) for n, p in v.items()}, []
+        c.own.train()
+        for epoch in range(epochs):
+            for batch in batches(c.number, round_, epoch, c.n, how["batch_size"], seed, "train"):
+                share = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
+                mixed = {n: share * v[n] + (1 - share) * w[n] for n in v}
+                loss = F.cross_entropy(torch.func.functional_call(c.own, mixed, (c.x[batch],)), c.y[batch])
+                loss = loss + 0.5 * how["weight_decay"] * sum((m**2).sum() for m in mixed.values())
+                slopes.append(
+                    {
+                        n: g.detach()
+                        for n, g in zip(v, torch.autograd.grad(loss, mixed.values(), retain_graph=True), strict=True)
+                    }
+                )
+                for n, g in zip(v, torch.autograd.grad(loss, v.values()), strict=True):
+                    speed[n] = how["momentum"] * speed[n] + g
+                    v[n] = (v[n] - lr * speed[n]).detach().requires_grad_()
+        c.own.load_state_dict({n: alpha * v[n].detach() + (1 - alpha) * w[n] for n in v}, strict=False)
+        slope = mean_gradient(slopes, how["momentum"])
+        down = sum(float((slope[n] * (begin[n] - w[n])).sum()) for n in v)
+        personal[k] = {n: p.detach() for n, p in v.items()}
+        alphas[k] = min(1.0, max(0.05, alpha - alpha_lr * down))
+    for n in server:
+        server[n] = sum(s[n] for s in copies) / len(copies)
 
 
 def lotteryfl_round(server, nodes, present, round_, *, initial, rate, floor, above, lr, epochs, how, seed):

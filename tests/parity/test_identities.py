@@ -60,6 +60,22 @@ def test_fedpersist_with_window_0_is_fedavg_with_fine_tuning(stats, finetune):
     assert_same_models(simulate(fs.FedPersist(0, **common), 3, norm="batch"), simulate(fs.FedAvgFT(**common), 3, norm="batch"))
 
 
+def test_scaffold_is_fedavg_in_its_first_round():
+    common = {"epochs": 2, "lr": 0.05}
+    assert_same_models(simulate(fs.Scaffold(**common), 1, norm="batch"), simulate(fs.FedAvg(**common), 1, norm="batch"))
+
+
+def test_apfl_of_the_personal_model_alone_is_local():
+    """Up to rounding: the personal model is read off the mixture."""
+    common = {"epochs": 2, "lr": 0.05}
+    alone = simulate(fs.APFL(alpha=1.0, alpha_lr=0.0, **common), 3, norm="batch")
+    torch.testing.assert_close(
+        alone.models(range(4)), simulate(fs.Local(**common), 3, norm="batch").models(range(4)), rtol=0, atol=1e-5
+    )
+    shared = simulate(fs.FedAvg(**common), 3, norm="batch").server["params"]
+    assert all(torch.equal(v, shared[n]) for n, v in alone.server["params"].items())
+
+
 def assert_close_models(a: Simulation, b: Simulation) -> None:
     """Up to rounding: FedAlike takes means of heads in double precision, and of equal ones too."""
     for view in ("local", "merged"):

@@ -1,10 +1,23 @@
-"""Ditto, FedProx, FedPAC, LotteryFL and FedAlike against the slow reference: ragged clients, some away, BatchNorm."""
+"""Methods with code of their own against the slow reference: ragged clients, some away, BatchNorm."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from slow import Node, ditto_round, fedalike_round, fedpac_round, fedprox_round, finetuned, head_of, lotteryfl_round, values
+from slow import (
+    Node,
+    all_names,
+    apfl_round,
+    ditto_round,
+    fedalike_round,
+    fedpac_round,
+    fedprox_round,
+    finetuned,
+    head_of,
+    lotteryfl_round,
+    scaffold_round,
+    values,
+)
 from torch import nn
 
 import fedselect as fs
@@ -86,6 +99,44 @@ def test_ditto(norm, fraction):
         sim.step()
         ditto_round(server, nodes, cohort(r, fraction), r, lam=0.75, lr=0.05, epochs=2, how=HOW, seed=SEED)
     assert_same(sim, nodes, server)
+
+
+@apply(both)
+def test_scaffold(norm, fraction):
+    """Clients of unlike size take unlike numbers of steps; the server's control is the mean over all clients, some away."""
+    sim, nodes, server = start(fs.Scaffold(epochs=2, lr=0.02, finetune=2), norm, fraction)
+    controls = {k: {n: torch.zeros_like(server[n]) for n in all_names(nodes[k].own)} for k in range(4)}
+    for r in range(4):
+        sim.step()
+        scaffold_round(server, controls, nodes, cohort(r, fraction), r, lr=0.02, epochs=2, how=HOW, seed=SEED)
+    assert_same(sim, nodes, server)
+    close = {"rtol": 1e-7, "atol": 1e-8}
+    for n in controls[0]:
+        own = torch.stack([controls[k][n] for k in range(4)])
+        torch.testing.assert_close(sim.store.rows["control"][n], own, **close)
+        torch.testing.assert_close(sim.server["control"][n], own.mean(0), **close)
+    assert_fine_tuned(sim, nodes, {n: v.expand(4, *v.shape) for n, v in server.items()}, 0.02, epochs=2)
+
+
+@apply(both)
+def test_apfl(norm, fraction):
+    """v by the gradient of the mixture's loss, alpha by its derivative; some alphas reach their bound and others do not."""
+    options = {"epochs": 2, "lr": 0.05, "alpha_lr": 0.5}
+    sim, nodes, server = start(fs.APFL(alpha=torch.tensor([0.3, 0.5, 0.5, 0.9]), **options), norm, fraction)
+    alphas = dict(enumerate([0.3, 0.5, 0.5, 0.9]))
+    personal = {k: {n: server[n].clone() for n in all_names(nodes[k].own)} for k in range(4)}
+    for r in range(4):
+        sim.step()
+        apfl_round(server, personal, alphas, nodes, cohort(r, fraction), r, how=HOW, seed=SEED, **options)
+    assert_same(sim, nodes, server)
+    assert min(alphas.values()) == 0.05 < max(alphas.values()) < 1.0
+    found = sim.store.rows["share"]["alpha"]
+    torch.testing.assert_close(found, torch.tensor(list(alphas.values()), dtype=found.dtype), rtol=1e-7, atol=1e-8)
+    merged = sim.models(range(4), "merged")
+    for k, own in personal.items():
+        for n, v in own.items():
+            torch.testing.assert_close(sim.store.rows["own"][n][k], v, rtol=1e-7, atol=1e-8)
+            torch.testing.assert_close(merged[n][k], alphas[k] * v + (1 - alphas[k]) * server[n], rtol=1e-7, atol=1e-8)
 
 
 @apply(both)

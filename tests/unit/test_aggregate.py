@@ -1,6 +1,7 @@
 """Aggregators: which numbers they give, what they remember, and what they refuse."""
 
 import gc
+import math
 import os
 import statistics
 import tempfile
@@ -194,7 +195,54 @@ def test_momentum_moves_what_is_shared_and_without_it_nothing_is_remembered(digi
     assert {n for n in plain if not plain[n].equal(ahead[n])} == {"1.weight", "1.bias"}  # the head is personal
 
 
+def test_adam_at_the_server_is_the_rule_entry_by_entry():
+    """Plain numbers; an entry that nobody sent keeps its value and its memory, statistics are averaged."""
+    g = torch.Generator().manual_seed(5)
+    params = {n: torch.randn(size, generator=g, dtype=torch.float64) for n, size in (("w", 6), ("unsent", 2), ("mean", 4))}
+    adam = fs.FedAdam(server_lr=0.1, server_beta1=0.8, server_beta2=0.9, server_eps=0.01)
+    state = adam.start({n: params[n] for n in ("w", "unsent")})
+    entries = [[value, 0.0, 0.01**2] for value in params["w"].tolist()]  # with its mean update, and the mean of its squares
+    silent = 0
+    for _ in range(5):
+        values = {n: torch.randn(3, len(params[n]), generator=g, dtype=torch.float64) for n in ("w", "mean")}
+        sent, weight = torch.rand(3, 6, generator=g) < 0.3, torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+        fold = adam.fold(state, params)
+        fold.add(values, {"w": sent, "mean": True}, weight)
+        result, heard, state = fold.finish()
+        assert result.keys() == heard.keys() == {"w", "mean"}
+        params = merge(heard, result, params)
+        for i, entry in enumerate(entries):
+            who = [c for c in range(3) if sent[c, i]]
+            silent += not who
+            if who:
+                value, m, v = entry
+                update = sum(float(weight[c] * values["w"][c, i]) for c in who) / sum(float(weight[c]) for c in who) - value
+                m, v = 0.8 * m + 0.2 * update, 0.9 * v + 0.1 * update**2
+                entry[:] = value + 0.1 * m / (math.sqrt(v) + 0.01), m, v
+        found = torch.stack([params["w"], state["mean"]["w"], state["square"]["w"]], 1)
+        torch.testing.assert_close(found, torch.tensor(entries, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(params["mean"], (weight.view(-1, 1) * values["mean"]).sum(0) / 8)
+    assert silent
+    assert state["mean"]["unsent"].tolist() == [0.0, 0.0]
+
+
 # ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"server_lr": 0.0}, "server_lr must be positive, not 0.0"),
+        ({"server_eps": -1.0}, "server_eps must be positive"),
+        ({"server_beta1": 1.0}, r"server_beta1 must be in \[0, 1\), not 1.0"),
+        ({"server_beta2": float("nan")}, r"server_beta2 must be in \[0, 1\)"),
+        ({"server_lr": torch.full((3,), 0.1)}, "server_lr belongs to the server: give one number"),
+    ],
+    ids=str,
+)
+def test_an_adam_that_cannot_be_is_refused(wrong, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.FedAdam(**wrong)
 
 
 @pytest.mark.parametrize(

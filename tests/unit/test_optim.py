@@ -177,7 +177,29 @@ def test_fine_tuning_does_not_follow_it():
     assert all((v != sim.initial[n]).any() for n, v in sim.models(range(sim.clients), "merged").items())
 
 
-@pytest.mark.parametrize("method", METHODS)
+BY_SGD = ("scaffold", "apfl")
+"""Methods that read gradients off the steps of SGD."""
+
+
+@pytest.mark.parametrize("method", BY_SGD)
+def test_methods_that_need_sgd_say_so_before_they_train(method):
+    with pytest.raises(fs.InputError, match="reads gradients off the steps of SGD; use it with the optimizer sgd"):
+        simulate(CASES[method](), Training(batch_size=8, optimizer="adam"))
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}], ids=str)
+def test_how_far_an_entry_travels_is_that_of_steps_down_a_gradient_of_one(how):
+    sim = simulate(fs.FedAvg(), Training(batch_size=8, weight_decay=0.1, schedule="step", decay=0.5, **how))
+    lr = torch.linspace(0.1, 0.6, sim.clients, dtype=torch.float64)
+    found = sim._work(torch.arange(sim.clients), 1).travel(2, lr)  # in round 1 at half the rate
+    for client, rate, distance in zip(sim.data.clients, lr, found, strict=True):
+        value, memory = torch.zeros(1, dtype=torch.float64), {"momentum": torch.zeros(1, dtype=torch.float64)}
+        for _ in range(2 * -(-len(client.train[1]) // 8)):
+            value, memory = fs.SGD(**how).update(value, torch.ones_like(value), memory, 1.0)
+        torch.testing.assert_close(distance, -0.5 * rate * value[0], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in BY_SGD])
 def test_every_method_learns_with_adamw_and_cosine(method):
     training = Training(batch_size=8, optimizer="adamw", weight_decay=0.01, schedule="cosine", warmup=1)
     given = {"lr": 0.01, "personal_lr": 0.01}

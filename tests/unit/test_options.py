@@ -184,7 +184,7 @@ def test_what_would_be_ignored_is_refused(ignored, said):
         call(fs.FedSelect, **ignored)
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedpac"])
+@pytest.mark.parametrize("name", ["ditto", "fedpac", "scaffold"])
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -197,6 +197,20 @@ def test_what_would_be_ignored_is_refused(ignored, said):
 def test_fine_tuning_that_cannot_be_is_refused(name, wrong, said):
     with pytest.raises(fs.InputError, match=said):
         METHODS[name](**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"alpha": 0.0}, "alpha must be at least 0.05, not 0.0: the personal model would never train"),
+        ({"alpha": 1.5}, "alpha is a share"),
+        ({"alpha_lr": -1.0}, "alpha_lr must not be negative"),
+    ],
+    ids=str,
+)
+def test_a_mixture_that_cannot_be_learned_is_refused(wrong, said):
+    with pytest.raises(fs.InputError, match=said):
+        fs.APFL(**wrong)
 
 
 def test_fine_tuning_is_of_the_model_that_is_reported():

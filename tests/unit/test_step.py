@@ -71,13 +71,18 @@ def pulled(tree, model):
     return {"anchor": anchor, "pull": {"mu": torch.tensor([0.3, 0.0, 1.5], dtype=anchor[model.params[0]].dtype)}}
 
 
-@pytest.mark.parametrize("ctx", [nowhere, pulled])
+def corrected(tree, model):
+    """Another correction of the gradient for each client."""
+    return {"correction": {n: tree[n].flip(0) * 0.3 for n in model.params}}
+
+
+@pytest.mark.parametrize("ctx", [nowhere, pulled, corrected])
 @pytest.mark.parametrize("how", HOWS)
 def test_a_stacked_step_is_torchs_sgd_for_every_client(how, ctx):
     how = HOWS[how]
     model, start, tree, _, losses = run(how, ctx=ctx)
     _, _, x, y = setting()
-    pull = ctx(start, model)
+    pull = {**nowhere(start, model), "correction": {}, **ctx(start, model)}
     for c in range(CLIENTS):
         module = net().train()
         module.load_state_dict({n: v[c] for n, v in start.items()}, strict=False)
@@ -86,7 +91,8 @@ def test_a_stacked_step_is_torchs_sgd_for_every_client(how, ctx):
             optimizer.zero_grad()
             loss = F.cross_entropy(module(x[s, c]), y[s, c])
             way = sum(((p - pull["anchor"][n][c]) ** 2).sum() for n, p in module.named_parameters() if n in pull["anchor"])
-            (loss + 0.5 * pull["pull"]["mu"][c] * way).backward()
+            along = sum((p * pull["correction"][n][c]).sum() for n, p in module.named_parameters() if n in pull["correction"])
+            (loss + 0.5 * pull["pull"]["mu"][c] * way + along).backward()
             torch.testing.assert_close(losses[s][c], loss.detach(), rtol=1e-9, atol=1e-12)
             if how.clip is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), how.clip)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from fedselect.aggregate.masked import MaskedSum
 from fedselect.aggregate.spool import Spool
-from fedselect.core.checks import check_shares
+from fedselect.core.checks import check_positive, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, State, Tree, merge, zeros
 
@@ -82,6 +83,58 @@ class MeanFold(Fold):
 
 
 @dataclass(frozen=True)
+class FedAdam(Aggregator):
+    """Adam at the server (Reddi et al. 2021): each entry takes steps of its own size along the mean of the updates.
+
+    Without bias correction: the mean of squares begins at server_eps squared.
+    """
+
+    server_lr: float = 0.01
+    server_beta1: float = 0.9
+    server_beta2: float = 0.99
+    server_eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, Real):
+                raise InputError(f"{name} belongs to the server: give one number, not {value!r}.")
+        check_positive(server_lr=self.server_lr, server_eps=self.server_eps)
+        for name in ("server_beta1", "server_beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InputError(f"{name} must be in [0, 1), not {getattr(self, name)}.")
+
+    def start(self, params: Tree) -> State:
+        return {"mean": zeros(params), "square": {n: torch.full_like(v, self.server_eps**2) for n, v in params.items()}}
+
+    def fold(self, state: State, params: Tree) -> Fold:
+        return AdamFold(self, state, params)
+
+
+class AdamFold(Fold):
+    """The mean, from which Adam makes a step; an entry that nobody sent keeps its value and its memory."""
+
+    sums: MaskedSum
+
+    def __init__(self, adam: FedAdam, state: State, params: Tree) -> None:
+        self.sums = MaskedSum()
+        self._adam, self._state, self._params = adam, state, params
+
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        self.sums.add(values, sent, weight)
+
+    def finish(self) -> tuple[Tree, Mask, State]:
+        adam, params, (result, heard) = self._adam, self._params, self.sums.mean()
+        mean, square = dict(self._state["mean"]), dict(self._state["square"])
+        result = dict(result)
+        for n in filter(result.__contains__, self._state["mean"]):
+            update, there = result[n] - params[n], torch.as_tensor(heard[n])
+            mean[n] = torch.where(there, torch.lerp(mean[n], update, 1 - adam.server_beta1), mean[n])
+            square[n] = torch.where(there, torch.lerp(square[n], update.square(), 1 - adam.server_beta2), square[n])
+            result[n] = params[n] + adam.server_lr * mean[n] / (square[n].sqrt() + adam.server_eps)
+        return result, heard, {"mean": mean, "square": square}
+
+
+@dataclass(frozen=True)
 class Median(Aggregator):
     """The median of each entry over the clients that sent it; of an even number, the mean of the two in the middle.
 
@@ -114,7 +167,7 @@ def median(values: Tensor, sent: Tensor) -> Tensor:
     return ((low + high) / 2).masked_fill(count[0] == 0, 0.0)
 
 
-AGGREGATORS: dict[str, Callable[..., Aggregator]] = {"mean": Mean, "median": Median}
+AGGREGATORS: dict[str, Callable[..., Aggregator]] = {"mean": Mean, "median": Median, "adam": FedAdam}
 
 
 def check_aggregator(aggregator: object) -> None:

@@ -16,12 +16,14 @@ from fedselect.methods.aliases import (
     Local,
     PersonalLayers,
 )
+from fedselect.methods.apfl import APFL
 from fedselect.methods.ditto import Ditto
 from fedselect.methods.fedalike import FedAlike
 from fedselect.methods.fedpac import FedPAC
 from fedselect.methods.lotteryfl import LotteryFL
 from fedselect.methods.method import Method
 from fedselect.methods.partial import Partial
+from fedselect.methods.scaffold import Scaffold
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedselect": FedSelect,
@@ -31,7 +33,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": FedAvg,
     "fedavg+ft": FedAvgFT,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
     "ditto": Ditto,
+    "apfl": APFL,
     "fedpac": FedPAC,
     "fedper": FedPer,
     "fedrep": FedRep,
@@ -43,6 +47,6 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Ditto", "FedAlike", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx",
-    "FedRep", "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers",
+    "APFL", "METHODS", "Ditto", "FedAlike", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist",
+    "FedProx", "FedRep", "FedSelect", "LGFedAvg", "Local", "LotteryFL", "Partial", "PersonalLayers", "Scaffold",
 ]  # fmt: skip

@@ -22,6 +22,8 @@ COLOURS = {  # of each method: on light paper, on dark
     "lotteryfl": ("#334155", "#c3cfdf"),
     "fedpersist": ("#15803d", "#7fe0a4"),
     "fedalike": ("#111827", "#f3f4f6"),
+    "apfl": ("#c2410c", "#ffa07a"),
+    "scaffold": ("#57534e", "#d6cfc7"),
 }
 APART = (  # fields in which runs of one label may differ
     "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "metrics", "cross", "preset", "plugins",

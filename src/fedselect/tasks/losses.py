@@ -13,7 +13,8 @@ Objective = Callable[[Output, Tensor, Tree, State], Tensor]
 """(what the model returned, targets, the client's parameters, the method's context for this client) -> a scalar.
 
 A context with the groups "anchor" (by name of parameter) and "pull" ("mu") adds 0.5 mu ||w - anchor||^2 to what is
-minimised, whatever the objective. The step knows its gradient, so it is no part of the loss.
+minimised, whatever the objective. The step knows its gradient, so it is no part of the loss. Nor is the group "correction"
+(by name of parameter), which is added to the gradient.
 """
 
 

@@ -110,13 +110,15 @@ def step(
     fitted.slow |= mode.slow
     fitted.steady = True
     anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
+    correction = ctx.get("correction", {})
     with torch.no_grad():
         moved: list[Moved[Tree]] = []
         for n, g in zip(trained, grads, strict=True):
             p, m = part(n, tree[n]), only[n]
             at = part(n, anchor[n]) if n in anchor else None
             past = {k: part(n, t[n]) for k, t in memory.items()}
-            moved.append((p, past, g.view_as(p), part(n, m) if isinstance(m, Tensor) else m, at))
+            g = g.view_as(p) + part(n, correction[n]) if n in correction else g.view_as(p)
+            moved.append((p, past, g, part(n, m) if isinstance(m, Tensor) else m, at))
         by_name = aim.lr if isinstance(aim.lr, Mapping) else dict.fromkeys(trained, aim.lr)
         rates = [part(n, r) if isinstance(r := by_name[n], Tensor) and r.ndim > 1 else r for n in trained]
         _update(moved, rates, training, mu)
@@ -129,7 +131,8 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
         _losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
-    whole = not how.the_optimizer.still or how.clip or "pull" in aim.ctx  # what moves every entry, or is summed over all
+    # what moves every entry, or is summed over all
+    whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Mask, Rows, State, Tree, count, matrix, put, take, take_mask
+from fedselect.core.tree import Mask, Rows, Scalar, State, Tree, count, matrix, put, take, take_mask
 from fedselect.tasks.classes import Classification
 from fedselect.tasks.losses import Goal, Objective
 from fedselect.tasks.metrics import Metric
 from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
 from fedselect.training.layers import bmm
+from fedselect.training.optim import SGD
 from fedselect.training.recorded import Programs, Walk
 from fedselect.training.step import Aim, Rate, one_by_one
 
@@ -164,6 +165,22 @@ class Work:
         many = total["count"].clamp_min(1.0)
         means = {"count": total["count"], "mean": total["mean"] / many.unsqueeze(-1), "square": total["square"] / many}
         return {n: v.to(features.dtype) for n, v in means.items()}
+
+    def travel(self, epochs: int, lr: Scalar) -> Tensor:
+        """How far so many passes of SGD take an entry whose gradient is 1 at every step, under the schedule: (C,) float64.
+
+        What an entry moved in them, divided by this, is a mean of its gradients over the steps.
+        """
+        sgd = self._programs.training.the_optimizer
+        if type(sgd) is not SGD:
+            raise InputError(
+                "this method reads gradients off the steps of SGD; use it with the optimizer sgd (--optimizer sgd)."
+            )
+        beta = sgd.momentum
+        steps = torch.tensor([epochs * s for s in self._steps], dtype=torch.float64, device=self.ids.device)
+        speeds = (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)  # 1 + (1 + beta) + (1 + beta + beta^2) + ...
+        way = steps + beta * speeds if sgd.nesterov else speeds
+        return way * lr * self._programs.training.factor(self.round, self._rounds)
 
     def train(
         self,

@@ -1,0 +1,96 @@
+"""APFL: every client mixes a personal model with the global one, and learns how much of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.core.checks import check_choice, check_not_negative, check_number, check_positive, check_shares
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, Scalar, State, Tree, along, clone, merge, rows
+from fedselect.methods.common import Weight, per_row, weights, whole_passes
+from fedselect.methods.method import Carried, Down, Method, Received, Up, View
+from fedselect.models import Model
+from fedselect.training.work import Work
+
+LEAST = 0.05
+"""A mixture without any of the personal model would never train it, nor find out that more of it would help."""
+
+
+@dataclass(frozen=True)
+class APFL(Method):
+    """A mixture of a personal model v and a global one w for every client: alpha v + (1 - alpha) w, alpha learned.
+
+    The copy of w trains and is averaged. Then v trains for what the mixture loses, and alpha takes a step down the same loss:
+    clients that are like the others end near FedAvg, those that are not near training alone.
+    """
+
+    epochs: int = 3
+    lr: Scalar = 0.01
+    alpha: Scalar = 0.5  # at first
+    alpha_lr: Scalar = 0.1  # 0: alpha stays as it is
+    weight: Weight = "uniform"
+    view: View = "local"
+
+    def __post_init__(self) -> None:
+        check_choice(("uniform", "samples"), weight=self.weight)
+        check_choice(("local", "merged"), view=self.view)
+        check_positive(lr=self.lr)
+        check_shares(alpha=self.alpha)
+        check_not_negative(alpha_lr=self.alpha_lr)
+        if bool((check_number("alpha", self.alpha) < LEAST).any()):
+            raise InputError(f"alpha must be at least {LEAST}, not {self.alpha}: the personal model would never train.")
+        if self.epochs < 1:
+            raise InputError(f"epochs must be at least 1, not {self.epochs}.")
+
+    def init(self, params: Tree, clients: int, model: Model) -> State:
+        return {"params": clone(params)}
+
+    def join(self, work: Work, params: Tree) -> State:
+        work.travel(self.epochs, self.lr)  # or say now what it needs
+        alpha = per_row(self.alpha, params[work.model.params[0]])
+        return {"params": clone(params), "own": clone(params), "share": {"alpha": alpha}}
+
+    def down(self, server: State, ids: Tensor) -> Down:
+        return Down({"params": server["params"]})
+
+    def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
+        names, alpha = work.model.params, state["share"]["alpha"]
+        shared = work.train(down["params"], whole_passes(work, self.epochs, self.lr))
+        before = self._mixed(work.model, state, shared)
+        # a step of v at the rate lr, down alpha times the mixture's gradient, moves the mixture by alpha as much
+        rate = self.lr * alpha.double().square()
+        after = work.train(before, whole_passes(work, self.epochs, rate))
+        moved = {n: after[n] - before[n] for n in names}
+        own = {**after, **{n: state["own"][n] + moved[n] / along(alpha, moved[n]) for n in names}}
+        way = work.travel(self.epochs, rate)
+        slope = sum(rows(moved[n].double() * (shared[n] - state["own"][n])).sum(1) for n in names) / way.clamp_min(1e-300)
+        alpha = (alpha - self.alpha_lr * slope).clamp(LEAST, 1.0).to(alpha.dtype)
+        up = Up(shared, self.wants(work.model, state), weights(work, self.weight))
+        return {"params": after, "own": own, "share": {"alpha": alpha}}, up
+
+    def server(self, server: State, got: Received) -> State:
+        return {"params": merge(got.heard, got.mean, server["params"])}
+
+    def local(self, state: State) -> Tree:
+        return state["params"]
+
+    def personal(self, work: Work, state: State, down: State) -> Tree:
+        return self._mixed(work.model, state, down["params"])
+
+    def wants(self, model: Model, state: State) -> Mask:
+        return dict.fromkeys(model.names, True)
+
+    def mask(self, model: Model, state: State) -> Mask:
+        """Every entry of the mixture a client uses is its own; the copy that travels is another model."""
+        return dict.fromkeys(model.params, True)
+
+    def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
+        """Its personal model and alpha; the mixture is made anew in each round."""
+        return {"params": {}}
+
+    def _mixed(self, model: Model, state: State, shared: Tree) -> Tree:
+        """alpha v + (1 - alpha) w, with statistics of the mixture's own."""
+        alpha, own = state["share"]["alpha"], state["own"]
+        return {**own, **{n: torch.lerp(shared[n], own[n], torch.as_tensor(along(alpha, own[n]))) for n in model.params}}
