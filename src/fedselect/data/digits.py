@@ -46,7 +46,7 @@ def digits(
 
 @cache
 def _read() -> tuple[Tensor, Tensor]:
-    """All images and labels; every client gets copies of its own. They are text, slow to parse, and one run may load them often."""
+    """All images and labels, kept: they are slow to parse, and a table of runs loads them often. Clients get copies."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
