@@ -10,6 +10,7 @@ import json
 import re
 import statistics
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,15 @@ def apart(ours: list[float], others: list[float]) -> str:
 
 
 def render(results: Results, name: str, figures: list[str]) -> str:
+    text = _jinja().get_template(name).render(
+        results=results, get=results.get, strays=results.strays, figures=figures,
+        all_ours=with_ours(results.targets) if results.get("table1") else None,
+    )  # fmt: skip
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@cache
+def _jinja() -> Environment:
     jinja = Environment(
         loader=FileSystemLoader(ROOT / "scripts"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -322,11 +332,7 @@ def render(results: Results, name: str, figures: list[str]) -> str:
     jinja.globals.update({f.__name__: f for f in asked})
     jinja.filters.update(average=statistics.fmean, wobbles=wobble, rise=rise)
     jinja.tests.update(starting=str.startswith, ending=str.endswith)
-    text = jinja.get_template(name).render(
-        results=results, get=results.get, strays=results.strays, figures=figures,
-        all_ours=with_ours(results.targets) if results.get("table1") else None,
-    )  # fmt: skip
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return jinja
 
 
 # ---- what is written

@@ -91,10 +91,15 @@ class _Forked:
     def kill(self):
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout=PATIENCE):
-        """What it printed, once it has ended."""
+    def wait(self, timeout=PATIENCE):
+        """Its code, once it has ended."""
         self._process.join(timeout)
         assert self.returncode is not None, "it never ended"
+        return self.returncode
+
+    def communicate(self, timeout=PATIENCE):
+        """What it printed, once it has ended."""
+        self.wait(timeout)
         if self._told is None:
             for f in self._said:
                 f.seek(0)

@@ -30,10 +30,10 @@ def pytest_xdist_make_scheduler(config, log):
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path, _, test = nodeid.partition("::")
-            case = re.search(r"\[(?:[\d.]+-)?(.+)\]$", test)  # of a product: the method and model, not the first number
+            case = re.search(r"\[(.+)\]$", test)
             if Path(path).stem in ONE_PROCESS:
                 return path
-            return f"{path} {case[1]}" if "/conformance/" in path and case else nodeid
+            return f"conformance {case[1]}" if "/conformance/" in path and case else nodeid
 
     return Together(config, log)
 

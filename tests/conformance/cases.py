@@ -36,12 +36,14 @@ READINGS = {
     },
     "fedselect-samples": {"weight": "samples", "norm_stats": "shared", "view": "merged"},
 }
+BOTH = {"fedselect", "fedalike", "fedpersist", "ditto", "fedpac", "lotteryfl"}
+"""What has code of its own: with both models, and trains two epochs a round. Aliases train one."""
 CASES = {
-    **{name: lambda f=f: _quick(f) for name, f in METHODS.items()},
+    **{name: lambda f=f, e=1 + (name in BOTH): _quick(f, epochs=e) for name, f in METHODS.items()},
     **{name: lambda o=o: _quick(fs.FedSelect, **o) for name, o in READINGS.items()},
     "fedselect-random": lambda: _quick(fs.FedSelect, by="random"),
     "lg-fedavg-authors": lambda: _quick(fs.LGFedAvg, shared="convolutions", warmup=1),
-    "fedselect-adamw-cosine": lambda: _quick(fs.FedSelect, lr=0.01, personal_lr=0.02),
+    "fedselect-adamw-cosine": lambda: _quick(fs.FedSelect, epochs=2, lr=0.01, personal_lr=0.02),
     "fedbabu-adam": lambda: _quick(fs.FedBABU, lr=0.01),
     "fedrep-nesterov": lambda: _quick(fs.FedRep),
     "ditto-tuned": lambda: _quick(fs.Ditto, finetune=1),
@@ -51,17 +53,25 @@ MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
 }
-BOTH = {"fedselect", "fedselect-tuned", "fedalike", "fedpersist", "fedbabu", "ditto", "fedpac", "lotteryfl"}
-"""With both models: what has code of its own, and one alias for each way of training."""
 NORMS = {"fedselect-adamw-cosine", "fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
 COVERING = {(case, model) for case in CASES for model in MODELS if case in BOTH or (model == "mlp") != (case in NORMS)}
-PAIRS = [
-    pytest.param(case, model, id=f"{case}-{model}", marks=[] if (case, model) in COVERING else pytest.mark.full)
-    for case in CASES
-    for model in MODELS
-]
-"""Every case with every model; those beside the covering ones in `make test-all` alone."""
+FEW = {(case, "mlp") for case in BOTH | {"fedavg", "local"}}
+
+
+def _pairs(covering: set[tuple[str, str]]) -> pytest.MarkDecorator:
+    """A test for every case with every model; those beside the covering ones in `make test-all` alone."""
+    pairs = [
+        pytest.param(case, model, id=f"{case}-{model}", marks=[] if (case, model) in covering else pytest.mark.full)
+        for case in CASES
+        for model in MODELS
+    ]
+    return pytest.mark.parametrize(("case", "model"), pairs)
+
+
+EVERY_METHOD = _pairs(COVERING)
+A_FEW_METHODS = _pairs(FEW)
+"""For what another test of every method implies, unless two things go wrong at once."""
 AGGREGATES = {
     "momentum": ("fedavg", "cnn-batchnorm", fs.Mean(server_momentum=0.5)),
     "momentum, masks": ("fedselect", "mlp", fs.Mean(server_momentum=0.5)),
@@ -84,11 +94,13 @@ TRAININGS = {
 """Cases that train in another way than the others."""
 TOTAL = 6  # rounds that a schedule expects
 SIZES = (20, 5, 13, 20, 9, 8)  # several batches, less than one, one exactly
+AWAY = {"fraction": 0.5, "late": (2, 3), "eval_every": 2}
+"""Half of those present take part, two more come in the third round; clients are measured every other round."""
 
 
 def _quick(factory, **given):
     """A method with rates that move things within a few rounds."""
-    wish = {"epochs": 2, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight", "window": 2}
+    wish = {"epochs": 1, "lr": 0.05, "personal_lr": 0.1, "rate": 0.2, "limit": 0.45, "layers": "*1.weight", "window": 2}
     return call(factory, **{k: v for k, v in {**wish, **given}.items() if k in options(factory)})
 
 

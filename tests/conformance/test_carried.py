@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from cases import PAIRS, ROUNDS, SIZES, assert_equal, rounds, simulation
+from cases import A_FEW_METHODS, AWAY, EVERY_METHOD, SIZES, assert_equal, rounds, simulation
 
 from fedselect.core.errors import CheckpointError
 from fedselect.core.tree import State
 from fedselect.simulate import Simulation, checkpoint
 from fedselect.simulate.store import Store
 
-pytestmark = pytest.mark.parametrize(("case", "model"), PAIRS)
-HOW = {"fraction": 0.7, "late": (2, 2), "chunk": 4, "eval_every": 2}  # some sit rounds out, some come later
+HOW = {**AWAY, "chunk": 2}
 
 
 class Forgetful(Store):
@@ -39,46 +38,39 @@ def seen(sim: Simulation, history: list[dict]) -> tuple[dict[str, torch.Tensor],
     return tensors, history
 
 
-@pytest.fixture(scope="module")
-def plain():
-    made: dict = {}
-
-    def get(case: str, model: str):
-        if (case, model) not in made:
-            sim = simulation(case, model, **HOW)
-            made[case, model] = seen(sim, rounds(sim))
-        return made[case, model]
-
-    return get
+@pytest.fixture
+def plain(case, model, away):
+    return seen(*away(case, model))
 
 
+@EVERY_METHOD
 def test_forgetting_the_rest_does_not_show(case, model, plain):
     """But in the local view, which here looks at what was forgotten."""
     sim = simulation(case, model, **HOW)
     sim.store = Forgetful(sim)
-    tensors, history = seen(sim, rounds(sim))
-    assert_equal(tensors, plain(case, model)[0])
+    tensors, history = seen(sim, rounds(sim, len(plain[1])))
+    assert_equal(tensors, plain[0])
     same = ("accuracy_merged", "train_loss", "share", "bytes_up", "bytes_down")
-    assert [[r["clients"][k] for k in same] for r in history] == [
-        [r["clients"][k] for k in same] for r in plain(case, model)[1]
-    ]
+    assert [[r["clients"][k] for k in same] for r in history] == [[r["clients"][k] for k in same] for r in plain[1]]
 
 
+@A_FEW_METHODS  # resumed it gives them for every method
 def test_compact_gives_the_same_records(case, model, plain):
     """The local view too: what clients that sit rounds out last trained was measured then."""
     sim = simulation(case, model, **HOW, rows="personal")
-    tensors, history = seen(sim, rounds(sim))
-    assert_equal(tensors, plain(case, model)[0])
-    assert history == plain(case, model)[1]
+    tensors, history = seen(sim, rounds(sim, len(plain[1])))
+    assert_equal(tensors, plain[0])
+    assert history == plain[1]
 
 
+@EVERY_METHOD
 def test_compact_resumed_is_uninterrupted(case, model, plain, tmp_path):
     first, second, other = (simulation(case, model, **HOW, rows=rows) for rows in ("personal", "personal", "all"))
     history = rounds(first, 1)
     place = checkpoint.save(tmp_path, first, checkpoint.Run({"who": "me"}))
     checkpoint.load(place, second, checkpoint.Run({"who": "me"}))
-    tensors, after = seen(second, history + rounds(second, ROUNDS - 1))
-    assert_equal(tensors, plain(case, model)[0])
-    assert after == plain(case, model)[1]
+    tensors, after = seen(second, history + rounds(second, len(plain[1]) - 1))
+    assert_equal(tensors, plain[0])
+    assert after == plain[1]
     with pytest.raises(CheckpointError, match="in a compact store, and this run has a resident one"):
         checkpoint.load(place, other, checkpoint.Run({"who": "me"}))

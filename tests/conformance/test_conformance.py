@@ -1,11 +1,15 @@
 """One set of checks that every method passes (habit 5): how clients are executed never shows in the result."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import (
+    A_FEW_METHODS,
+    AWAY,
     CASES,
+    EVERY_METHOD,
     MODELS,
-    PAIRS,
     ROUNDS,
     SIZES,
     a_round,
@@ -21,47 +25,47 @@ from local import server_state
 
 import fedselect as fs
 from fedselect.core import tree as trees
-from fedselect.simulate import Simulation, checkpoint
-
-pytestmark = pytest.mark.parametrize(("case", "model"), PAIRS)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    """The plain run that the others are compared with, made once for each case."""
-    made: dict[tuple[str, str], tuple[Simulation, list[dict]]] = {}
-
-    def get(case: str, model: str) -> tuple[Simulation, list[dict]]:
-        if (case, model) not in made:
-            sim = simulation(case, model)
-            made[case, model] = (sim, rounds(sim))
-        return made[case, model]
-
-    return get
+from fedselect.core.tree import flat
+from fedselect.methods.method import Received
+from fedselect.simulate import checkpoint
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_chunked_is_whole(case, model, chunk, whole):
-    sim = simulation(case, model, chunk=chunk)
-    history = rounds(sim)
-    assert_equal(everything(sim), everything(whole(case, model)[0]))
-    assert history == whole(case, model)[1]
+@EVERY_METHOD
+def test_chunked_is_whole(case, model, whole):
+    _is_whole(case, model, whole, chunk=4)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_run_in_blocks_is_that_in_tensors(case, model, fraction, whole, monkeypatch):
-    """As trees lie on a GPU."""
-    sims = []
-    for devices in ({"cuda"}, {"cuda", "cpu"}):
-        monkeypatch.setattr(trees, "GATHERED", devices)
-        sim = whole(case, model)[0] if fraction == 1.0 and devices == {"cuda"} else simulation(case, model, fraction=fraction)
-        if sim.round == 0:
-            rounds(sim)
-        sims.append(sim)
-    assert_equal(everything(sims[1]), everything(sims[0]))
-    assert any(trees.block(tree) is not None for tree in sims[1].store.rows.values())
+@A_FEW_METHODS  # by messages, too, every client trains by itself
+def test_one_by_one_is_whole(case, model, whole):
+    _is_whole(case, model, whole, chunk=1)
 
 
+def _is_whole(case, model, whole, **how):
+    plain, history = whole(case, model)
+    sim = simulation(case, model, **how)
+    assert rounds(sim) == history
+    assert_equal(everything(sim), everything(plain))
+
+
+@EVERY_METHOD
+def test_a_run_in_blocks_is_that_in_tensors(case, model, whole, monkeypatch):
+    _is_that_in_tensors(case, model, *whole(case, model), monkeypatch)
+
+
+@EVERY_METHOD
+def test_in_blocks_some_clients_at_a_time_and_late(case, model, away, monkeypatch):
+    _is_that_in_tensors(case, model, *away(case, model), monkeypatch, **AWAY)
+
+
+def _is_that_in_tensors(case, model, plain, history, monkeypatch, **how):
+    monkeypatch.setattr(trees, "GATHERED", {"cuda", "cpu"})  # as trees lie on a GPU
+    sim = simulation(case, model, **how)
+    assert rounds(sim, len(history)) == history
+    assert_equal(everything(sim), everything(plain))
+    assert any(trees.block(tree) is not None for tree in sim.store.rows.values())
+
+
+@EVERY_METHOD
 def test_by_messages_is_stacked(case, model, whole, tmp_path):
     """The deployment's own server and clients: the server's state, every client's state and both its models, all bytes."""
     sim, history = whole(case, model)
@@ -79,57 +83,54 @@ def test_by_messages_is_stacked(case, model, whole, tmp_path):
         assert sent == [r["clients"][way] for r in history]
 
 
-def test_a_client_alone_trains_as_in_company(case, model):
+@EVERY_METHOD
+def test_a_client_alone_trains_as_in_company(case, model, whole):
     """The same work for clients 2 and 4 in any order and company; only rows move."""
-    method = CASES[case]()
-    data = federation()
-    net = MODELS[model](data)
-    sim = Simulation(method, net, data, seed=11)
-    sim.step()
+    sim, _ = whole(case, model)
 
     def client(ids: list[int]) -> dict[str, torch.Tensor]:
         state, up = a_round(sim, torch.tensor(ids))
-        return {**{f"{k}/{n}": v for k, t in state.items() for n, v in t.items()}, "weight": up.weight}
+        return {**flat("state", state), "weight": up.weight}
 
     together = client([5, 4, 2, 0, 1, 3])
     for row, i in ((1, 4), (2, 2)):
         assert_equal(client([i]), {n: v[row : row + 1] for n, v in together.items()})
 
 
-def test_permuting_clients_permutes_results(case, model):
-    sim = simulation(case, model)
-    sim.step()
-    method, order = sim.method, torch.tensor([3, 0, 5, 1, 4, 2])
+@EVERY_METHOD
+def test_permuting_clients_permutes_results(case, model, whole):
+    sim, _ = whole(case, model)
     server = []
-    for ids in (torch.arange(6), order):
-        from fedselect.methods.method import Received
-
+    for ids in (torch.arange(6), torch.tensor([3, 0, 5, 1, 4, 2])):
         _, up = a_round(sim, ids)
         folded = sim.aggregator.fold(sim.memory, sim.server["params"])
         folded.add(up.values, up.sent, up.weight)
         mean, heard, _ = folded.finish()
-        after = method.server(sim.server, Received(ids, mean, heard, up.extra))
-        got = method.down(after, torch.arange(6))
-        server.append({f"{k}/{n}": v for part in (got.shared, got.rows) for k, t in part.items() for n, v in t.items()})
+        after = sim.method.server(sim.server, Received(ids, mean, heard, up.extra))
+        got = sim.method.down(after, torch.arange(6))
+        server.append(flat("shared", got.shared) | flat("rows", got.rows))
     # sums run in another order: equal to rounding of the last place
     assert_equal(server[0], server[1], tol=1e-6)
 
 
-def test_a_poisoned_client_leaks_nowhere(case, model):
+@EVERY_METHOD
+def test_a_poisoned_client_leaks_nowhere(case, model, whole, monkeypatch):
     """Client 2's samples are NaN: every other client's round is what it is without that."""
-    method, data = CASES[case](), federation()
+    sim, _ = whole(case, model)
+    train = sim._split["train"]
+    poisoned = train.x.clone()
+    poisoned[train.start[2] : train.start[2] + train.n[2]] = torch.nan
     results = []
-    for poison in (False, True):
-        sim = Simulation(method, MODELS[model](data), data, seed=11)
-        sim.step()
-        if poison:
-            train = sim._split["train"]
-            train.x[train.start[2] : train.start[2] + train.n[2]] = torch.nan
+    for x in (train.x, poisoned):
+        monkeypatch.setitem(sim._split, "train", replace(train, x=x))
         state, _ = a_round(sim, torch.arange(6))
-        results.append({f"{k}/{n}": v[[0, 1, 3, 4, 5]] for k, t in state.items() for n, v in t.items()})
-    assert_equal(*results)
+        results.append(flat("state", state))
+    assert any(v[2].isnan().any() for v in results[1].values() if v.is_floating_point())
+    others = [0, 1, 3, 4, 5]
+    assert_equal(*({n: v[others] for n, v in found.items()} for found in results))
 
 
+@EVERY_METHOD
 def test_resumed_is_uninterrupted(case, model, whole, tmp_path):
     first = simulation(case, model)
     rounds(first, 1)
@@ -140,22 +141,21 @@ def test_resumed_is_uninterrupted(case, model, whole, tmp_path):
     assert_equal(everything(second), everything(whole(case, model)[0]))
 
 
-def test_some_clients_at_a_time_and_late(case, model):
-    """Two of three take part, two more join in round 3; who sits out keeps its state, and chunks do not show."""
-    runs = []
-    for chunk in ("auto", 2):
-        sim = simulation(case, model, fraction=0.5, late=(2, 3), chunk=chunk)
-        history = rounds(sim, 4)
-        runs.append((everything(sim), history))
-    assert_equal(runs[0][0], runs[1][0])
-    assert runs[0][1] == runs[1][1]
-    present = [[i for i, a in enumerate(r["clients"]["accuracy"]) if a is not None] for r in runs[0][1]]
-    assert present == [[0, 1, 2, 3]] * 2 + [[0, 1, 2, 3, 4, 5]] * 2
-    sent = [[i for i, b in enumerate(r["clients"]["bytes_up"]) if b is not None] for r in runs[0][1]]
+@EVERY_METHOD
+def test_some_clients_at_a_time_and_late(case, model, away):
+    """Two of four take part, two more join in round 3; who sits out keeps its state, and chunks do not show."""
+    plain, history = away(case, model)
+    sim = simulation(case, model, **AWAY, chunk=2)
+    assert rounds(sim, len(history)) == history
+    assert_equal(everything(sim), everything(plain))
+    present = [[i for i, a in enumerate(r["clients"]["accuracy"]) if a is not None] for r in history]
+    assert [present[1], present[3]] == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]  # the rounds that are measured
+    sent = [[i for i, b in enumerate(r["clients"]["bytes_up"]) if b is not None] for r in history]
     assert [len(s) for s in sent] == [2, 2, 3, 3]  # half of those present
     assert len({tuple(s) for s in sent}) > 1
 
 
+@EVERY_METHOD
 def test_what_stays_stays(case, model, whole):
     """Of a masked method: bytes up are those of the entries that are not personal, and of a mask that is learned."""
     sim, history = whole(case, model)
@@ -172,6 +172,7 @@ def test_what_stays_stays(case, model, whole):
         assert extra in (0, 4 * stats), (i, up, shared)
 
 
+@EVERY_METHOD
 def test_result_reads(case, model):
     data = federation()
     result = fs.run(CASES[case](), model=MODELS[model](data), data=data, rounds=2, seed=1)

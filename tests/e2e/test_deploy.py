@@ -3,13 +3,12 @@
 import json
 import shutil
 import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from children import FEDSELECT, PATIENCE, Children, call, until
+from children import PATIENCE, Children, until
 from safetensors.torch import load_file
 
 from fedselect.network.site import free_port
@@ -31,43 +30,59 @@ fs.METHODS["mine"], fs.MODELS["tiny"] = mine, tiny
 """
 
 
-def start(spawn, *args, log, **how):
+CLIENTS = 2
+MAIN = "from fedselect.cli import main; main()"
+LOGGED = "import os, sys; log = os.open(sys.argv.pop(), os.O_CREAT | os.O_WRONLY); os.dup2(log, 1); os.dup2(log, 2); "
+
+
+def start(fork, *args, log, **how):
     """A command that runs until it is stopped."""
-    with log.open("wb") as out:
-        return spawn(*FEDSELECT, "deploy", *args, stdout=out, stderr=out, **how)
+    log.touch()
+    return fork(LOGGED + MAIN, "deploy", *args, log, **how)
 
 
 def deploy(*args, **how):
-    return call(*FEDSELECT, "deploy", *args, **how)
+    """A command that comes to its end."""
+    with Children() as children:
+        process = children.fork(MAIN, "deploy", *args, **how)
+        out, err = process.communicate()
+    return Ended(process.returncode, out, err)
+
+
+@dataclass
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @dataclass
 class Federation:
     root: Path
-    run: subprocess.CompletedProcess
+    run: Ended
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """Three clients train two rounds with FedSelect; everything is stopped in the end."""
+    """Two clients train two rounds with FedSelect; everything is stopped in the end."""
     base = tmp_path_factory.mktemp("federation")
     root, port = base / "site", free_port()
-    made = deploy("init", root, "--clients", 3, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
+    made = deploy("init", root, "--clients", CLIENTS, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
     assert made.returncode == 0, made.stderr
     with Children() as children:
-        processes = [start(children.start, "server", root / "server", log=base / "server.txt")]
+        processes = [start(children.fork, "server", root / "server", log=base / "server.txt")]
         wait_for(base / "server.txt", "the server is up", processes[0])
-        for i in range(3):
+        for i in range(CLIENTS):
             log = base / f"client-{i}.txt"
-            processes.append(start(children.start, "client", root / f"client-{i}", "--device", "cpu", log=log))
-        for i in range(3):
+            processes.append(start(children.fork, "client", root / f"client-{i}", "--device", "cpu", log=log))
+        for i in range(CLIENTS):
             wait_for(base / f"client-{i}.txt", f"client {i} is connected to the server", processes[i + 1])
         run = deploy("run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
         yield Federation(root, run)
         for process in processes:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(PATIENCE) for process in processes]
-        assert codes == [0, 0, 0, 0]
+        assert codes == [0] * (1 + CLIENTS)
         assert not alive(str(root)), "something of Flower's was left running"
 
 
@@ -105,7 +120,7 @@ def test_deployed_is_simulated_to_the_bit(federation):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
     server = load_file(max((out / "checkpoint").glob("[0-9]*")) / "state.safetensors")
     assert all(torch.equal(server[f"server/params/{n}"], v) for n, v in simulation.server["params"].items())
-    for i in range(3):
+    for i in range(CLIENTS):
         done = deploy("export", federation.root / f"client-{i}")
         assert done.returncode == 0, done.stderr
         model = load_file(federation.root / f"client-{i}" / "model.safetensors")
@@ -134,18 +149,18 @@ def test_files_are_private(federation):
 
 def test_who_is_connected_and_how_it_went(federation):
     said = deploy("status", federation.root).stdout
-    assert said.count(": online") == 3, said
+    assert said.count(": online") == CLIENTS, said
     assert f"first: finished, round {ROUNDS} of {ROUNDS}" in said
 
 
 @pytest.mark.parametrize("key", ["unknown", "connected"])
-def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, spawn, tmp_path, key):
+def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, fork, tmp_path, key):
     stranger = tmp_path / "stranger"
     shutil.copytree(federation.root / "client-0", stranger, ignore=shutil.ignore_patterns("vault", ".flwr", "log.txt"))
     if key == "unknown":
         assert deploy("init", tmp_path / "other", "--clients", 1).returncode == 0
         shutil.copy(tmp_path / "other" / "client-0" / "node.key", stranger / "node.key")
-    process = start(spawn, "client", stranger, log=tmp_path / "said.txt")
+    process = start(fork, "client", stranger, log=tmp_path / "said.txt")
     wait_for(tmp_path / "said.txt", "still counts this client as connected, or does not know its node.key", process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
@@ -172,17 +187,17 @@ def test_a_finished_run_cannot_be_resumed(federation):
 
 
 @pytest.mark.full  # it waits for replies that do not come; tests/network has the refusals in one process
-def test_a_plugin_works_where_it_was_named_and_a_client_without_it_says_so(spawn, tmp_path):
+def test_a_plugin_works_where_it_was_named_and_a_client_without_it_says_so(fork, tmp_path):
     """Everybody is started in the plugin's folder, and Flower's processes run in others."""
     root, code, own = tmp_path / "site", tmp_path / "code", ("--plugin", "own")
     code.mkdir()
     (code / "own.py").write_text(PLUGIN)
     assert deploy("init", root, "--clients", 2, "--address", f"127.0.0.1:{free_port()}", "--train", 20).returncode == 0
-    server = start(spawn, "server", root / "server", *own, cwd=code, log=tmp_path / "server.txt")
+    server = start(fork, "server", root / "server", *own, cwd=code, log=tmp_path / "server.txt")
     wait_for(tmp_path / "server.txt", "the server is up", server)
     for i, named in enumerate((own, ())):
         log = tmp_path / f"client-{i}.txt"
-        client = start(spawn, "client", root / f"client-{i}", "--device", "cpu", *named, cwd=code, log=log)
+        client = start(fork, "client", root / f"client-{i}", "--device", "cpu", *named, cwd=code, log=log)
         wait_for(log, f"client {i} is connected to the server", client)
     run = deploy(
         "run", root, *own, "--method", "mine", "--model", "tiny", "--rounds", 1, "--wait", 60, "--name", "one", cwd=code

@@ -1,36 +1,51 @@
 """One run in several processes: torchrun, gloo, on this machine."""
 
 import json
-import os
 import shutil
-import signal
 import sys
 
 import pytest
-from children import PATIENCE, call, children, until
+from children import call
 
-RUN = ["run", "--data", "digits", "--clients", "5", "--train", "40", "--test", "20", "--model", "mlp", "--method"]
+from fedselect.network.site import free_port
 
-
-MANY = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+RUN = [
+    "run",
+    "--data",
+    "digits",
+    "--clients",
+    "5",
+    "--train",
+    "40",
+    "--test",
+    "20",
+    "--model",
+    "mlp",
+    "--epochs",
+    "1",
+    "--method",
+]
+MAIN = "from fedselect.cli import main; main()"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 @pytest.fixture
-def start(spawn, fork):
-    """The command line in so many processes."""
+def start(fork):
+    """The command line in so many processes, which are told what torchrun tells those that it starts."""
 
     def begin(*args, processes=1):
-        if processes == 1:
-            return fork("from fedselect.cli import main; main()", *args)
-        return spawn(*MANY, processes, "-m", "fedselect", *args)
+        told = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [{**told, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(processes)]
+        return [fork(f"import os; os.environ.update({rank}); {MAIN}", *args) for rank in ranks]
 
     return begin
 
 
-def finish(process):
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err[-2000:]
-    return out
+def finish(processes):
+    """What all of them printed."""
+    said = [p.communicate() for p in processes]
+    assert [p.returncode for p in processes] == [0] * len(processes), said
+    return "".join(out for out, _ in said)
 
 
 def records(out):
@@ -52,7 +67,7 @@ def test_a_command_that_ends_leaves_the_group(tmp_path):
         "finally:\n"
         "    sys.stdout.write('in it still\\n' if dist.is_initialized() else 'left\\n')\n"
     )
-    done = call(*MANY, 2, tmp_path / "ends.py")
+    done = call(*TORCHRUN, 2, tmp_path / "ends.py")
     assert (done.returncode, done.stdout.split()) == (0, ["left", "left"]), done.stderr[-2000:]
 
 
@@ -76,17 +91,31 @@ def test_two_processes_find_what_one_finds(method, start, tmp_path):
     assert shown[1].count("round {0}/{0}".format(method[-1])) == 1  # one process speaks
 
 
+# a checkpoint every round, and one of two processes ends in the fifth
+DIES = f"""
+import os
+from fedselect.runs import runner
+from fedselect.simulate.engine import Simulation
+runner.OVERHEAD, asks = 1e9, Simulation.asks
+def dying(self, *args):
+    if os.environ["RANK"] == "1" and self.round == 4:
+        os.kill(os.getpid(), 9)
+    return asks(self, *args)
+Simulation.asks = dying
+{MAIN}
+"""
+
+
 def test_a_lost_process_ends_the_run_and_any_number_goes_on(start, tmp_path):
-    how = [*RUN, "fedselect", "--rounds", "40"]
+    how = [*RUN, "fedselect", "--rounds", "8"]
     whole = start(*how, "--out", tmp_path / "whole")
-    broken = start(*how, "--out", tmp_path / "broken", processes=2)
-    until(lambda: list((tmp_path / "broken" / "checkpoint").glob("0*")), broken)
-    os.kill(children(broken.pid)[-1], signal.SIGKILL)
-    _, err = broken.communicate(timeout=PATIENCE)
+    (tmp_path / "dies.py").write_text(DIES)
+    broken = call(*TORCHRUN, 2, tmp_path / "dies.py", *how, "--out", tmp_path / "broken")
     assert broken.returncode != 0
-    assert "a process of this run was lost" in err
-    assert "fedselect resume" in err
+    assert "a process of this run was lost" in broken.stderr
+    assert "fedselect resume" in broken.stderr
+    assert 2 <= len(records(tmp_path / "broken")) <= 4
     shutil.copytree(tmp_path / "broken", tmp_path / "broken 2")
-    for process in [start("resume", tmp_path / "broken"), start("resume", tmp_path / "broken 2", processes=2), whole]:
-        finish(process)
+    for processes in [start("resume", tmp_path / "broken"), start("resume", tmp_path / "broken 2", processes=2), whole]:
+        finish(processes)
     assert records(tmp_path / "broken") == records(tmp_path / "broken 2") == records(tmp_path / "whole")

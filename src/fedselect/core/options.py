@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 from fedselect.core.errors import InputError, unknown
@@ -53,6 +54,13 @@ class Option:
 
 def options(factory: Callable[..., Any], skip: frozenset[str] = FIXED) -> dict[str, Option]:
     """What a user may set; the data a model is made for, how much it returns and the seed come from elsewhere."""
+    read = _read if isinstance(factory, types.FunctionType | type) else _read.__wrapped__  # others may not be hashable
+    return dict(read(factory, skip))
+
+
+@cache
+def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option]:
+    """Kept, as one configuration asks for the same options dozens of times, and a table of runs has hundreds of those."""
     hints = typing.get_type_hints(factory)
     found = {}
     for p in inspect.signature(factory).parameters.values():

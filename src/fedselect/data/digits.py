@@ -1,7 +1,10 @@
 """scikit-learn's handwritten digits: 1,797 images of 8x8, ten classes, inside the package: nothing to download."""
 
+from functools import cache
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedselect.data.federation import ClientData, Federation, Part
 from fedselect.data.partition import Indices, Pool, Sizes, SplitName
@@ -21,11 +24,7 @@ def digits(
     seed: int = 0,
 ) -> Federation:
     """Handwritten digits, 8x8 grey, ten classes; sizes are samples a client."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(pixels.astype(np.float32) / 16.0).view(-1, 1, 8, 8)
-    y = torch.from_numpy(labels.astype(np.int64))
+    x, y = _read()
 
     def pick(index: Indices) -> Part:
         at = torch.from_numpy(index)
@@ -33,7 +32,7 @@ def digits(
 
     kinds, sizes = parse(shift), Sizes(train, test, val)
     parts = deal_for(
-        kinds, Pool(labels), split, clients, sizes, seed,
+        kinds, Pool(y.numpy()), split, clients, sizes, seed,
         classes_per_client=classes_per_client, concentration=concentration,
     )  # fmt: skip
     data = Federation(
@@ -43,3 +42,12 @@ def digits(
         class_names=tuple(map(str, range(10))),
     )
     return differ(data, kinds, seed)
+
+
+@cache
+def _read() -> tuple[Tensor, Tensor]:
+    """All images and labels, kept: they are slow to parse, and a table of runs loads them often. Clients get copies."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(pixels.astype(np.float32) / 16.0).view(-1, 1, 8, 8), torch.from_numpy(labels.astype(np.int64))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
 from fedselect.core import plugins
@@ -364,4 +364,4 @@ def _plain(name: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise InputError(f"{name} must be a list of names, not {value!r}.")
         return value
-    return Option(name, None, get_type_hints(Config)[name]).parse(value)
+    return options(Config, skip=frozenset())[name].parse(value)

@@ -56,12 +56,14 @@ def check_late(late: tuple[int, int] | None, rounds: int) -> None:
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
     """Refuse, for the time being, operations of torch whose result on a GPU may differ from one time to the next."""
+    if not on:
+        yield
+        return
     memory: Any = torch.utils.deterministic
     before, fill = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-    if on:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        memory.fill_uninitialized_memory = False
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)  # only where it is asked for: it imports torch's compiler, which takes a second
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:

@@ -64,7 +64,8 @@ class Training:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Training":
         """Training from a table, in which options that its optimizer or schedule alone has stand beside the others."""
-        settings = {n: v for n, v in given.items() if n in options(cls)}
+        known = options(cls)
+        settings = {n: v for n, v in given.items() if n in known}
         for kind, (_, _, names) in SEAMS.items():
             name = given.get(kind, getattr(cls, kind))
             if own := {n: given[n] for n in own_options(kind, name) if n in given}:
@@ -119,7 +120,8 @@ def training_options(given: Mapping[str, Any]) -> dict[str, Option]:
 
 def own_options(kind: str, name: str) -> dict[str, Option]:
     """The options of an optimizer or schedule that are no settings of `Training`."""
-    return {n: o for n, o in options(find(kind, name, SEAMS[kind][0])).items() if n not in options(Training)}
+    common = options(Training)
+    return {n: o for n, o in options(find(kind, name, SEAMS[kind][0])).items() if n not in common}
 
 
 def _named(kind: str, name: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

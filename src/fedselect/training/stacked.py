@@ -270,6 +270,10 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     any = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and skipping would import the compiler: a second at every command's start
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
