@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedselect.core.options import build
+from fedselect.core.options import build, named
 from fedselect.data.audiomnist import audiomnist
 from fedselect.data.columns import Schema
 from fedselect.data.digits import digits
@@ -28,7 +28,7 @@ DATA: dict[str, Callable[..., Federation]] = {
 
 def load(name: str, **options: Any) -> Federation:
     """A data set by name, partitioned over clients: load("digits", clients=10, classes_per_client=2, seed=0)."""
-    return build("data", name, DATA, options)
+    return build("data", named(name, DATA), DATA, options)
 
 
 __all__ = ["DATA", "ClientData", "Federation", "Images", "Schema", "deal_images", "from_datasets", "load", "shifted"]

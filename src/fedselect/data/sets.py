@@ -18,6 +18,7 @@ from fedselect.data.images import Images
 from fedselect.data.partition import Sizes, SplitName, by_domain, rng
 from fedselect.data.shifts import deal_for, differ, parse
 
+DOMAINS = 4  # clients that get the images of domains in another way than one a domain, where no number is given
 OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
 SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "clients": (int, 10),
@@ -47,6 +48,7 @@ def image_set(
     own = {n: (known[n].annotation, None if n == "path" else known[n].default) for n in READER_OPTIONS if n in known}
     extra = {n: v for n, v in defaults.items() if n not in SHARED_OPTIONS}
     table = {n: (kind, defaults.get(n, default)) for n, (kind, default) in SHARED_OPTIONS.items()}
+    table |= {n: (kind | None, None) for n, (kind, default) in table.items() if default is None}
     table |= {n: (type(v), v) for n, v in extra.items()} | {n: (_plain(kind), default) for n, (kind, default) in own.items()}
 
     def make(seed: int = 0, **given: Any) -> Federation:
@@ -55,6 +57,8 @@ def image_set(
             raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
+        if options["clients"] is None:
+            options["clients"] = len(images.domain_names) if options["split"] == "domain" else DOMAINS
         if options["split"] == "domain" and "motley" not in kinds:
             parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:
@@ -149,7 +153,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
     "domains": image_set(
         folders.domains,
         "Your own domain/class folders, or PACS and Office-31: --data domains:PATH; one client a domain.",
-        clients=4,
+        clients=None,
         split="domain",
         train=None,
         test=None,
