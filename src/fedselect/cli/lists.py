@@ -70,7 +70,9 @@ def data_show(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or cifar10c.")],
+    name: Annotated[
+        str, typer.Argument(help="mnist, emnist, cifar10, cifar100 or cifar10c; of other sets it says where they come from.")
+    ],
     data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
 ) -> None:
     """Download a data set, resuming and checking it."""

@@ -8,6 +8,7 @@ from fedselect.data.audiomnist import audiomnist
 from fedselect.data.columns import Schema
 from fedselect.data.digits import digits
 from fedselect.data.federation import ClientData, Federation
+from fedselect.data.femnist import femnist
 from fedselect.data.har import har
 from fedselect.data.heart import heart
 from fedselect.data.hub import from_datasets
@@ -19,6 +20,7 @@ from fedselect.data.tables import table
 DATA: dict[str, Callable[..., Federation]] = {
     "digits": digits,
     **IMAGE_SETS,
+    "femnist": femnist,
     "audiomnist": audiomnist,
     "har": har,
     "heart": heart,

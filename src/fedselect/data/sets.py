@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedselect.core.errors import InputError, unknown
 from fedselect.core.options import build
-from fedselect.data import cifar, folders, miniimagenet
+from fedselect.data import cifar, folders, miniimagenet, mnist
 from fedselect.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from fedselect.data.dealt import Change, federate, pool_of
 from fedselect.data.federation import Federation
@@ -31,7 +31,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "shift": (str, "labels"),
     "augment": (Literal["none", "crop-flip"], "none"),
 }
-READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
+READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable", "subset")
 Reader = Callable[..., Images]
 Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, ...]]]
 """(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""
@@ -121,6 +121,12 @@ def _path(name: str, value: Any) -> Any:
 
 
 IMAGE_SETS: dict[str, Callable[..., Federation]] = {
+    "mnist": image_set(mnist.mnist, "MNIST, handwritten digits, 28x28."),
+    "emnist": image_set(
+        mnist.emnist,
+        "EMNIST, handwritten digits and letters, 28x28; of its six parts the balanced one, with 47 classes.",
+        classes_per_client=5,
+    ),
     "cifar10": image_set(
         cifar.cifar10, "CIFAR-10, 32x32; dealt as in the paper: ten clients, two classes and 100 images each."
     ),

@@ -27,7 +27,12 @@ from fedselect.tasks import TASKS, Task
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
 
-DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp", "table": "mlp"}
+DEFAULT_MODEL = {
+    **dict.fromkeys(("digits", "mnist", "emnist", "femnist", "audiomnist"), "small_cnn"),
+    "har": "conv1d",
+    "heart": "mlp",
+    "table": "mlp",
+}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
