@@ -338,7 +338,18 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),
         (["--late", "soon"], "late is COUNT@ROUND, such as 2@10, not 'soon'"),
         (["--rows", "personal", "--cross"], "not the models as they trained them; use view='merged' or rows=all"),
-        (["--device", "tpu"], "device is auto, cpu or cuda, not 'tpu'"),
+        (["--device", "tpu"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'tpu'"),
+        (["--device", "cuda:"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'cuda:'"),
+        (["--seed", "0,1"], "a run has one seed; for several: fedselect compare --methods NAME --seeds 0,1"),
+        (["--seeds", "0,1"], "for several: fedselect compare --methods NAME --seeds 0,1"),
+        (["--seed", "one"], "seed must be a whole number, not 'one'"),
+        (["--methods", "fedavg,local"], "fedselect compare --methods fedavg,local"),
+        (["--alpha", "0.5"], "of a Dirichlet partition it is --split dirichlet --concentration 0.5, of FedSelect --limit 0.5"),
+        (["--learning-rate", "0.1"], "there is no option 'learning-rate'; give --lr 0.1"),
+        (["--metric", "loss"], "give --headline loss"),
+        (["--gpu"], "give --device cuda"),
+        (["--batch", "8"], "did you mean 'batch-size'"),
+        (["fedavg"], "'fedavg' does not belong to a flag; give --method fedavg"),
         (["--seed", "-1"], "seed must"),
         (["--seed", str(2**70)], "seed must"),
         (["--hidden", "0"], "hidden must be at least 1, not 0"),
@@ -347,6 +358,40 @@ def test_an_error_of_the_program_is_one_sentence():
 )
 def test_bad_input_gets_one_sentence(cli, tmp_path, args, said):
     assert said in cli("run", *TINY, *args, "--out", tmp_path / "a").sentence()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (
+            "./pictures",
+            "./pictures is a folder; say what it holds: --data folder:./pictures (a folder of pictures for each class)",
+        ),
+        ("pictures", "domains:pictures (a folder for each client, with class folders in it) or table:pictures"),
+        ("rows.csv", "rows.csv is a table; say so, and what its columns are: --data table:rows.csv --client COLUMN"),
+        ("./no.csv", "there is no table ./no.csv; check the path, then give --data table:./no.csv"),
+        ("./no", "there is no folder ./no; check the path"),
+    ],
+)
+def test_a_path_in_place_of_a_name_says_what_to_type(cli, tmp_path, monkeypatch, place, said):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    assert said in cli("run", "--data", place).sentence()
+
+
+def test_names_may_be_written_as_papers_write_them(cli, tmp_path):
+    assert cli("run", *TINY, "--method", "FedAvg", "--data", "Digits", "--optimizer", "Adam", "--out", tmp_path / "a").code == 0
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert (saved["method"]["name"], saved["data"]["name"], saved["training"]["optimizer"]) == ("fedavg", "digits", "adam")
+    assert "--mu" in cli("methods", "FedProx").out
+    assert "there is no option 'seed'; this command takes several: --seeds 3" in cli("compare", "--seed", 3).sentence()
+
+
+def test_each_option_of_a_method_is_explained_where_it_is_listed(cli):
+    said = cli("methods", "fedalike").out
+    assert re.search(r"--window +10 +rounds of a client", said)
+    assert re.search(r"--batch-size +32 +samples a step", said)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +411,8 @@ def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path,
         (["--methods", "local", "--fedrep.lr", "1"], "there is no method or table in this command 'fedrep'"),
         (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
         (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
-        (["--methods", "local", "--seed", "1"], "there is no option 'seed'; did you mean 'seeds'"),
-        (["--method", "local"], "there is no option 'method'; did you mean 'methods'"),
+        (["--methods", "local", "--seed", "1"], "there is no option 'seed'; this command takes several: --seeds 1"),
+        (["--method", "local"], "there is no option 'method'; this command takes several: --methods local"),
     ],
     ids=lambda a: " ".join(a) if isinstance(a, list) else "",
 )

@@ -117,10 +117,12 @@ def test_a_run_under_way_is_exported_as_far_as_it_is(cli, tmp_path):
     assert "client-0.safetensors, round 1 of 2: accuracy" in said.out
 
 
-def test_bad_input_gets_one_sentence(cli, tmp_path):
+def test_bad_input_gets_one_sentence(cli, tmp_path, monkeypatch):
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
     run = tmp_path / "a"
-    assert "there is no client 3; there are 0 to 2" in cli("export", run, "--client", 3).sentence()
+    with monkeypatch.context() as patch:
+        patch.setattr("fedselect.runs.export.reopen", lambda run: pytest.fail("the data need not be read to say this"))
+        assert f"there is no client 3 in {run}; there are 0 to 2" in cli("export", run, "--client", 3).sentence()
     assert (
         "the format is safetensors, pt2, onnx, not 'tflite'"
         in cli("export", run, "--client", 0, "--format", "tflite").sentence()

@@ -23,7 +23,12 @@ def page(method: str) -> Path:
 
 def documented(path: Path) -> set[tuple[str, str]]:
     """(name, default) of every row in the page's tables of options."""
-    found, inside = set(), False
+    return {(name, default) for name, default, _ in option_rows(path)}
+
+
+def option_rows(path: Path) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every row in the page's tables of options."""
+    found, inside = [], False
     for line in path.read_text(encoding="utf-8").splitlines():
         cells = [c.strip().replace(r"\|", "|") for c in re.split(r"(?<!\\)\|", line)[1:-1]]
         if not cells:
@@ -33,7 +38,7 @@ def documented(path: Path) -> set[tuple[str, str]]:
         elif inside and set(cells[0]) != {"-"}:
             assert len(cells) == 3, line
             assert cells[2], f"{path.name}: no meaning is given: {line}"
-            found.add((cells[0].strip("`"), cells[1]))
+            found.append((cells[0].strip("`"), cells[1], cells[2]))
     return found
 
 
@@ -56,6 +61,21 @@ def test_a_method_has_a_page_with_all_its_options_and_their_defaults(method):
 def test_a_page_documents_no_option_that_does_not_exist(path):
     known = set().union(*(existing(f) for m, f in METHODS.items() if page(m) == path))
     assert documented(path) <= known, sorted(documented(path) - known)
+
+
+def plain(meaning: str) -> str:
+    """A meaning as a terminal shows it: without code marks, and without the sign that stands for it in the maths."""
+    return re.sub(r"^(?:[A-Za-zα-ω]'?|[Eγa]_\w): ", "", meaning).replace("`", "")
+
+
+@pytest.mark.parametrize("method", [*METHODS, "training"])
+def test_every_option_has_its_line_in_the_docstring_and_the_page_begins_with_it(method):
+    factory, path = (Training, INDEX) if method == "training" else (METHODS[method], page(method))
+    rows = {(name, plain(meaning)) for name, _, meaning in option_rows(path)}
+    for option in options(factory).values():
+        assert option.meaning, f"say what {option.name} of {method} does, in its docstring: '{option.name}: ...'"
+        told = [meaning for name, meaning in rows if name == option.name]
+        assert any(meaning.startswith(option.meaning) for meaning in told), (option.name, option.meaning, told)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)

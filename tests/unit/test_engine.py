@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import fedselect as fs
-from fedselect.simulate import Simulation
+from fedselect.simulate import Simulation, ranks
+from fedselect.simulate.inputs import pick_device
 from fedselect.training.fitted import Fitted
 
 
@@ -307,3 +308,17 @@ def test_an_option_of_a_run_of_another_kind_is_refused(digits, wrong, said):
 def test_rounds_of_a_simulation_are_whole_numbers(digits):
     with pytest.raises(fs.InputError, match="rounds must be a whole number, not '3'"):
         Simulation(fs.FedAvg(), fs.models.mlp(digits), digits, rounds="3")
+
+
+def test_one_of_several_gpus_is_made_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert pick_device("cuda:1") == torch.device("cuda")
+    assert chosen == [1]
+    with pytest.raises(fs.InputError, match="there is no cuda:2 here; there is cuda:0 to cuda:1"):
+        pick_device("cuda:2")
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    with pytest.raises(fs.InputError, match="torchrun gives each process a GPU of its own; use --device cuda"):
+        pick_device("cuda:1")

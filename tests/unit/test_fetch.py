@@ -186,13 +186,34 @@ def test_what_has_no_address_says_what_to_place_where(name, tmp_path):
         fetch(name, tmp_path)
 
 
+def test_several_files_of_a_set_lie_in_a_folder_of_its_name(server, tmp_path, monkeypatch):
+    one = REMOTE["cifar10"]
+    monkeypatch.setitem(REMOTE, "mnist", tuple(Remote(one.url, one.md5, one.size, name) for name in ("a", "b")))
+    assert fetch("MNIST", tmp_path) == tmp_path / "mnist"
+    assert there(tmp_path / "mnist") == ["a", "b"]
+    fetch("mnist", tmp_path)
+    assert server.asked == [None, None]  # what is there is only checked
+
+
+def test_what_needs_no_download_says_so(tmp_path):
+    with pytest.raises(InputError, match="digits come with scikit-learn: there is nothing to fetch"):
+        fetch("digits", tmp_path)
+
+
 def test_a_mistyped_name(tmp_path):
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         fetch("cifar1O", tmp_path)
 
 
 def test_published_checksums():
-    assert {n: r.md5 for n, r in REMOTE.items()} == {
+    assert {n: r.md5 if isinstance(r, Remote) else [one.md5 for one in r] for n, r in REMOTE.items()} == {
+        "mnist": [
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ],
+        "emnist": "58c8d27c78d21e728a6bc7b3cc06412e",
         "cifar10": "c58f30108f718f92721af3b95e74349a",
         "cifar100": "eb9058c3a382ffc7106e4002c42a8d85",
         "cifar10c": "56bf5dcef84df0e2308c6dcbcbbd8499",

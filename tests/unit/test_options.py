@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedselect as fs
 from fedselect.core.errors import nearest, unknown
-from fedselect.core.options import Option, build, call, find, options, resolve, summary
+from fedselect.core.options import Option, build, call, find, named, options, resolve, summary
 from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -116,6 +116,51 @@ def test_unknown_names_get_the_nearest():
 
 def test_a_name_near_nothing_gets_the_whole_list():
     assert str(unknown("fruit", "zzz", ["pear", "apple"])) == "there is no fruit 'zzz'; known: apple, pear."
+
+
+@pytest.mark.parametrize(
+    ("given", "table", "found"),
+    [
+        ("FedAvg", METHODS, "fedavg"),
+        ("FedAvgFT", METHODS, "fedavg+ft"),
+        ("LG_FedAvg", METHODS, "lg-fedavg"),
+        ("CIFAR-10-C", DATA, "cifar10c"),
+        ("ResNet18", MODELS, "resnet18"),
+        ("fedavgg", METHODS, "fedavgg"),
+        ("A", {"a": 1, "a-": 2}, "A"),  # it could be either
+    ],
+)
+def test_a_name_in_another_case_or_with_other_signs_is_found(given, table, found):
+    assert named(given, table) == found
+
+
+def test_what_is_meant_by_an_option_is_read_from_the_docstring():
+    def make(size: int = 3, other: int = 4, plain: int = 5):
+        """A thing.
+
+        Of which much: could be said.
+
+        size: how large it is, and
+            how wide
+        other: none: as size
+        """
+
+    assert [o.meaning for o in options(make).values()] == ["how large it is, and how wide", "none: as size", ""]
+
+
+def test_a_run_has_one_identity_however_its_names_are_written():
+    plain, other = (
+        Config.from_dict(
+            {"method": {"name": m}, "data": {"name": d}, "model": {"name": n}, "training": {"optimizer": o}}, "test"
+        )
+        for m, d, n, o in (("fedavg+ft", "digits", "small_cnn", "adam"), ("FedAvg+FT", "Digits", "Small-CNN", "Adam"))
+    )
+    assert plain == other
+
+
+def test_only_names_nearly_as_near_as_the_nearest_are_offered():
+    assert nearest("seed", ["seeds", "shared", "schedule"]) == ["seeds"]
+    assert nearest("cifar", ["cifar10", "cifar100", "digits"]) == ["cifar10", "cifar100"]
 
 
 def test_nearest_ignores_case():

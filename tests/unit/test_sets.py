@@ -12,6 +12,8 @@ from fedselect.data import DATA
 from fedselect.data.dealt import federate
 from fedselect.data.images import Images
 from fedselect.data.partition import by_index
+from fedselect.runs.config import Config
+from fedselect.runs.rundir import identity
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,25 @@ def test_every_image_set_has_the_shared_options():
         assert {"clients", "split", "classes_per_client", "train", "test", "val", "augment"} <= set(options(DATA[name]))
     assert "path" in options(DATA["folder"])
     assert "data_dir" in options(DATA["cifar10"])
+
+
+@pytest.mark.parametrize("domains", [("a", "b", "c"), ("a", "b")])
+def test_there_are_as_many_clients_as_domains(tmp_path, domains):
+    make_folders(tmp_path, domains)
+    data = fs.load("domains", path=str(tmp_path), size=16)
+    assert [c.name for c in data.clients] == list(domains)
+    with pytest.raises(
+        fs.InputError, match=f"clients must be {len(domains)}, not 9; give --clients {len(domains)}, or another"
+    ):
+        fs.load("domains", path=str(tmp_path), size=16, clients=9)
+
+
+def test_data_that_counts_its_clients_keeps_the_identity_of_runs_that_were_told():
+    one, told, other = (
+        identity(Config.from_dict({"data": {"name": "domains", "path": "/p", **more}}, "test"))
+        for more in ({}, {"clients": 4}, {"clients": 3})
+    )
+    assert one == told != other
 
 
 def make_folders(place, domains=("art", "photo")):

@@ -179,7 +179,7 @@ def client(
     ] = None,
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
     shipped_code: Shipped = False,
 ) -> None:
     """Run a SuperNode with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""

@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 from fedselect.core.errors import InputError
-from fedselect.core.options import find, options
+from fedselect.core.options import find, named, options
 from fedselect.data import DATA
-from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, place, task_of
+from fedselect.runs import meant
+from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, canonical, place, task_of
 from fedselect.training.settings import SEAMS, own_options
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -20,14 +21,21 @@ def flags(args: list[str]) -> dict[str, str]:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--"):
-            raise InputError(f"{flag!r} does not belong to a flag; flags are --name value.")
+            raise _stray(flag)
         name, equals, value = flag[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise InputError(f"--{name} needs a value.")
+                raise meant.option(name) or InputError(f"--{name} needs a value.")
             value = rest.pop(0)
         found[name] = value
     return found
+
+
+def _stray(word: str) -> InputError:
+    """What to say of a word that belongs to no flag; one of our names belongs to the flag that takes it."""
+    kinds = [table for table, (_, rows) in TABLES.items() if named(word, rows) in rows]
+    what = f"give --{kinds[0]} {word}" if kinds else "flags are --name value"
+    return InputError(f"{word!r} does not belong to a flag; {what}.")
 
 
 def take_plugins(args: list[str]) -> tuple[list[str], list[str]]:
@@ -80,8 +88,10 @@ def configure(
     for part in (*TABLES, "training"):
         if not isinstance(raw.get(part, {}), dict):
             raise InputError(f"{where}: {part} must be a table.")
-        parts[part] = dict(raw.get(part, {}))
-    chosen = {"method": method, "data": data, "model": model, **{part: fields.pop(part, None) for part in FLAGGED}}
+        parts[part] = dict(raw.get(part, {})) if part == "training" else canonical(part, raw.get(part, {}))
+    asked = {"method": method, "data": data, "model": model, **{part: fields.pop(part, None) for part in FLAGGED}}
+    chosen = {part: name and named(name, TABLES[part][1]) for part, name in asked.items()}
+    method = chosen["method"]
     for part, name in chosen.items():
         default = DEFAULTS.get(part)
         if name and name != parts[part].get("name", default):
@@ -93,15 +103,16 @@ def configure(
         parts["task"]["name"] = _task({**parts["data"], **_of_data(str(parts["data"]["name"]), given_flags)}, tasks)
     if fields.get("preset") is not None:  # published values come over a file's
         parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
-    elif method and method != dict(raw.get("method", {})).get("name", method):
+    elif method and method != canonical("method", raw.get("method", {})).get("name", method):
         raw = {k: v for k, v in raw.items() if k != "preset"}
     own = f"method:{parts['method']['name']}"
     names = among or [parts["method"]["name"]]
-    trained = {kind: given_flags.get(kind, given_flags.get(f"training.{kind}")) for kind in SEAMS}
+    told = {kind: given_flags.get(kind, given_flags.get(f"training.{kind}")) for kind in SEAMS}
+    trained = {kind: name and named(name, SEAMS[kind][0]) for kind, name in told.items()}
     parts["training"] = _of(parts["training"], trained)
     picked = {part: table.get("name") for part, table in parts.items()} | {k: parts["training"].get(k) for k in SEAMS}
     for flag, value in given_flags.items():
-        for home, option in place(flag, names, picked):
+        for home, option in place(flag, names, picked, value):
             if home == own or not home.startswith("method:"):
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}

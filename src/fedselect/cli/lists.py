@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import DownloadColumn, Progress
 from rich.table import Table
+from rich.text import Text
 
 from fedselect.aggregate.aggregator import AGGREGATORS
 from fedselect.cli import schemas, show
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
-from fedselect.core.options import Option, find, options, summary
+from fedselect.core.options import Option, find, named, options, summary
 from fedselect.core.version import package_version
 from fedselect.data import DATA
 from fedselect.data.fetch import fetch
@@ -39,6 +40,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
         console.print("common to all, local training: " + _inline(options(Training)))
         console.print(f"on {', '.join(presets.SUITED)} other rates hold where nothing is said: fedselect methods NAME")
         return
+    name = named(name, METHODS)
     factory = find("method", name, METHODS)
     console.print(f"[bold]{name}[/bold]  {summary(factory)}", highlight=False)
     _details({**options(factory), **options(Training)})
@@ -68,7 +70,9 @@ def data_show(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or cifar10c.")],
+    name: Annotated[
+        str, typer.Argument(help="mnist, emnist, cifar10, cifar100 or cifar10c; of other sets it says where they come from.")
+    ],
     data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
 ) -> None:
     """Download a data set, resuming and checking it."""
@@ -143,5 +147,12 @@ def _inline(found: dict[str, Option]) -> str:
 
 
 def _details(found: dict[str, Option]) -> None:
+    """A line for each option: its flag, default and meaning."""
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(max_width=29)
+    grid.add_column()
     for option in found.values():
-        console.print(f"  --{option.name.replace('_', '-'):<14} {option.describe().partition('=')[2]}", highlight=False)
+        default = option.describe().partition("=")[2].replace("|", " | ")
+        grid.add_row(f"  --{option.name.replace('_', '-')}", Text(default), Text(option.meaning))
+    console.print(grid, highlight=False)

@@ -46,7 +46,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Where runs and results go; several processes may share it.")] = Path(
         "runs/reproduce"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
     precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32, or on a GPU tf32 or bf16.")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")] = False,
     there: Annotated[

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -62,5 +62,6 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 def _flag(field: "Field[Any]") -> Any:
     kind, default = HINTS[field.name], field.metadata.get("said", field.metadata["default"])
     said = field.metadata["help"] + ("" if default is None or kind is bool else f" (default: {default})")
-    plain = {bool: bool, int: int, float: float}.get(kind, str) if get_origin(kind) not in (Literal, dict) else str
-    return Annotated[plain | None, typer.Option(f"--{field.name.replace('_', '-')}", help=said)]
+    shown = {int: "INTEGER", float: "FLOAT"}.get(kind)  # numbers are checked where files are, too, and in the same words
+    plain = bool if kind is bool else str
+    return Annotated[plain | None, typer.Option(f"--{field.name.replace('_', '-')}", help=said, metavar=shown)]

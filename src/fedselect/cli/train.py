@@ -14,7 +14,7 @@ from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError
-from fedselect.core.options import find
+from fedselect.core.options import find, named
 from fedselect.methods import METHODS
 from fedselect.report import write_report
 from fedselect.report.live import live as serve
@@ -105,6 +105,7 @@ def compare(
     own_seeds = raw.pop("seeds", [seed])
     if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
         raise InputError(f"{config}: methods is a table of tables and seeds a list.")
+    listed = {named(name, METHODS): options for name, options in listed.items()}
     names = _names(methods, listed)
     more, tasks = flags(ctx.args), dict[str, str]()
     runs = {}
@@ -192,7 +193,7 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
         return list(listed)
     if methods in (None, "all"):
         return [m for m in METHODS if m != "layers"]  # an ablation, of layers that another network may not have
-    names = words(methods or "")
+    names = list(dict.fromkeys(named(word, METHODS) for word in words(methods or "")))
     for name in names:
         find("method", name, METHODS)
     if not names:

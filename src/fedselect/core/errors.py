@@ -16,6 +16,10 @@ CALM = "lower the learning rate, or limit gradients with clip (--clip 1)"
 """What helps against numbers that run away; trained again with the same options, they would again."""
 
 
+FAR = 0.2
+"""How much less alike than the best match a name may be to be named beside it."""
+
+
 class FedselectError(Exception):
     """Base of every error this package raises on purpose; its text is one sentence that says what to do."""
 
@@ -47,7 +51,9 @@ class CheckpointError(RunError):
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """The known names that a mistyped one probably meant, best first."""
     by_lower = {k.lower(): k for k in known}
-    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=0.5)]
+    near = difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=0.5)
+    likeness = {m: difflib.SequenceMatcher(None, m, name.lower()).ratio() for m in near}
+    return [by_lower[m] for m in near if likeness[m] > likeness[near[0]] - FAR]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> InputError:

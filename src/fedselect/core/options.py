@@ -1,6 +1,7 @@
-"""Tables of named things with options: a function's signature is its list of options, its docstring says what it is."""
+"""Tables of named things with options: a signature is a list of options, its docstring says what they are."""
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ class Option:
     name: str
     default: Any
     kind: Any  # the annotation
+    meaning: str = ""  # its line in the docstring
 
     def describe(self) -> str:
         choices = _choices(self.kind)
@@ -62,12 +64,29 @@ def options(factory: Callable[..., Any], skip: frozenset[str] = FIXED) -> dict[s
 def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option]:
     """Kept, as one configuration asks for the same options dozens of times, and a table of runs has hundreds of those."""
     hints = typing.get_type_hints(factory)
+    said = meanings(factory)
     found = {}
     for p in inspect.signature(factory).parameters.values():
         kind = hints.get(p.name, _kind(p.default))
         if p.name in skip:
             continue
-        found.update(options(kind, skip) if _is_group(kind) else {p.name: Option(p.name, p.default, kind)})
+        own = {p.name: Option(p.name, p.default, kind, said.get(p.name, ""))}
+        found.update(options(kind, skip) if _is_group(kind) else own)
+    return found
+
+
+def meanings(factory: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of parameters, each in a line `name: what it does`; lines that go on are indented."""
+    found: dict[str, str] = {}
+    last = ""
+    for line in (inspect.getdoc(factory) or "").splitlines()[1:]:
+        if named := re.match(r"(\w+): +(.+)", line):
+            last = named[1]
+            found[last] = named[2].strip()
+        elif last and line.startswith(" "):
+            found[last] += " " + line.strip()
+        else:
+            last = ""
     return found
 
 
@@ -94,6 +113,18 @@ def _kind(default: Any) -> Any:
 
 def summary(factory: Callable[..., Any]) -> str:
     return (inspect.getdoc(factory) or "").split("\n")[0]
+
+
+def named(name: str, table: Mapping[str, Any]) -> str:
+    """The name as the table has it, where it differs in case or in signs alone: FedAvg, CIFAR-10. Else as it is."""
+    if name in table:
+        return name
+    alike = [known for known in table if _letters(known) == _letters(name)]
+    return alike[0] if len(alike) == 1 else name
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find(kind: str, name: str, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:

@@ -53,12 +53,7 @@ def decoded_some(
     every: bool = False,
 ) -> tuple[Pixels, NDArray[np.int64]]:
     """`decoded` without the rows for which `decode` gives None, and the numbers of those that are there."""
-    folder = user_cache() / "decoded"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # pictures may be of people, in a folder that others cannot read
-    except OSError as e:
-        raise DataError(f"{folder} cannot be made ({e.strerror}); set XDG_CACHE_HOME to a folder you can write to.") from None
+    folder = cache_folder()
     about = source.stat()
     where = _digest(str(source.resolve()), *shape)
     path = folder / f"{key}-{where}-{_digest(about.st_size, about.st_mtime_ns, count, stamp)}.npy"
@@ -74,6 +69,17 @@ def decoded_some(
             x = _open(path, (count - len(skipped), *shape))
             assert x is not None
     return x, np.setdiff1d(np.arange(count, dtype=np.int64), np.array(skipped, np.int64))
+
+
+def cache_folder() -> Path:
+    """Where what was decoded lies, for its owner alone."""
+    folder = user_cache() / "decoded"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # pictures may be of people, in a folder that others cannot read
+    except OSError as e:
+        raise DataError(f"{folder} cannot be made ({e.strerror}); set XDG_CACHE_HOME to a folder you can write to.") from None
+    return folder
 
 
 def _write(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedselect.core.errors import DataError, InputError, unknown
 from fedselect.core.files import disk, held
+from fedselect.core.options import named
 from fedselect.data.places import ORIGINS, Progress, places
 
 
@@ -23,13 +24,24 @@ class Remote:
     url: str
     md5: str
     size: str
+    name: str = ""  # where that of the address would say too little
 
     @property
     def file(self) -> str:
-        return self.url.rsplit("/", 1)[1]
+        return self.name or self.url.rsplit("/", 1)[1]
 
 
-REMOTE = {
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"  # a mirror of the files that yann.lecun.com no longer hands out
+REMOTE: dict[str, Remote | tuple[Remote, ...]] = {
+    "mnist": (
+        Remote(f"{MNIST}/train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "10 MB"),
+        Remote(f"{MNIST}/train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", "29 kB"),
+        Remote(f"{MNIST}/t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", "2 MB"),
+        Remote(f"{MNIST}/t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", "5 kB"),
+    ),
+    "emnist": Remote(
+        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "562 MB", "emnist.zip"
+    ),
     "cifar10": Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "170 MB"),
     "cifar100": Remote(
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "169 MB"
@@ -40,6 +52,8 @@ BY_HAND = {
     "miniimagenet": "miniimagenet.parquet with miniimagenet_classes.json, or a folder mini-imagenet with images, train.csv and "
     "test.csv (its pictures are ImageNet's, from image-net.org)",
     "officehome": "the unpacked folder OfficeHomeDataset_10072016 (from hemanthdv.org/officeHomeDataset.html)",
+    "femnist": "the folder femnist with data/train and data/test, which data/femnist/preprocess.sh -s niid --sf 0.1 -k 64 "
+    f"-t sample makes in a copy of {ORIGINS['femnist']}",
     "audiomnist": f"the folder AudioMNIST with data/01/0_01_0.wav and so on from {ORIGINS['audiomnist']}",
     "har": f"the folder sp-sw-har-dataset with DATA/s01/s01_01_sp.csv and so on from {ORIGINS['har']}",
     "heart": "processed.cleveland.data, processed.hungarian.data, processed.switzerland.data and processed.va.data "
@@ -52,16 +66,25 @@ TRIES = 5  # in a row without a byte more
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """Download a data set into the data folder and return the file; one that is there already is only checked."""
-    folder = places(data_dir)[0]
+    """Download a data set into the data folder and return its file, or the folder of several; what is there is only checked."""
+    folder, name = places(data_dir)[0], named(name, {**REMOTE, **BY_HAND})
+    if name == "digits":
+        raise InputError("digits come with scikit-learn: there is nothing to fetch.")
     if name in BY_HAND:
         raise InputError(f"{name} must be downloaded by hand; place {BY_HAND[name]} in {folder}.")
     if name not in REMOTE:
         raise unknown("data to fetch called", name, [*REMOTE, *BY_HAND])
     remote = REMOTE[name]
-    final = folder / remote.file
+    if isinstance(remote, Remote):
+        return _fetch(folder / remote.file, remote, progress)
+    for one in remote:
+        _fetch(folder / name / one.file, one, progress)
+    return folder / name
+
+
+def _fetch(final: Path, remote: Remote, progress: Progress | None) -> Path:
     with disk(final):
-        folder.mkdir(parents=True, exist_ok=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
     with held(final.with_name(f".{final.name}.lock")):
         if final.exists():
             _verify_present(final, remote)

@@ -184,7 +184,8 @@ def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence
     if clients != domains:
         names = f" ({', '.join(pool.domain_names)})" if pool.domain_names else ""
         raise InputError(
-            f"there are {domains} domains{names} and one client takes one, so clients must be {domains}, not {clients}."
+            f"there are {domains} domains{names} and one client takes one, so clients must be {domains}, not {clients}; "
+            f"give --clients {domains}, or another --split."
         )
     if tests is not None and sizes.test is None and len(tests) != domains:
         raise DataError(f"this set's test sizes are for {len(tests)} domains, but there are {domains}; give test.")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedselect.core.errors import InputError, unknown
 from fedselect.core.options import build
-from fedselect.data import cifar, folders, miniimagenet
+from fedselect.data import cifar, folders, miniimagenet, mnist
 from fedselect.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from fedselect.data.dealt import Change, federate, pool_of
 from fedselect.data.federation import Federation
@@ -18,6 +18,7 @@ from fedselect.data.images import Images
 from fedselect.data.partition import Sizes, SplitName, by_domain, rng
 from fedselect.data.shifts import deal_for, differ, parse
 
+DOMAINS = 4  # clients that get the images of domains in another way than one a domain, where no number is given
 OFFICEHOME_TESTS = (265, 456, 470, 465)  # the paper's, domain by domain
 SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "clients": (int, 10),
@@ -30,7 +31,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "shift": (str, "labels"),
     "augment": (Literal["none", "crop-flip"], "none"),
 }
-READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable")
+READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable", "subset")
 Reader = Callable[..., Images]
 Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, ...]]]
 """(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""
@@ -47,6 +48,7 @@ def image_set(
     own = {n: (known[n].annotation, None if n == "path" else known[n].default) for n in READER_OPTIONS if n in known}
     extra = {n: v for n, v in defaults.items() if n not in SHARED_OPTIONS}
     table = {n: (kind, defaults.get(n, default)) for n, (kind, default) in SHARED_OPTIONS.items()}
+    table |= {n: (kind | None, None) for n, (kind, default) in table.items() if default is None}
     table |= {n: (type(v), v) for n, v in extra.items()} | {n: (_plain(kind), default) for n, (kind, default) in own.items()}
 
     def make(seed: int = 0, **given: Any) -> Federation:
@@ -55,6 +57,8 @@ def image_set(
             raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
+        if options["clients"] is None:
+            options["clients"] = len(images.domain_names) if options["split"] == "domain" else DOMAINS
         if options["split"] == "domain" and "motley" not in kinds:
             parts = by_domain(pool_of(images), options["clients"], sizes, seed, domain_tests)
         else:
@@ -117,6 +121,12 @@ def _path(name: str, value: Any) -> Any:
 
 
 IMAGE_SETS: dict[str, Callable[..., Federation]] = {
+    "mnist": image_set(mnist.mnist, "MNIST, handwritten digits, 28x28."),
+    "emnist": image_set(
+        mnist.emnist,
+        "EMNIST, handwritten digits and letters, 28x28; of its six parts the balanced one, with 47 classes.",
+        classes_per_client=5,
+    ),
     "cifar10": image_set(
         cifar.cifar10, "CIFAR-10, 32x32; dealt as in the paper: ten clients, two classes and 100 images each."
     ),
@@ -149,7 +159,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
     "domains": image_set(
         folders.domains,
         "Your own domain/class folders, or PACS and Office-31: --data domains:PATH; one client a domain.",
-        clients=4,
+        clients=None,
         split="domain",
         train=None,
         test=None,

@@ -40,7 +40,25 @@ def FedSelect(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024)."""
+    """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024).
+
+    rate: the share of entries that joins the mask at a time, rounded up
+    limit: the largest personal share, rounded down
+    epochs: pairs of passes (personal, shared) a round
+    lr: learning rate of the shared part
+    personal_lr: learning rate of the personal part; none: as lr
+    by: what joins: entries that moved most, least, or drawn at random (ablations)
+    select: how the rule is read where the paper leaves it open: see fs.Reading
+    order: personal and shared passes in turn, or passes over both together
+    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
+    freeze: what keeps its initial value, the same for all, until fine-tuning (as the head of FedBABU); needs finetune
+    finetune: passes over everything on the merged model before it is evaluated, as in FedAvg + FT; needs view=merged
+    finetune_lr: learning rate of fine-tuning; none: as lr; needs finetune
+    answers: own: the merged model answers only with classes that the client trains on
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     check_choice(("alternate", "joint"), order=order)
     check_choice(("nothing", "head"), freeze=freeze)
     check_finetune_lr("FedSelect", finetune, finetune_lr)
@@ -70,7 +88,17 @@ def FedPersist(
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
 ) -> Partial:
-    """Each client keeps the last layer in which it persistently disagrees with the others, shares the rest, and fine-tunes."""
+    """Each client keeps the last layer in which it persistently disagrees with the others, shares the rest, and fine-tunes.
+
+    window: rounds of a client before it is tested; 0: nothing is ever personal
+    threshold: the persistence above which a layer may become personal; 1: none does
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    finetune: passes of fine-tuning; 0: no fine-tuning
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    """
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         Disagreement(window, threshold), (("all", epochs),), lr, None, weight, norm_stats,
@@ -79,7 +107,11 @@ def FedPersist(
 
 
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
-    """Every client trains alone; nothing is communicated."""
+    """Every client trains alone; nothing is communicated.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    """
     return Partial(Fixed(everything), (("all", epochs),), lr)
 
 
@@ -91,7 +123,15 @@ def FedAvg(
     norm_stats: Stats = "shared",
     view: View = "merged",
 ) -> Partial:
-    """One global model, the mean of all clients' models; reported: that model on every client's data."""
+    """One global model, the mean of all clients' models; reported: that model on every client's data.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    answers: own: the reported model answers only with classes that the client trains on
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, answers=answers, view=view)
 
 
@@ -106,7 +146,17 @@ def FedAvgFT(
     norm_stats: Stats = "shared",
     server_average: Scalar = 0.0,
 ) -> Partial:
-    """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation."""
+    """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    finetune: passes of fine-tuning; none: as epochs; 0: no fine-tuning
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    answers: own: the reported model answers only with classes that the client trains on
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
+    """
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
         Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
@@ -126,7 +176,18 @@ def FedPer(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal, body averaged, both trained together; after `warmup` rounds in which the head is averaged too."""
+    """Head personal, body averaged, both trained together; after `warmup` rounds in which the head is averaged too.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate of the body
+    personal_lr: learning rate of the head; none: as lr
+    warmup: rounds at the start in which the head is averaged too
+    finetune: epochs in which the merged model is trained before it is evaluated; needs view=merged
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
         Fixed(head, warmup), (("all", epochs),), lr, personal_lr, weight, norm_stats,
@@ -144,7 +205,16 @@ def FedRep(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal: first the head with the body frozen, then the body with the head frozen (each for `epochs`)."""
+    """Head personal: first the head with the body frozen, then the body with the head frozen (each for `epochs`).
+
+    epochs: passes of the body a round
+    head_epochs: passes of the head a round; none: as epochs
+    lr: learning rate of the body
+    personal_lr: learning rate of the head; none: as lr
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     phases: Phases = (("personal", epochs if head_epochs is None else head_epochs), ("shared", epochs))
     return Partial(Fixed(head), phases, lr, personal_lr, weight, norm_stats, view=view)
 
@@ -160,7 +230,17 @@ def FedBABU(
     norm_stats: Stats = "local",
     server_average: Scalar = 0.0,
 ) -> Partial:
-    """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end."""
+    """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end.
+
+    epochs: passes of the body a round
+    lr: learning rate of the body
+    finetune: passes of fine-tuning; none: as epochs; 0: no fine-tuning
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    answers: own: the reported model answers only with classes that the client trains on
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
+    """
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
         Fixed(head), (("shared", epochs),), lr, None, weight, norm_stats, finetune=tune, finetune_lr=finetune_lr,
@@ -183,6 +263,15 @@ def LGFedAvg(
 
     The authors' CIFAR code shares the convolutions instead (shared="convolutions") and starts from a model trained by
     FedAvg (warmup: rounds in which every parameter is averaged; statistics follow norm_stats then too).
+
+    epochs: passes over the client's training data a round
+    lr: learning rate of the shared part
+    personal_lr: learning rate of the personal part; none: as lr
+    shared: what is averaged: the head, or the convolutions
+    warmup: rounds at first in which every parameter is averaged; statistics follow norm_stats
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
     """
     check_choice(("head", "convolutions"), shared=shared)
     select = Fixed(body if shared == "head" else not_convolutions, warmup)
@@ -199,7 +288,16 @@ def PersonalLayers(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """The paper's layer ablation: chosen layers personal, trained as FedSelect trains (A, B, C, D, or names with commas)."""
+    """The paper's layer ablation: chosen layers personal, trained as FedSelect trains (A, B, C, D, or names with commas).
+
+    layers: A, B, C, D, or names of parameters with commas between; * stands for anything
+    epochs: pairs of passes (personal, shared) a round
+    lr: learning rate of the shared part
+    personal_lr: learning rate of the personal part; none: as lr
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     alternate: Phases = (("personal", 1), ("shared", 1)) * epochs
     chosen = [LAYERS.get(name.strip(), name.strip()) for name in layers.split(",")]
     return Partial(Fixed(by_name(*chosen)), alternate, lr, personal_lr, weight, norm_stats, view=view)
@@ -213,10 +311,24 @@ def FedProx(
     norm_stats: Stats = "shared",
     view: View = "merged",
 ) -> Partial:
-    """FedAvg with a pull towards the global model received: 0.5 mu ||w - w_t||^2."""
+    """FedAvg with a pull towards the global model received: 0.5 mu ||w - w_t||^2.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    mu: strength of the pull
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
+    """
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, mu=mu, view=view)
 
 
 def FedBN(epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", view: View = "local") -> Partial:
-    """Norm layers personal, affine parameters and statistics; everything else averaged."""
+    """Norm layers personal, affine parameters and statistics; everything else averaged.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    weight: what a client counts in the mean: 1, or its number of training samples
+    view: the model reported: after local training, or merged with the aggregate
+    """
     return Partial(Fixed(norms), (("all", epochs),), lr, None, weight, "local", view=view)

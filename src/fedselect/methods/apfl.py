@@ -24,12 +24,19 @@ class APFL(Method):
 
     The copy of w trains and is averaged. Then v trains for what the mixture loses, and alpha takes a step down the same loss:
     clients that are like the others end near FedAvg, those that are not near training alone.
+
+    epochs: passes of each of the two models a round
+    lr: learning rate of both
+    alpha: what the personal model counts at first, from 0.05 to 1
+    alpha_lr: learning rate of alpha, one step a round; 0: it stays
+    weight: what a client counts in the mean, 1 or n_i
+    view: the model reported: after local training, or merged with the aggregate
     """
 
     epochs: int = 3
     lr: Scalar = 0.01
-    alpha: Scalar = 0.5  # at first
-    alpha_lr: Scalar = 0.1  # 0: alpha stays as it is
+    alpha: Scalar = 0.5
+    alpha_lr: Scalar = 0.1
     weight: Weight = "uniform"
     view: View = "local"
 

@@ -19,17 +19,26 @@ class Ditto(Method):
 
     The global copy trains and is averaged, statistics included. The personal v takes the same batches:
     v -= lr (grad f(v) + lam (v - w_t)), w_t the global model received this round.
+
+    epochs: passes of the global copy a round
+    lr: learning rate of the global copy
+    lam: strength of the pull towards the global model
+    personal_lr: learning rate of the personal model; none: as lr
+    personal_epochs: passes of the personal model a round; none: as epochs
+    weight: what a client counts in the mean: 1, or its number of training samples
+    finetune: epochs in which the personal model is trained without the pull before it is evaluated
+    finetune_lr: learning rate of fine-tuning; none: as personal_lr, or else lr
     """
 
     epochs: int = 3
     lr: Scalar = 0.01
     lam: Scalar = 0.75
-    personal_lr: Scalar | None = None  # None: as lr
-    personal_epochs: int | None = None  # None: as epochs
+    personal_lr: Scalar | None = None
+    personal_epochs: int | None = None
     weight: Weight = "uniform"
     _: KW_ONLY
-    finetune: int = 0  # epochs, without the pull, before the personal model is evaluated; then forgotten
-    finetune_lr: Scalar | None = None  # None: as personal_lr
+    finetune: int = 0
+    finetune_lr: Scalar | None = None
     view: View = field(default="local", init=False)  # aggregation does not touch the personal model: fine-tuning alone does
 
     def __post_init__(self) -> None:

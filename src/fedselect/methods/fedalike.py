@@ -28,6 +28,14 @@ class FedAlike(Method):
     The server then groups clients by how their halves pulled the head, in the rows of classes that they have (`grouping`). One
     group is FedAvg, a group for each client FedPer; in between, clients share a head with those they agree with. Whoever knows
     the groups can say so (`heads`).
+
+    window: rounds of a client before it is grouped; 0: all share one head
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    finetune: passes of fine-tuning; 0: no fine-tuning
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    heads: find out who shares a head, or a number for each client: "0 0 1 1"
     """
 
     window: int = 10
@@ -35,9 +43,9 @@ class FedAlike(Method):
     lr: Scalar = 0.1
     _: KW_ONLY
     finetune: int = 3
-    finetune_lr: Scalar | None = 0.01  # None: as lr
+    finetune_lr: Scalar | None = 0.01
     norm_stats: Stats = "local"
-    heads: str = FIND  # or who shares a head, a number for each client: "0 0 1 1"
+    heads: str = FIND
     view: View = field(default="merged", init=False)
 
     def __post_init__(self) -> None:

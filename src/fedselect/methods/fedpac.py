@@ -32,16 +32,27 @@ class FedPAC(Method):
     Client: statistics of the received model, head epochs with the body frozen, body epochs with the head frozen and
     lam * MSE(feature, prototype of the label) added (not in the first round), prototypes of the trained model.
     Server: prototypes by class counts, and head_i = sum_j a_j head_j, a = argmin a'(diag(v) + D_i) a on the simplex.
+
+    epochs: passes of the body a round
+    head_epochs: passes of the head a round
+    lr: learning rate of the body
+    head_lr: learning rate of the head; none: as lr
+    lam: strength of the alignment
+    finetune: epochs in which the merged model is trained before it is evaluated; needs view=merged
+    finetune_lr: learning rate of fine-tuning; none: as lr
+    weight: what a client counts in the mean of bodies: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
     """
 
     epochs: int = 3
     head_epochs: int = 1
     lr: Scalar = 0.01
-    head_lr: Scalar | None = None  # None: as lr
+    head_lr: Scalar | None = None
     lam: Scalar = 1.0
     _: KW_ONLY
-    finetune: int = 0  # epochs in which the merged model is trained before it is evaluated; then forgotten
-    finetune_lr: Scalar | None = None  # None: as lr
+    finetune: int = 0
+    finetune_lr: Scalar | None = None
     weight: Weight = "samples"
     norm_stats: Stats = "local"
     view: View = "local"

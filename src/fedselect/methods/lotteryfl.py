@@ -22,6 +22,15 @@ class LotteryFL(Method):
 
     Ticket = global model times mask. Where its accuracy on validation data is above `above` and the kept share above
     `floor`, the share `rate` of smallest weights goes, tensor by tensor, and the rest starts again from its initial values.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    rate: share of the kept weights that is pruned at a time, in each tensor, rounded down
+    floor: prune only while the kept share of the weights is above this
+    above: prune only where validation accuracy is above this
+    weight: what a client counts in the mean: 1, or its number of training samples
+    norm_stats: BatchNorm statistics stay with the client, or are averaged
+    view: the model reported: after local training, or merged with the aggregate
     """
 
     epochs: int = 3

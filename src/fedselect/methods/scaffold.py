@@ -21,13 +21,18 @@ class Scaffold(Method):
 
     c_i is the mean gradient of the client's last round, c the mean of c_i over all clients, also those that sat out. So a
     client goes, within its round, where all clients together would.
+
+    epochs: passes over the client's training data a round
+    lr: learning rate
+    finetune: epochs in which each client trains the global model before it is evaluated
+    finetune_lr: its learning rate; none: as lr
     """
 
     epochs: int = 3
     lr: Scalar = 0.01
     _: KW_ONLY
-    finetune: int = 0  # epochs in which each client trains the global model before it is evaluated; then forgotten
-    finetune_lr: Scalar | None = None  # None: as lr
+    finetune: int = 0
+    finetune_lr: Scalar | None = None
     view: View = field(default="merged", init=False)
 
     def __post_init__(self) -> None:

@@ -96,14 +96,17 @@ class Fixed:
 class Reading:
     """How FedSelect's rule is read where the paper leaves it open.
 
-    scope  global: one threshold over a client's entries; tensor: one for each tensor
-    share  p counts entries still shared | all
-    strict True: never pass the limit; False: grow whenever below it, even past it
-    since  round: movement in this round | update: since the mask last grew
-    every, first: grow in rounds first, first + every, ...     weights_only: leave vectors (biases, norms) shared
-    counts p and alpha are shares of all entries | of those that live: a tap that only ever meets padding never moves
-    start_with  personal from the first round on               relative: movement as it is | over the movement of its
-                                                               tensor, its root mean square | over that of its weights
+    scope: one threshold over all of a client's entries, or one for each tensor
+    share: rate is a share of the entries still shared, or of all
+    strict: never pass the limit; no: checked over the whole model before growing, may be passed
+    since: movement in this round, or from the round after the last growth on
+    every: grow every so many rounds
+    first: the first round that grows the mask, counted from 0
+    weights_only: yes: vectors (biases, norm layers) are never selected
+    counts: rate and limit are shares of all entries, or of those that can ever move
+    start_with: what is personal from the first round on
+    relative: movement Δ as it is, or divided by the root mean square, in its tensor, of Δ over the shared entries, or of all
+        weights
     """
 
     scope: Literal["global", "tensor"] = "global"

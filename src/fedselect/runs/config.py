@@ -13,13 +13,13 @@ from typing import Any, Literal
 from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
 from fedselect.core import plugins
 from fedselect.core.errors import InputError, unknown
-from fedselect.core.options import Option, build, find, options, resolve
+from fedselect.core.options import Option, build, find, named, options, resolve
 from fedselect.data import DATA, Federation
 from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
-from fedselect.runs import presets
+from fedselect.runs import meant, presets
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges
@@ -27,8 +27,13 @@ from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
 
-DEFAULT_MODEL = {"digits": "small_cnn", "audiomnist": "small_cnn", "har": "conv1d", "heart": "mlp", "table": "mlp"}
-CLASSIFIED = {*IMAGE_SETS, "digits", "audiomnist", "har", "heart"}
+DEFAULT_MODEL = {
+    **dict.fromkeys(("digits", "mnist", "emnist", "femnist", "audiomnist"), "small_cnn"),
+    "har": "conv1d",
+    "heart": "mlp",
+    "table": "mlp",
+}
+CLASSIFIED = {*IMAGE_SETS, "digits", "femnist", "audiomnist", "har", "heart"}
 """Data that is known to be for classification; other data is looked at to see which task it is for."""
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
@@ -66,7 +71,7 @@ class Config:
     eval_every: int = _option(1, "Evaluate every so many rounds.")
     chunk: int | str = _option("auto", "Clients that train side by side, or auto.")
     rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed).")
-    device: str = _option("auto", "auto, cpu or cuda.")
+    device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1.")
     precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
@@ -84,7 +89,7 @@ class Config:
         plugins.need(self.plugins)
         data = _entry("data", {"name": "digits", **at_path(self.data)})
         model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
-        method, given = self._present(self.method), self.training
+        method, given = self._present(canonical("method", self.method)), _seams(self.training)
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
         said = presets.suited(*names) if self.preset is None else presets.preset(self.preset, *names)
@@ -244,10 +249,20 @@ def task_of(data: Mapping[str, Any]) -> str:
     return found
 
 
-def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> list[tuple[str, str]]:
+def canonical(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A table whose name is written as ours are: fedavg for FedAvg, cifar10 for CIFAR-10."""
+    return {**given, "name": named(str(given["name"]), TABLES[table][1])} if "name" in given else dict(given)
+
+
+def _seams(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of training, its optimizer and schedule written as ours are."""
+    return {k: named(v, SEAMS[k][0]) if k in SEAMS and isinstance(v, str) else v for k, v in training.items()}
+
+
+def place(name: str, methods: list[str], chosen: Mapping[str, str | None], value: str = "VALUE") -> list[tuple[str, str]]:
     """Which tables a flag belongs to: [(table, option)], among the options of what was chosen from each.
 
-    `name` may single one out: fedselect.limit, aggregate.limit.
+    `name` may single one out: fedselect.limit, aggregate.limit. `value` is what was given for it.
     """
     head, _, option = name.rpartition(".")
     option, homes = option.replace("-", "_"), _homes(methods, chosen)
@@ -259,13 +274,15 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None]) -> li
         flags = " or ".join(f"--{home}.{option.replace('_', '-')}" for home in own)
         raise InputError(f"{option} is an option of {' and of '.join(own)}; say which is meant: {flags}.")
     if not found:
+        if other := meant.option(name, value):
+            raise other
         if elsewhere := _owner(option):
             table, first, *_ = elsewhere.split()
             raise InputError(f"there is no option {option!r} in this run; {elsewhere} has it: add --{table} {first}.")
         run = {f.name for f in dataclasses.fields(Config)} - {"plugins"} | {"plugin"}
         if option in run:  # a field that this command asks for in another way
             run = run - {option} | {"seeds", "methods"}
-        raise unknown("option", option, run.union(*homes.values()))
+        raise unknown("option", name, [known.replace("_", "-") for known in run.union(*homes.values())])
     return [(home, option) for home in found]
 
 
@@ -328,7 +345,9 @@ def _owner(option: str) -> str:
 def at_path(data: Mapping[str, Any]) -> dict[str, Any]:
     """folder:PATH stands for {"name": "folder", "path": PATH}."""
     name, colon, path = str(data.get("name", "")).partition(":")
-    return {**data, "name": name, "path": path} if colon else dict(data)
+    if not colon and name:
+        meant.check_no_path(name)
+    return canonical("data", {**data, "name": name, "path": path} if colon else data)
 
 
 def parse_late(late: str | None) -> tuple[int, int] | None:
@@ -344,7 +363,7 @@ def _entry(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     kind, entries = TABLES[table]
     if "name" not in given:
         raise InputError(f"{table} needs a name.")
-    name = str(given["name"])
+    name = named(str(given["name"]), entries)
     return {"name": name, **resolve(kind, name, entries, _rest(given))}
 
 
@@ -364,4 +383,6 @@ def _plain(name: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise InputError(f"{name} must be a list of names, not {value!r}.")
         return value
+    if name == "seed" and isinstance(value, str) and "," in value:
+        raise InputError(f"a run has one seed; for several: fedselect compare --methods NAME --seeds {value}.")
     return options(Config, skip=frozenset())[name].parse(value)

@@ -25,7 +25,7 @@ from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.runs import schemas
-from fedselect.runs.rundir import finished, read_records, reopen
+from fedselect.runs.rundir import check_client, finished, read_records, reopen
 from fedselect.simulate import Result, Simulation
 from fedselect.tasks import Measure, Task
 from fedselect.training.batches import Split
@@ -90,6 +90,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         raise InputError(f"the format is {', '.join(FORMS)}, not {form!r}.")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+    check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
     values = Result(simulation, []).personal(client)

@@ -189,6 +189,14 @@ def _records(path: Path, content: bytes) -> tuple[list[Record], str]:
     return found, ""
 
 
+def check_client(out: Path, client: int) -> None:
+    """Refuse a client that a run does not have, before its data is read; of a run that does not say, `reopen` says more."""
+    file = out / "federation.json"
+    there = read_json(file, "delete it: clients are then known by number.").get("clients") if file.exists() else None
+    if isinstance(there, list) and not 0 <= client < len(there):
+        raise InputError(f"there is no client {client} in {out}; there are 0 to {len(there) - 1}.")
+
+
 def reopen(out: Path) -> tuple[Config, Simulation]:
     """A run as its last checkpoint left it."""
     if (out / "compare.json").exists():

@@ -66,6 +66,8 @@ GAINED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
 }
 """Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
+COUNTED = {"domains": 4}
+"""Data that counts its clients itself where no number is given, with the number that stood for it before."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +77,9 @@ def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(method, dict):
         name = str(method.get("name", method.get("kind")))
         out["method"] = _without({**GONE.get(name, {}), **method}, GAINED.get(name, {}))
+    data = out.get("data")
+    if isinstance(data, dict) and (once := COUNTED.get(str(data.get("name")))) and data.get("clients", once) is None:
+        out["data"] = {**data, "clients": once}
     return out
 
 

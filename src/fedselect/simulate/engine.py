@@ -64,7 +64,7 @@ class Simulation:
     values; by default their mean, `Mean()`.
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
-    `device`: auto, cpu or cuda. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
+    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
     evaluations. `rounds`: how many there will be in all, for a schedule that depends on it.
     """
 

@@ -1,6 +1,7 @@
 """What a simulation is given: made into what it works with, or refused in a sentence."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -13,6 +14,7 @@ from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core.errors import InputError
 from fedselect.data import ClientData, Federation
 from fedselect.models import Model
+from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
 
 
@@ -34,10 +36,22 @@ class RunOptions(TypedDict, total=False):
 
 
 def pick_device(name: str) -> torch.device:
+    """auto, cpu, cuda (the GPU of this process), or one GPU by its number: cuda:1."""
     check_ranges(device=name)
-    if name == "cuda" and not torch.cuda.is_available():
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; use --device cpu.")
+    if name.startswith("cuda:"):
+        _make_current(int(name.removeprefix("cuda:")))
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _make_current(gpu: int) -> None:
+    """Kernels and recorded steps run on the current GPU, so a GPU that is asked for is made that one."""
+    if gpu >= torch.cuda.device_count():
+        raise InputError(f"there is no cuda:{gpu} here; there is cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
+    if ranks.world() > 1:
+        raise InputError("torchrun gives each process a GPU of its own; use --device cuda, and CUDA_VISIBLE_DEVICES to choose.")
+    torch.cuda.set_device(gpu)
 
 
 def pick_precision(name: str, device: torch.device) -> str:
@@ -121,6 +135,10 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
 
 
+def _is_device(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None
+
+
 RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "rounds": (Integral, lambda v: v >= 1, "must be at least 1"),
     "seed": (Integral, lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
@@ -129,7 +147,7 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "eval_every": (Integral, lambda v: v >= 1, "must be at least 1"),
     "chunk": (object, lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
     "rows": (object, lambda v: v in ("auto", "all", "personal"), "is auto, all or personal"),
-    "device": (object, lambda v: v in ("auto", "cpu", "cuda"), "is auto, cpu or cuda"),
+    "device": (object, _is_device, "is auto, cpu, cuda or one GPU such as cuda:0"),
     "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
     "deterministic": (object, lambda v: isinstance(v, bool), "is True or False"),
     "headline": (object, lambda v: v is None or isinstance(v, str), "is the name of a metric"),

@@ -24,21 +24,35 @@ class Training:
     """How every client trains, whatever the method: an optimizer on shuffled batches, and a schedule of the learning rates.
 
     An optimizer or schedule is a name, and takes its options from here, or an object that has its own.
+
+    batch_size: samples a step; a client with fewer takes all it has
+    momentum: momentum of sgd; in each round the optimizer starts afresh
+    weight_decay: weight decay of the entries in training: added to the gradient, or with adamw apart from it
+    clip: largest gradient norm over the entries in training, for each client
+    optimizer: what makes a step of a gradient: sgd, adam or adamw
+    nesterov: Nesterov's momentum; of sgd
+    beta1: how much is kept of the mean gradient; of adam and adamw
+    beta2: how much is kept of the mean squared gradient; of adam and adamw
+    eps: what is added to the root of the mean squared gradient; of adam and adamw
+    schedule: how learning rates change from round to round: constant, step or cosine
+    warmup: rounds at first in which learning rates rise; round r of them, from 0, has (r + 1) / (warmup + 1) of the rates
+    decay: what learning rates are multiplied by every decay_every rounds; of schedule step
+    decay_every: rounds from one fall to the next; of schedule step
     """
 
     batch_size: int = 32
-    momentum: float = 0.5  # of sgd
-    weight_decay: float = 0.0  # of sgd and adam: part of the gradient; of adamw: apart from it
-    clip: float | None = None  # largest gradient norm over the entries in training, per client
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    clip: float | None = None
     _: KW_ONLY
     optimizer: str | Optimizer = "sgd"
-    nesterov: bool = False  # of sgd
-    beta1: float = 0.9  # of adam and adamw, as the next two
+    nesterov: bool = False
+    beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     schedule: str | Schedule = "constant"
-    warmup: int = 0  # round r of these, counted from 0, has (r + 1) / (warmup + 1) of the rates; then the schedule begins
-    decay: float = 1.0  # of schedule step, as the next
+    warmup: int = 0
+    decay: float = 1.0
     decay_every: int = 1
 
     def __post_init__(self) -> None:
