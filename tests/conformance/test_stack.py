@@ -35,7 +35,7 @@ SETTINGS = {
         fs.FedSelect,
         [{"finetune": 1, "view": "merged", "answers": "own", "server_average": a, "limit": 0.1} for a in (0.5, 0.8)],
     ),
-    "fedalike": (fs.FedAlike, [{"window": 2, "finetune": 1, "lr": lr, "finetune_lr": 0.1 * lr} for lr in (0.1, 0.03)]),
+    "fedalike": (fs.FedAlike, [{"finetune": 1, "lr": lr, "finetune_lr": 0.1 * lr} for lr in (0.1, 0.03)]),
     "fedpersist": (
         fs.FedPersist,
         [{"window": 2, "threshold": a, "finetune": 1} for a in (0.05, 0.8, 0.1)],

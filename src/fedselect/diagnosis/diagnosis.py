@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Tree, counts, rows
+from fedselect.core.tree import Tree, counts
 from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
 from fedselect.methods.aliases import FedPersist
-from fedselect.methods.grouping import alike, output_of, outputs
+from fedselect.methods.grouping import alike, profiles
 from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate.inputs import RunOptions
 from fedselect.simulate.records import Record
 from fedselect.simulate.result import Result
-from fedselect.tasks import Classification
+from fedselect.simulate.stack import Stack
 from fedselect.training.settings import Training
 
 MOST = 10  # columns of a table before the body's are put together
@@ -31,9 +31,9 @@ SAME = 0.9  # of the first round's loss: so little was learned that pulls are mo
 CANNOT = (
     "What this cannot tell: {rounds} rounds are few, and small tensors noisy. Clients that differ pull the shared model, and "
     "the others then disagree with it, too. Persistence does not tell one group from another, for they meet in the middle: "
-    "groups are found by which way clients pull the head, and those who agree there may differ in the layers below. None of it "
-    "says that a head of their own, or another part kept personal, will pay. Statistics of BatchNorm stay with the client and "
-    "absorb differences such as a camera's."
+    "groups are found by what classes look like to the untrained network, and clients of one group may still differ in other "
+    "ways. None of it says that a head of their own, or another part kept personal, will pay. Statistics of BatchNorm stay "
+    "with the client and absorb differences such as a camera's."
 )
 
 
@@ -191,7 +191,6 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
         return float(record["train_loss"])
 
     losses = [step() for _ in range(rounds)]
-    groups = sharing(simulation, rounds)
     step()
     result, clients = Result(simulation, []), simulation.data.clients
     kept = counts(result.masks).sum(1).cpu() / simulation.model.size
@@ -202,25 +201,14 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
         roles=roles(simulation),
         share=[round(s, 6) for s in kept.tolist()],
         losses=losses,
-        groups=groups,
+        groups=sharing(simulation),
     )
 
 
-def sharing(simulation: Simulation, rounds: int) -> list[int]:
-    """Who pulled the head the same way in the window that is just over: by client, the first member of its group."""
-    state = simulation.store.take(torch.arange(simulation.clients), simulation.device)
-    head = [n for n in simulation.model.params if simulation.model.is_head(n)]
-    # of the last pull the aggregate is not taken off yet; it is the same for all, and `alike` looks at how clients differ
-    sums = {half: torch.cat([rows(state[half][n]) for n in head], 1).cpu() for half in ("first", "second")}
-    first, second = sums["first"] / ((rounds + 1) // 2), sums["second"] / (rounds // 2)
-    has = torch.ones(simulation.clients, outputs(simulation.model), dtype=torch.bool)
-    if isinstance(simulation.task, Classification):
-        for i, c in enumerate(simulation.data.clients):
-            has[i] = torch.isin(torch.arange(has.shape[1]), torch.as_tensor(c.train[1]))
-    halved = torch.tensor([[len(c.train[1]) > 1] for c in simulation.data.clients])
-    second = torch.where(halved, second, first)  # one sample has no halves, and equal ones do not count
-    row = output_of({n: state["first"][n] for n in head}, has.shape[1])
-    return [int(group) for group in alike(first, second, has, row)]
+def sharing(simulation: Simulation) -> list[int]:
+    """Whose classes look alike: by client, the first member of its group."""
+    found = profiles(Stack([simulation]).work(torch.arange(simulation.clients), 0))
+    return [int(group) for group in alike(found["first"], found["second"], found["has"])]
 
 
 def roles(simulation: Simulation) -> dict[str, str]:

@@ -1,129 +1,138 @@
-"""Who is alike: clients whose training pulls a layer the same way, in whichever half of their samples.
+"""Who is alike: clients whose targets look the same to one and the same model.
 
-A client's pull is what it trained less the mean of all, once on each half of its samples. Halves share no sample, so products
-between the pulls of different halves have no noise in the mean: they say how clients truly differ. What halves of one client
-differ in says how noisy its pulls are. A group saves noise and costs difference; clients are merged while that lowers the sum.
-
-Rows of a head are classes. Clients are compared in the rows of classes that both have: that one has a class and the other has
-not is no contradiction, and one head can serve both.
+A client's profile says what its targets look like: for each class, the mean of the features of its samples. It is taken from
+either half of the samples. Halves share no sample, so products between them have no noise in the mean, and neither have
+products between clients. Clients are compared in the classes that both have, each class less the mean of these. So it is no
+difference that one of them lacks a class, has other numbers of samples, or that all its features are shifted alike.
 """
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedselect.core.tree import Tree
-from fedselect.models import Model
+from fedselect.tasks import Sequences
+from fedselect.training.layers import bmm
+from fedselect.training.work import Work
 
-SAVED = 0.7
-"""What noise counts beside difference. 1 would be even; of 1, 0.7, 0.5 and 0.35 this did best on held-out samples of digits
-and CIFAR-10: a head that does not fit is paid for in every later round."""
-PRIOR = 4
-"""How many clients the mean noise of all entries counts for beside the noise of one: with few clients some entries look quiet
-by chance, and then their halves also look alike. Of 1, 2 and 4 this did best on held-out digits."""
+LEAST = 0.1
+"""How quiet a feature may count as, beside the mean noise of all: quiet features count more, but one must not count for all."""
 
 
-def alike(first: Tensor, second: Tensor, has: Tensor, row: Tensor) -> Tensor:
-    """The group of each client, named by its first member: (M,).
+def profiles(work: Work) -> Tree:
+    """Profiles by the model that everybody started from: "first" and "second" of either half, "has" where both have the row."""
+    first, second = (profile(work.half(half), work.initial) for half in (0, 1))
+    has = first["has"] & second["has"] & (work.n > 1).unsqueeze(1)  # one sample has no halves
+    halves = {"first": first["rows"], "second": second["rows"]}
+    return {**{n: torch.where(has.unsqueeze(-1), rows, 0.0) for n, rows in halves.items()}, "has": has}
 
-    first, second: mean pulls of either half, (M, D). has: the outputs that each client has samples of, (M, K). row: the output
-    that each entry belongs to, (D,); K where it is none's in particular, and all are compared.
+
+def profile(work: Work, tree: Tree) -> Tree:
+    """What each target looks like to a model: "rows" (C, R, D), and which rows a client has: "has" (C, R).
+
+    Of classes, a row is the mean of the features of the class. Of numbers (also of labels that are 0 or 1) a target has two
+    rows: half the slope of the features on it, upwards and downwards, so that 0 and 1 have the rows of two classes.
     """
-    if len(first) < 2:
-        return torch.arange(len(first))
-    first, second = first.double().cpu(), second.double().cpu()
-    known = (first != second).any(1, keepdim=True)  # one sample has no halves, so nothing is known of its noise
-    counts = F.pad(has.cpu(), (0, 1), value=True) & known
-    products, noise = differences(first, second, counts, row)
-    return merged(products, SAVED * noise, counts)
+    total: Tree = {}
+    for outputs, features, y, inside in work.seen(tree):
+        classes = y.shape != outputs.shape and outputs.shape[-1] > 1
+        y = y if classes or y.ndim == outputs.ndim else y.unsqueeze(-1)
+        places = y.shape[: y.ndim if classes else -1]  # (C, b), and positions if there are any
+        counts = inside.view(*inside.shape, *[1] * (len(places) - 2)).expand(places)
+        if classes:
+            counts = counts & (y >= 0) & (y < outputs.shape[-1])
+            if isinstance(work.task, Sequences):
+                counts = counts & work.task.counted(y)
+            marks = F.one_hot(torch.where(counts, y, 0), outputs.shape[-1]).double()
+        else:
+            marks = y.double()
+        vectors = _vectors(features, places)
+        each = counts.flatten(1).unsqueeze(-1).double()
+        marks = marks.flatten(1, -2) * each
+        parts = {
+            "count": each.sum(1),
+            "marks": marks.sum(1),
+            "squares": marks.square().sum(1),
+            "features": (vectors * each).sum(1),
+            "products": bmm(marks.transpose(1, 2), vectors),
+        }
+        total = {n: total[n] + v if total else v for n, v in parts.items()}
+    if classes:
+        has = total["marks"] > 0
+        rows = total["products"] / total["marks"].clamp_min(1).unsqueeze(-1)
+    else:
+        many = total["count"].clamp_min(1)
+        mean, features = total["marks"] / many, total["features"] / many
+        spread = total["squares"] / many - mean.square()
+        has = spread > 1e-9 * total["squares"] / many
+        slope = total["products"] / many.unsqueeze(-1) - mean.unsqueeze(-1) * features.unsqueeze(1)
+        half = torch.where(has, 0.5 / spread, 0.0).unsqueeze(-1) * slope
+        rows, has = torch.cat([half, -half], 1), torch.cat([has, has], 1)
+    return {"rows": torch.where(has.unsqueeze(-1), rows, 0.0).float(), "has": has}
 
 
-def differences(first: Tensor, second: Tensor, has: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-    """By row: products of the clients' true pulls (K, M, M), and the noise of each one's pull (K, M); quiet entries count more.
+def _vectors(features: Tensor, places: torch.Size) -> Tensor:
+    """Features as vectors, one for each place: (C, places, D). If they have no positions, every position gets the sample's."""
+    if features.ndim > len(places) and features.shape[: len(places)] == places:
+        return features.double().flatten(len(places)).flatten(1, -2)
+    own = features.double().flatten(2)
+    own = own.view(*own.shape[:2], *[1] * (len(places) - 2), -1)
+    return own.expand(*places, own.shape[-1]).flatten(1, -2)
 
-    A client's numbers in rows that it does not have are 0.
+
+def alike(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
+    """The group of each client, named by its first member: (M,). Profiles (M, R, D) and `has` (M, R) as from `profiles`."""
+    return merged(votes(first, second, has))
+
+
+def votes(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
+    """By how much each two clients should share a head, (M, M); those with fewer than two rows in common do not care: 0.
+
+    Two are alike if their rows differ by less than half of what rows differ in among themselves:
+    |x_i - x_j|^2 < (|x_i|^2 + |x_j|^2) / 2, that is x_i x_j > (|x_i|^2 + |x_j|^2) / 4.
     """
-    mine = has[:, row].to(first)
-    count = mine.sum(0).clamp_min(1)
-    first, second = (mine * (v - (mine * v).sum(0) / count) for v in (first, second))
-    each = (first - second).square().sum(0) / count
-    scale = (each + PRIOR / (count - 1).clamp_min(1) * each.mean()).clamp_min(1e-300).rsqrt()
-    first, second = first * scale, second * scale
-    products, noise = [], []
-    for k in range(has.shape[1]):
-        a, b, many = first[:, row == k], second[:, row == k], int(has[:, k].sum())
-        products.append(a @ b.T)
-        noise.append((a - b).square().sum(1) / 4 * many / max(many - 1, 1))
-    return shrunk(torch.stack(products), has), torch.stack(noise)
+    between, own = products(first, second, has)
+    return (between - (own + own.T) / 4).fill_diagonal_(0.0)
 
 
-def shrunk(products: Tensor, has: Tensor) -> Tensor:
-    """Noisy products (K, M, M) drawn towards "all differ alike", as far as their noise explains how they depart from it.
+def products(first: Tensor, second: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each two clients, in the rows that both have, each row less the mean of these: x_i x_j, and x_i x_i; both (M, M).
 
-    True products are symmetric, so what is not symmetric is noise, of the same size as the noise in the rest. All rows are
-    drawn by the share that their sum needs: of a single row too little is known.
+    The second is taken between the halves of i, so that noise has no part in its mean either. Quiet features count more.
     """
-    mine = has.T.to(products)
-    many = mine.sum(1).view(-1, 1, 1)
-    symmetric, rest = (products + products.mT) / 2, (products - products.mT).sum(0) / 2
-    level = symmetric.diagonal(dim1=1, dim2=2).sum(1).view(-1, 1, 1) / (many - 1).clamp_min(1)
-    target = level * (torch.diag_embed(mine) - mine.unsqueeze(1) * mine.unsqueeze(2) / many.clamp_min(1))
-    # noise is twice as large on the diagonal, of which `rest` says nothing
-    noise = rest.square().sum() * (1 + 2 / max(int(has.any(1).sum()) - 1, 1))
-    share = (noise / (symmetric - target).sum(0).square().sum().clamp_min(1e-300)).clamp_max(1.0)
-    return torch.lerp(symmetric, target, share)
+    mine = has.double()
+    away = ((first - second).double().square() * mine.unsqueeze(-1)).sum((0, 1))
+    scale = (away + LEAST * away.mean()).clamp_min(1e-300).rsqrt()
+    a, b = (half.double() * scale * mine.unsqueeze(-1) for half in (first, second))
+    mean, flat = (a + b) / 2, ((a + b) / 2).flatten(1)
+    between, own = flat @ flat.T, (a * b).sum(-1) @ mine.T
+    for j in range(len(mine)):
+        both = mine * mine[j]  # (M, R)
+        many = both.sum(1).clamp_min(1)
+        x, y = (torch.einsum("r,ird->id", mine[j], half) for half in (a, b))
+        between[:, j] -= ((x + y) / 2 * (mine @ mean[j])).sum(1) / many
+        own[:, j] -= (x * y).sum(1) / many
+    return between, own
 
 
-def merged(products: Tensor, noise: Tensor, has: Tensor) -> Tensor:
-    """Merge the two groups that gain most by it, while any do: (M,), each client's group named by its first member.
+def merged(votes: Tensor) -> Tensor:
+    """Groups with as many votes inside as merging two at a time finds: (M,), each client's group named by its first member.
 
-    In each row, a group of n clients that have it costs their squared distance from its mean, and the noise of that mean counts
-    once instead of n times. Groups that share no row lose nothing by merging, so they merge: the largest first.
+    The two groups with most votes between them are merged while that is not negative; of equal ones the largest.
     """
-    many = len(has)
-    sums, size, noises = products.clone(), has.T.to(products), noise.clone()
-    members, group = torch.ones(many), torch.arange(many)
-    gone = torch.eye(many, dtype=torch.bool)
-
-    def gains(i: int) -> Tensor:
-        """What group i gains by merging with each: (M,)."""
-        inside = sums.diagonal(dim1=1, dim2=2) - noises  # (K, M)
-        own = inside / size.clamp_min(1)
-        both = (inside[:, i : i + 1] + inside + 2 * sums[:, i]) / (size[:, i : i + 1] + size).clamp_min(1)
-        shared = (size[:, i : i + 1] > 0) & (size > 0)
-        return torch.where(shared, both - own[:, i : i + 1] - own, 0.0).sum(0)
-
-    gain = torch.stack([gains(i) for i in range(many)])
+    between, many = votes.clone(), len(votes)
+    members, group = torch.ones(many, device=votes.device), torch.arange(many, device=votes.device)
+    gone = torch.eye(many, dtype=torch.bool, device=votes.device)
     for _ in range(many - 1):
-        gain[gone] = -torch.inf
-        best = gain == gain.max()
-        if float(gain.max()) < 0:
+        between[gone] = -torch.inf
+        if float(between.max()) < 0:
             break
-        at = int(torch.where(best, members.unsqueeze(1) + members, 0.0).argmax())
+        size = torch.where(between == between.max(), members.unsqueeze(1) + members, 0.0)
+        at = int(size.argmax())
         i, j = sorted((at // many, at % many))
-        sums[:, i] += sums[:, j]
-        sums[:, :, i] += sums[:, :, j]
-        size[:, i] += size[:, j]
-        noises[:, i] += noises[:, j]
+        both = between[i] + between[j]
+        between[i] = between[:, i] = both
         members[i] += members[j]
         gone[j] = gone[:, j] = True
         group[group == j] = i
-        gain[i] = gain[:, i] = gains(i)
     return group
-
-
-def outputs(model: Model) -> int:
-    """How many outputs the head's last layer has a row for, as a Linear has; else 0."""
-    last = model.module.get_submodule([n for n in model.params if model.is_head(n)][-1].rpartition(".")[0])
-    return last.out_features if isinstance(last, nn.Linear) else 0
-
-
-def output_of(head: Tree, outputs: int) -> Tensor:
-    """Which output each entry of stacked heads belongs to, (D,); `outputs` where it is none's in particular."""
-    last = list(head)[-1].rpartition(".")[0]
-    whose = []
-    for n, v in head.items():
-        size = v[0].numel()
-        own = outputs > 0 and n.rpartition(".")[0] == last
-        whose.append(torch.arange(outputs).repeat_interleave(size // outputs) if own else torch.full((size,), outputs))
-    return torch.cat(whose)

@@ -289,18 +289,19 @@ class Sequences(Task):
     def example(self, data: Targets) -> Tensor:
         return torch.zeros(2, *data.target_shape, dtype=torch.int64)
 
-    def _counted(self, targets: Tensor) -> Tensor:
+    def counted(self, targets: Tensor) -> Tensor:
+        """Which positions have a class."""
         return targets != self.ignore
 
     def _of_positions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) of each position; of those that are ignored some number."""
-        return _minus_log(outputs, torch.where(self._counted(targets), targets, 0))
+        return _minus_log(outputs, torch.where(self.counted(targets), targets, 0))
 
     def _summed(self, values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Over each sample's positions: the sum of these values, and of how many it is."""
-        counted = self._counted(targets)
+        counted = self.counted(targets)
         return torch.where(counted, values, 0).sum(-1), counted.sum(-1)
 
     def _positions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        counted = self._counted(targets)
+        counted = self.counted(targets)
         return outputs[counted], targets[counted]

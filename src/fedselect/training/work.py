@@ -141,6 +141,10 @@ class Work:
         labels = self._data.y[self._data.places(torch.minimum(at, last))]
         return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
 
+    def seen(self, tree: Tree) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """The training data as models see it, in eval mode, part by part: (outputs, features, targets, which rows are real)."""
+        return predictions(self._programs, tree, self._data)
+
     def class_moments(self, tree: Tree) -> Tree:
         """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
 
@@ -148,7 +152,7 @@ class Work:
         """
         self.need_classes()
         total: Tree = {}
-        for logits, features, y, inside in predictions(self._programs, tree, self._data):
+        for logits, features, y, inside in self.seen(tree):
             if self.model.head is None or features.ndim != 3:
                 shape = tuple(features.shape[2:])
                 raise InputError(
