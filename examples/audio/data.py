@@ -1,4 +1,4 @@
-"""Write speakers/: SPEAKER/VOWEL-NUMBER.wav, five vowels spoken by six speakers, 8 kHz, 16 bits, a quarter of a second each.
+"""Write speakers/: SPEAKER/VOWEL-NUMBER.wav, five vowels spoken by four speakers, 8 kHz, 16 bits, a quarter of a second each.
 
 No recordings come with the packages that fedselect needs, so these are synthesised: pulses of a speaker's pitch through three
 resonances, which are what makes a vowel. Speakers differ as people do: in pitch, in the length of their throat, which moves the
@@ -13,7 +13,7 @@ from scipy.signal import lfilter
 
 RATE = 8000
 VOWELS = {"a": (730, 1090, 2440), "e": (530, 1840, 2480), "i": (270, 2290, 3010), "o": (570, 840, 2410), "u": (300, 870, 2240)}
-SPEAKERS, EACH = 6, 6
+SPEAKERS, EACH = 4, 6
 
 
 def spoken(vowel: str, pitch: float, throat: float, noise: float, draw: np.random.Generator) -> np.ndarray:

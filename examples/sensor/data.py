@@ -1,4 +1,4 @@
-"""Write pumps/: one CSV file for each of six pumps, as a logger would: a row for every 10 ms, with the state that was noted.
+"""Write pumps/: one CSV file for each of four pumps, as a logger would: a row for every 10 ms, with the state that was noted.
 
 No sensor data ships with the packages that fedselect needs, so this is synthesised: three channels of vibration, in which a
 fault shows as a tone beside that of the rotation. Pumps differ in speed, and in how their sensor is mounted: which way it
@@ -12,7 +12,7 @@ import numpy as np
 
 STATES = {"normal": (0.0, 0.0), "unbalanced": (1.0, 0.0), "bearing": (0.0, 3.3), "loose": (0.0, 0.5)}
 """How much the rotation itself grows, and at which multiple of it a tone appears."""
-PUMPS, RECORDINGS, ROWS = 6, 6, 256
+PUMPS, RECORDINGS, ROWS = 4, 6, 256
 
 
 def main(folder: Path = Path("pumps")) -> None:

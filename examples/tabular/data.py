@@ -1,4 +1,4 @@
-"""Write hospitals/: one CSV file for each of five hospitals.
+"""Write hospitals/: one CSV file for each of four hospitals.
 
 The measurements are real: the Wisconsin breast cancer set, which ships with scikit-learn. The hospitals are made up, and so
 is the column `microscope`. They differ as hospitals do: in how many patients they have, in how many of these are ill, and in
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-HOSPITALS = {"city": (100, 0.4), "university": (80, 0.7), "county": (60, 0.4), "harbour": (60, 0.3), "village": (40, 0.2)}
+HOSPITALS = {"city": (100, 0.4), "county": (60, 0.3), "university": (80, 0.7), "village": (40, 0.2)}
 """Patients, and the share of them with a malignant tumour."""
 
 
