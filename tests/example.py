@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -39,6 +40,11 @@ class Example:
     def run(self, *args: object) -> str:
         """What a command prints."""
         return self.python(MAIN, *args)
+
+
+def options(args: list[str]) -> dict[str, str]:
+    """The options among these arguments, each with what follows it."""
+    return {name: value for name, value in pairwise([*args, ""]) if name.startswith("--")}
 
 
 def with_option(args: list[str], name: str, value: object) -> list[str]:
