@@ -38,11 +38,8 @@ def test_from_data_to_report(example):
     headline = json.loads((out / "local-seed0" / "task.json").read_text())["metrics"][0]["name"]
     means = {method: end["over_clients"][headline]["mean"] for method, end in ends.items()}
     assert means["fedavg+ft"] > BETTER_THAN[example.kind], means
-    if "gain" in CLAIMED[example.kind]:
+    if example.kind != "text":  # whose page says that a point is no proof
         assert max(means["fedavg+ft"], means["fedalike"]) > means["local"], means
-
-
-CLAIMED = {kind: (EXAMPLES / kind / "README.md").read_text(encoding="utf-8") for kind in KINDS}
 
 
 def test_every_example_is_in_the_table():

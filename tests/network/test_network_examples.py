@@ -78,7 +78,7 @@ def test_over_a_network_it_is_the_simulation(example):
     example.run("report", run)
     assert who[1] in (run / "report.html").read_text(encoding="utf-8")
 
-    one = ["run", *without(example.command("compare")[1:], "--methods", "--seeds")]
+    one = ["run", *without(example.command("compare")[1:], "--methods", "--seeds", "--eval-every")]
     one = [arg for arg in one if arg != "--report"]
     example.run(*with_option(with_option(one, "--rounds", 2), "--out", "runs/one"), "--method", "fedavg+ft", "-q")
     there, here = (
