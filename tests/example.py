@@ -10,16 +10,11 @@ KINDS = ("audio", "multilabel", "pictures", "regression", "sensor", "tabular", "
 MAIN = "from fedselect.cli import main; main()"
 
 
-class Example:
-    """One example in a new folder, its data made; `fork` starts processes, which keep plugins out of this one."""
+class Page:
+    """What an example tells its reader to type."""
 
-    def __init__(self, kind: str, folder: Path, fork) -> None:
-        self.kind, self.folder, self._fork = kind, folder, fork
-        self.page = (EXAMPLES / kind / "README.md").read_text(encoding="utf-8")
-        for file in (EXAMPLES / kind).glob("*.py"):
-            (folder / file.name).write_bytes(file.read_bytes())
-        self.python("import data; data.main()")
-        (folder / "runs").mkdir()
+    def __init__(self, kind: str) -> None:
+        self.kind, self.page = kind, (EXAMPLES / kind / "README.md").read_text(encoding="utf-8")
 
     def commands(self, *words: str) -> list[list[str]]:
         """The arguments of the page's commands that begin with these words, in their order."""
@@ -30,6 +25,18 @@ class Example:
     def command(self, *words: str) -> list[str]:
         (found,) = self.commands(*words)
         return found
+
+
+class Example(Page):
+    """One example in a new folder, its data made; `fork` starts processes, which keep plugins out of this one."""
+
+    def __init__(self, kind: str, folder: Path, fork) -> None:
+        super().__init__(kind)
+        self.folder, self._fork = folder, fork
+        for file in (EXAMPLES / kind).glob("*.py"):
+            (folder / file.name).write_bytes(file.read_bytes())
+        self.python("import data; data.main()")
+        (folder / "runs").mkdir()
 
     def python(self, code: str, *args: object) -> str:
         process = self._fork(code, *args, cwd=self.folder)

@@ -26,6 +26,8 @@ def test_from_data_to_report(example):
     shown = example.run(*example.command("data", "show"))
     assert "4 clients" in shown
     args = with_option(example.command("compare"), "--seeds", 0)
+    if example.kind == "text":  # the slowest by far
+        args = with_option(args, "--rounds", 5)
     said = example.run(*args, "-q")
     out = example.folder / args[args.index("--out") + 1]
     assert f"wrote {args[args.index('--out') + 1]}/report.html" in said

@@ -8,7 +8,7 @@ import json
 import pytest
 
 pytest.importorskip("flwr")
-from example import KINDS, Example, options, with_option, without
+from example import KINDS, Example, Page, options, with_option, without
 
 CLIENTS = 4
 DEPLOYED = """
@@ -91,9 +91,11 @@ def test_over_a_network_it_is_the_simulation(example):
                 assert deployed["clients"][column] == pytest.approx(values, abs=1e-6), column
 
 
-def test_the_page_says_the_same_of_the_demo_and_of_the_run(example):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_says_the_same_of_the_demo_and_of_the_run(kind):
     """`deploy demo` is started by hand; here its options are held to those of the commands that are tested."""
-    demo, run, simulated = (options(example.command(*words)) for words in (("deploy", "demo"), ("deploy", "run"), ("compare",)))
+    page = Page(kind)
+    demo, run, simulated = (options(page.command(*words)) for words in (("deploy", "demo"), ("deploy", "run"), ("compare",)))
     assert run.items() <= demo.items()
     own = {"--clients", "--method", "--rounds", "--out", "--overwrite"}
     assert {k: v for k, v in demo.items() if k not in own}.items() <= simulated.items()
