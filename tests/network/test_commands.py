@@ -95,6 +95,23 @@ def test_a_site_for_data_that_only_clients_have(cli, tmp_path):
     assert known.data == {"name": "folder", "size": 32}
 
 
+def test_a_site_knows_its_clients_by_name(cli, tmp_path):
+    for office in ("east", "west"):
+        pictures(tmp_path / "offices" / office, ["cat", "dog"])
+    at_hand = ("--clients", 2, "--data", f"domains:{tmp_path / 'offices'}", "--size", 8)
+    assert cli("deploy", "init", tmp_path / "s", *at_hand).code == 0
+    known = site.Site.read(tmp_path / "s" / "server")
+    assert known.names == ("east", "west")
+    text = (tmp_path / "s" / "README.md").read_text()
+    assert "`client-1/` to client 1 (west)" in text
+    assert "--data folder:/where/its/pictures/are" in text
+    assert cli("deploy", "init", tmp_path / "t", *at_hand, "--names", "here, there").code == 0
+    assert site.Site.read(tmp_path / "t").names == ("here", "there")
+    said = cli("deploy", "init", tmp_path / "u", *at_hand, "--names", "here").sentence()
+    assert "2 clients need as many different names, not here" in said
+    assert not (tmp_path / "u").exists()
+
+
 def test_an_insecure_site_warns_and_has_no_keys(cli, tmp_path):
     said = cli("deploy", "init", tmp_path / "s", "--insecure", *FEW)
     assert said.code == 0
@@ -270,6 +287,25 @@ def test_a_client_with_data_of_its_own_tells_only_itself(cli, zoo, tmp_path, sta
     assert 'partition-id=1 vault="' in config
     assert f'data.path="{folder}"' in config
     assert "data.val=2" in config
+
+
+def test_a_client_of_a_site_of_folders_brings_its_own(cli, tmp_path, started):
+    """Pictures get the size that was agreed; a class or a size that was not is refused."""
+    for office in ("east", "west"):
+        pictures(tmp_path / "offices" / office, ["cat", "dog"])
+    cli(
+        "deploy", "init", tmp_path / "s", "--clients", 2, "--data", f"domains:{tmp_path / 'offices'}", "--size", 8, "--insecure"
+    )
+    part = tmp_path / "s" / "client-1"
+    assert "start the client with its own: --data folder:PATH" in cli("deploy", "client", part).err
+    own = f"folder:{tmp_path / 'offices' / 'west'}"
+    assert "agreed on (3, 8, 8)" in cli("deploy", "client", part, "--data", own, "--size", 16).err
+    assert not started
+    assert "nothing is started in this test" in cli("deploy", "client", part, "--data", own).err
+    pictures(tmp_path / "offices" / "west", ["owl"])
+    assert (
+        "client 1 has the class 'owl'; this federation agreed on cat, dog" in cli("deploy", "client", part, "--data", own).err
+    )
 
 
 @pytest.mark.parametrize("name", ['my "data"', "it's"])

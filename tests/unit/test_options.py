@@ -276,3 +276,17 @@ def test_an_option_without_an_annotation_takes_what_its_default_is():
     assert build("method", "made", table, given) == (0.01, 4, "merged", True, "all")
     with pytest.raises(fs.InputError, match="lr must be a number, not 'much'"):
         build("method", "made", table, {"lr": "much"})
+
+
+def test_a_path_without_a_default_is_asked_for_where_data_is_read_and_not_before():
+    """Over a network the server knows the options of clients' data, and each client where its own is."""
+
+    def own(path: str, length: int = 4) -> tuple[str, int]:
+        return path, length
+
+    table = {"own": own}
+    assert resolve("data", "own", table, {"length": 5}) == {"path": None, "length": 5}
+    assert resolve("data", "own", table, {"path": "none"})["path"] is None  # as a plan writes it
+    assert build("data", "own", table, {"path": "here"}) == ("here", 4)
+    with pytest.raises(fs.InputError, match="say where the data is: --data own:PATH"):
+        build("data", "own", table, {})

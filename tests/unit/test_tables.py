@@ -24,6 +24,8 @@ from fedselect.data.fitting import fit, merge
 from fedselect.data.frame import Frame
 from fedselect.data.frame_files import read_frame
 from fedselect.data.tables import Columns, by_client, federate
+from fedselect.network.plan import Shape
+from fedselect.tasks import suited
 
 SITES = ("east", "north", "south")
 
@@ -516,3 +518,24 @@ def test_schemas_of_other_options_are_not_merged():
     numbers = fit(Frame.of(people()), np.arange(40), ["age"], ["level"], division=Division())
     with pytest.raises(DataError, match="client a has the target outcome as classes, client b level as numbers"):
         merge({"a": one, "b": numbers})
+
+
+def findings(cough, fever):
+    return Frame.of({"age": [30, 40, 50, 60, 70, 80], "cough": cough, "fever": fever})
+
+
+def test_several_targets_of_0_and_1_are_labels():
+    both, mixed = findings([0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]), findings([0, 1, 1, 0, 1, 0], [37, 38, 39, 37, 38, 39])
+    columns = Columns(target="cough,fever")
+    data = federate({"a": both, "b": both}, columns=columns)
+    schema = data.clients[0].schema
+    assert schema.labels
+    assert suited(data) == Shape.of(data).task == Shape.of_table(schema).task == "multilabel"
+    assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    other = federate({"a": both, "b": mixed}, columns=columns).clients[0].schema  # where one client has numbers, all have
+    assert not other.labels
+    assert Shape.of_table(other).task == "regression"
+    assert "labels" not in other.to_json()  # as files of older versions, which are read too
+    assert not federate({"a": both}, columns=dataclasses.replace(columns, targets="numbers")).clients[0].schema.labels
+    with pytest.raises(DataError, match="fever is 37 in row 1, and 0 or 1 was agreed; correct it"):
+        schema.targets(mixed)

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli.flags import EXTRA, configure, flags
+from fedselect.cli.flags import EXTRA, configure, flags, words
 from fedselect.cli.run_options import with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import read_json
 from fedselect.core.options import find, options
 from fedselect.core.version import package_version
-from fedselect.data import DATA, Schema
+from fedselect.data import DATA, Federation, Schema
 from fedselect.data.tables import check_options, said_by
 from fedselect.network import site
 from fedselect.network.drive import attendance, config_of
@@ -38,6 +38,7 @@ _MORE = (
 )
 deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
 
+FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # what clients' folders have in common
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]
 DataName = Annotated[
@@ -89,7 +90,7 @@ def demo(
     if old:
         shutil.rmtree(out)
     address, shared = f"127.0.0.1:{site.free_port()}", _shared(config.data, shape)
-    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30)
+    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole))
     with ExitStack() as stack:
         tell = (lambda text: None) if quiet else say
         tell("starting the server")
@@ -125,19 +126,24 @@ def init(
     schema: Annotated[
         Path | None, typer.Option(help="Of tables that clients bring: a file that `fedselect data merge` made.")
     ] = None,
+    names: Annotated[
+        str | None, typer.Option(help="Clients by name with commas between. (default: as the data at hand names them)")
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
     launch.need_flower()
+    at_hand: tuple[str, ...] = ()
     if schema is None:
-        table, agreed = _agreed(data, classes, shape, flags(ctx.args), clients)
+        table, agreed, at_hand = _agreed(data, classes, shape, flags(ctx.args), clients)
     elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits: none was named
         raise InputError("the schema says what clients' data is; leave --data, its options, --classes and --shape out.")
     else:
         agreed = Shape.of_table(Schema.read(schema))
         table = _shared({"name": "table"}, agreed)
     _warn(insecure)
-    made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365)
+    called = tuple(words(names)) if names else at_hand if len(at_hand) == clients else ()
+    made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365, names=called)
     _app(root / "app", made)
     say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
 
@@ -191,15 +197,16 @@ def client(
     given = flags(ctx.args)
     own: dict[str, Any] = {}
     wanted = at_path({"name": data or known.data["name"]})
-    of_the_site = known.data if wanted["name"] == known.data["name"] else {}
-    config = configure({"data": {**of_the_site, **wanted}, "task": {"name": known.shape.task}}, None, None, None, given)
+    task = {"name": known.shape.task}
+    agreed = configure({"data": known.data, "task": task}, None, None, None, {})
+    config = configure({"data": {**_alike(known.data, wanted["name"]), **wanted}, "task": task}, None, None, None, given)
     if data is not None or given:
         own = _at_home(config.data)
         if "path" in own and "clients" not in given:
             own |= undealt(own["name"])
     if known.shape.schema is not None:
         check_options(known.shape.schema, config.data)
-    own_data(own, config, number, known.clients, known.shape)  # what is not there or does not fit shows now
+    own_data(own, agreed, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
         digest_of(known.shape.schema),
@@ -264,7 +271,7 @@ def status(root: SiteDir) -> None:
     states = launch.connected(part) if up else {}
     say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
     for node, i in nodes.items():
-        say(f"  client {i}: {states.get(int(node), 'unknown')}")
+        say(f"  client {known.who(int(i))}: {states.get(int(node), 'unknown')}")
     for place in runs(part):
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
         shown = headline(place)
@@ -302,6 +309,13 @@ def export(
         say(f"\n{made.snippet}")
 
 
+def _alike(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """The options of the site's data that its own has too: all of the same kind; where the site's is folders, of one folder."""
+    if name == data["name"]:
+        return data
+    return {k: data[k] for k in FOLDER if k in data} if (name, data["name"]) == ("folder", "domains") else {}
+
+
 def _at_home(data: dict[str, Any]) -> dict[str, Any]:
     """The options of a client's own data, whose processes run in another folder than this one.
 
@@ -326,12 +340,12 @@ def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
 
 def _agreed(
     data: str, classes: str | None, shape: str | None, given: dict[str, str], clients: int
-) -> tuple[dict[str, Any], Shape]:
-    """What everybody's data is, from a set at hand or from what was said of it."""
+) -> tuple[dict[str, Any], Shape, tuple[str, ...]]:
+    """What everybody's data is, from a set at hand, which may name the clients, or from what was said of it."""
     if classes is None and shape is None:
         config = configure({}, None, data, None, _dealt(data, given, clients))
-        found = Shape.of(config.make_data())
-        return _shared(config.data, found), found
+        whole = config.make_data()
+        return _shared(config.data, found := Shape.of(whole)), found, _named(whole)
     if classes is None or shape is None:
         raise InputError("where clients bring their own data, give both --classes and --shape.")
     names = tuple(n.strip() for n in classes.split(",") if n.strip())
@@ -339,7 +353,13 @@ def _agreed(
     if len(set(names)) < max(2, len(names)) or not all(s.strip().isdecimal() and int(s) > 0 for s in sides):
         raise InputError("--classes are at least two different names and --shape is whole numbers, with commas between.")
     sizes = tuple(map(int, sides))
-    return {"name": "folder", **({"size": sizes[-1]} if len(sizes) == 3 else {})}, Shape(sizes, names)
+    return {"name": "folder", **({"size": sizes[-1]} if len(sizes) == 3 else {})}, Shape(sizes, names), ()
+
+
+def _named(data: Federation) -> tuple[str, ...]:
+    """What clients are called; nothing where that is their number."""
+    names = tuple(client.name or str(i) for i, client in enumerate(data.clients))
+    return () if names == tuple(map(str, range(len(names)))) or len(set(names)) < len(names) else names
 
 
 def _app(folder: Path, known: Site) -> None:

@@ -53,7 +53,7 @@ def merge(
 
 def _say(out: Path, made: Schema) -> None:
     names = sum(column.kind == "category" for column in made.columns)
-    asked = f"{len(made.classes)} classes" if made.classes else "numbers"
+    asked = f"{len(made.classes)} classes" if made.classes else "0 or 1" if made.labels else "numbers"
     say(
         f"wrote {out}: {len(made.columns)} columns ({names} of categories) make {len(made.inputs)} inputs; target "
         f"{', '.join(made.target)}: {asked}; {made.rows} training rows"

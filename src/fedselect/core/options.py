@@ -70,7 +70,10 @@ def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option
         kind = hints.get(p.name, _kind(p.default))
         if p.name in skip:
             continue
-        own = {p.name: Option(p.name, p.default, kind, said.get(p.name, ""))}
+        default = p.default
+        if p.name == "path" and default is p.empty:  # in a deployment it is each client's own; `build` asks for it
+            default, kind = None, kind | None
+        own = {p.name: Option(p.name, default, kind, said.get(p.name, ""))}
         found.update(options(kind, skip) if _is_group(kind) else own)
     return found
 
@@ -145,8 +148,16 @@ def resolve(kind: str, name: str, table: Mapping[str, Callable[..., Any]], given
 def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Mapping[str, Any], **fixed: Any) -> T:
     """Make the thing that a name and its options stand for."""
     seeded = {k: given[k] for k in given if k == "seed"}
-    rest = {k: v for k, v in given.items() if k != "seed"}
-    return call(find(kind, name, table), **resolve(kind, name, table, rest), **fixed, **seeded)
+    rest = resolve(kind, name, table, {k: v for k, v in given.items() if k != "seed"})
+    made = find(kind, name, table)
+    if "path" in rest and rest["path"] is None and _needs_path(made):
+        raise InputError(f"say where the data is: --{kind} {name}:PATH.")
+    return call(made, **rest, **fixed, **seeded)
+
+
+def _needs_path(factory: Callable[..., Any]) -> bool:
+    taken = inspect.signature(factory).parameters.get("path")
+    return taken is not None and taken.default is taken.empty
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -60,6 +60,7 @@ class Schema:
     scale: Scale = "federation"  # whose means and variances: of all clients together, or each client's own
     missing: tuple[str, ...] = ()
     division: Division = Division()  # noqa: RUF009  # frozen
+    labels: bool = False  # several targets that are 0 or 1 alone: what a row has, and what not
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -92,6 +93,11 @@ class Schema:
                     f"{frame.row_where(gaps)}; fill it in or remove them."
                 )
         if not self.classes:
+            for name in self.target if self.labels else ():
+                values = frame.numbers(name)
+                if (other := ~np.isin(values, (0, 1))).any():
+                    row, said = frame.row_where(other), f"{values[other][0]:g}"
+                    raise DataError(f"{frame.source}: {name} is {said} in row {row}, and 0 or 1 was agreed; correct it.")
             found = torch.from_numpy(np.stack([frame.numbers(n) for n in self.target], 1).astype(np.float32))
             return found if len(self.target) > 1 else found[:, 0]
         code, names = frame.codes(self.target[0])
@@ -138,7 +144,8 @@ class Schema:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        said = dataclasses.asdict(self)
+        return said if self.labels else {k: v for k, v in said.items() if k != "labels"}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Schema":
@@ -153,6 +160,7 @@ class Schema:
                 said["scale"],
                 _texts(said["missing"]),
                 _division(said["division"]),
+                bool(said.get("labels", False)),  # files of older versions do not say
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise InputError(

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from fedselect.core.errors import DataError, InputError
 from fedselect.data.columns import Column, Scale, Schema
 from fedselect.data.division import Division
@@ -41,6 +43,7 @@ def fit(
         scale,
         frame.missing,
         division,
+        targets == "auto" and len(target) > 1 and all(_yes_or_no(frame, name) for name in target),
     )
 
 
@@ -54,7 +57,13 @@ def merge(schemas: Mapping[str, Schema]) -> Schema:
         found = {who: next(c for c in s.columns if c.name == column.name) for who, s in schemas.items()}
         columns.append(_merged(found))
     classes = tuple(in_order(list({c for s in schemas.values() for c in s.classes})))
-    merged = replace(one, columns=tuple(columns), classes=classes, rows=sum(s.rows for s in schemas.values()))
+    merged = replace(
+        one,
+        columns=tuple(columns),
+        classes=classes,
+        rows=sum(s.rows for s in schemas.values()),
+        labels=all(s.labels for s in schemas.values()),
+    )
     return merged if one.scale == "federation" else merged.without_statistics()
 
 
@@ -119,6 +128,12 @@ def _check_alike(first: str, one: Schema, name: str, other: Schema) -> None:
 def _options(schema: Schema) -> dict[str, Any]:
     """What must be the same at all clients."""
     return {"scale": schema.scale, "missing": ",".join(schema.missing), **asdict(schema.division)}
+
+
+def _yes_or_no(frame: Frame, name: str) -> bool:
+    """Whether a column holds 0 and 1 alone, and gaps."""
+    values = frame.numbers(name)
+    return bool((np.isnan(values) | (values == 0) | (values == 1)).all())
 
 
 def _classes(frame: Frame, target: Sequence[str], targets: Targets) -> tuple[str, ...]:

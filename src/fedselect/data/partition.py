@@ -176,8 +176,13 @@ def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> li
     return [_hold_out(train, test, sizes.val, i) for i, (train, test) in enumerate(zip(*parts, strict=True))]
 
 
-def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence[int] | None = None) -> list[Part]:
-    """One client a domain, with all of its classes; `tests` may give each domain's test size."""
+def by_domain(
+    pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence[int] | None = None, first: int = 0
+) -> list[Part]:
+    """One client a domain, with all of its classes; `tests` may give each domain's test size.
+
+    first: the number of the first domain, where these are not all there are: each is drawn by its number.
+    """
     if pool.domain is None:
         raise InputError("this data has no domains; use another split.")
     domains = int(pool.domain.max()) + 1
@@ -191,7 +196,7 @@ def by_domain(pool: Pool, clients: int, sizes: Sizes, seed: int, tests: Sequence
         raise DataError(f"this set's test sizes are for {len(tests)} domains, but there are {domains}; give test.")
     parts = []
     for d in range(domains):
-        rows = rng(seed, 2, d).permutation(np.flatnonzero(pool.domain == d))
+        rows = rng(seed, 2, first + d).permutation(np.flatnonzero(pool.domain == d))
         if pool.test is not None:
             test, train = rows[pool.test[rows]], rows[~pool.test[rows]]
             test = test if sizes.test is None else test[: sizes.test]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +78,25 @@ def image_set(
     make.__annotations__ = {n: kind for n, (kind, _) in table.items()} | {"seed": int, "return": Federation}
     make.__doc__ = about
     return make
+
+
+def one_domain(
+    number: int,
+    seed: int,
+    *,
+    path: str,
+    size: int,
+    skip_unreadable: bool = False,
+    train: int | None = None,
+    test: int | None = None,
+    val: int = 0,
+    augment: str = "none",
+) -> Federation:
+    """One client's class folders, divided into training and test pictures as `domains` divides its folder of this number."""
+    images = folders.image_folder(Path(path), size, skip_unreadable)
+    alone = replace(images, domain=np.zeros(len(images.y), np.int64), domain_names=(images.name,))
+    parts = by_domain(pool_of(alone), 1, Sizes(train, test, val), seed, first=number)
+    return federate(alone, parts, alone.domain_names, augment)
 
 
 def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:

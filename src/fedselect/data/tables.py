@@ -138,7 +138,7 @@ def said_by(schema: Schema) -> dict[str, Any]:
     """The options of `table` that a schema settles."""
     return {
         "target": ",".join(schema.target),
-        "targets": "classes" if schema.classes else "numbers",
+        "targets": "classes" if schema.classes else "auto" if schema.labels else "numbers",
         "scale": schema.scale,
         "missing": ",".join(schema.missing) or None,
         **{name: getattr(schema.division, name) for name in options(Division)},

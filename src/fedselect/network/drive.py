@@ -21,8 +21,8 @@ from fedselect.simulate.records import SENT, Record, check_defined, columns, mea
 from fedselect.tasks.metrics import Measure
 
 
-def prepare(out: Path, plan: Plan) -> None:
-    """A new run directory that knows its plan."""
+def prepare(out: Path, plan: Plan, names: Sequence[str] = ()) -> None:
+    """A new run directory that knows its plan and, where they have some, its clients' names."""
     if out.exists() and any(out.iterdir()):
         raise RunError(f"{out} exists already; choose another --name, or go on with it: --resume.")
     with disk(out):
@@ -30,6 +30,8 @@ def prepare(out: Path, plan: Plan) -> None:
     write_json(out / "plan.json", plan.to_flat())
     write_json(out / "config.json", plan.config.to_json())
     write_measures(out, plan.config.measured())
+    if names:
+        write_json(out / "federation.json", {"clients": [{"name": n, "classes": []} for n in names], "layers": {}})
     say(out, "prepared")
 
 

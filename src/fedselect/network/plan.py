@@ -1,6 +1,7 @@
 """Plan: everything a deployed run depends on, as the server keeps it and as Flower's run configuration carries it."""
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import Option, find, options
 from fedselect.core.tree import Tree
 from fedselect.data import DATA, Federation, Schema, tables
+from fedselect.data.sets import one_domain
 from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
@@ -58,10 +60,10 @@ class Shape:
 
     @classmethod
     def of_table(cls, schema: Schema, task: str | None = None) -> "Shape":
-        """`task`: by default regression of targets that are numbers."""
+        """`task`: by default regression of targets that are numbers, multilabel of several that are 0 or 1."""
         schema.check_whole()
         target = (len(schema.target),) if len(schema.target) > 1 else ()
-        task = task or ("classification" if schema.classes else "regression")
+        task = task or ("classification" if schema.classes else "multilabel" if schema.labels else "regression")
         return cls((len(schema.inputs),), schema.classes, target, schema, task=task)
 
     def to_json(self) -> dict[str, Any]:
@@ -267,8 +269,8 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
     if own.get("path"):
         table = {**undealt(str(own.get("name", config.data["name"]))), **own}
     elif "path" in config.data or config.data.get("data_dir"):
-        kind = "table" if config.data["name"] == "table" else "folder"
-        raise InputError(f"this run's data is a {kind}; start the client with its own: --data {kind}:PATH.")
+        kind = own_kind(config.data)
+        raise InputError(f"clients of this federation bring their data; start the client with its own: --data {kind}:PATH.")
     else:
         name = str(own.get("name", config.data["name"]))
         sized = {"clients": clients} if "clients" in options(find("data", name, DATA)) else {}
@@ -277,6 +279,10 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         place = Path(own["path"])
         frames = tables.read_clients(place, own.get("client"), agreed.schema.missing)
         whole = tables.fitted(frames, agreed.schema, place.stem)
+    elif (own.get("name"), config.data["name"]) == ("folder", "domains"):
+        known = inspect.signature(one_domain).parameters
+        how = {k: v for k, v in {**config.data, **own}.items() if k in known}
+        whole = one_domain(client, config.seed, **how)
     else:
         whole = Config.from_dict({**_plain(config), "data": table}, f"client {client}").make_data()
     if len(whole.clients) == 1:
@@ -290,6 +296,9 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
             f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
             "bring them to that shape (pictures in folders become squares in colour, of --size)."
         )
+    if whole.whole != agreed.whole:
+        here, there = ("whole numbers" if w else "floats" for w in (whole.whole, agreed.whole))
+        raise DataError(f"client {client} has inputs of {here}; this federation agreed on {there}.")
     if whole.target_shape != agreed.target_shape or bool(whole.classes) != bool(agreed.classes):
         raise DataError(f"client {client} has other targets than this federation agreed on: {whole}.")
     names = Shape.of(whole).names
@@ -310,6 +319,11 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
 def _renumbered(labels: Tensor, number: Tensor) -> Tensor:
     """Labels as the federation numbers them; in a row, those below 0 are none and stay."""
     return torch.where(labels < 0, labels, number[labels.long().clamp_min(0)])
+
+
+def own_kind(data: Mapping[str, Any]) -> str:
+    """What a client's own data is called, where the site's is this: of folders of several clients, its own folder."""
+    return str(data["name"]) if "path" in options(find("data", data["name"], DATA)) and data["name"] != "domains" else "folder"
 
 
 def undealt(name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk, read_json, write_bytes, write_json
-from fedselect.network.plan import Shape
+from fedselect.network.plan import Shape, own_kind
 from fedselect.network.vault import private
 
 CA_DAYS = 3650
@@ -28,6 +29,7 @@ class Site:
     insecure: bool
     data: dict[str, Any]  # the set that is dealt to clients; a folder where everybody brings its own
     shape: Shape
+    names: tuple[str, ...] = ()  # of the clients, where they are known by more than their number
 
     @property
     def host(self) -> str:
@@ -43,15 +45,19 @@ class Site:
         said = read_json(part / "federation.json", "it should be a folder that `fedselect deploy init` made.")
         try:
             shape = Shape.from_json(said)
-            return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape)
+            names = tuple(map(str, said.get("names", ())))
+            return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape, names)
         except (KeyError, TypeError) as e:
             raise RunError(f"{part / 'federation.json'} lacks {e}; make the site again with: fedselect deploy init.") from None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "federation": self.federation, "clients": self.clients, "address": self.address, "insecure": self.insecure,
-            "data": self.data, **self.shape.to_json(),
+            "data": self.data, **self.shape.to_json(), **({"names": self.names} if self.names else {}),
         }  # fmt: skip
+
+    def who(self, client: int) -> str:
+        return f"{client} ({self.names[client]})" if self.names else str(client)
 
 
 def check_address(address: str) -> str:
@@ -61,12 +67,28 @@ def check_address(address: str) -> str:
     return address
 
 
-def make(root: Path, clients: int, address: str, data: dict[str, Any], shape: Shape, *, insecure: bool, days: int) -> Site:
-    """The whole folder; certificates and keys unless everything is to travel in the open."""
+def make(
+    root: Path,
+    clients: int,
+    address: str,
+    data: dict[str, Any],
+    shape: Shape,
+    *,
+    insecure: bool,
+    days: int,
+    names: Sequence[str] = (),
+) -> Site:
+    """The whole folder; certificates and keys unless everything is to travel in the open.
+
+    names: those of the clients, in their order.
+    """
     if clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
+    if names and len(set(names)) != clients:
+        raise InputError(f"{clients} clients need as many different names, not {', '.join(names)}.")
     check_free(root)
-    site = Site(f"{root.name}-{secrets.token_hex(4)}", clients, check_address(address), insecure, data, shape)
+    named = f"{root.name}-{secrets.token_hex(4)}"
+    site = Site(named, clients, check_address(address), insecure, data, shape, tuple(names))
     parts = [root / "server", *(root / f"client-{i}" for i in range(clients))]
     for folder in (root, *parts):
         private(folder)
@@ -298,8 +320,9 @@ def _toml(value: bool | float | int | str) -> str:
 
 
 def _readme(site: Site) -> str:
-    clients = "\n".join(f"- `client-{i}/` to client {i}, by a way nobody else reads" for i in range(site.clients))
-    own = "table:/where/its/table/is.csv" if site.data["name"] == "table" else "folder:/where/its/pictures/are"
+    clients = "\n".join(f"- `client-{i}/` to client {site.who(i)}, over a secure channel" for i in range(site.clients))
+    place = {"table": "/where/its/table/is.csv", "folder": "/where/its/pictures/are"}
+    own = f"{(kind := own_kind(site.data))}:{place.get(kind, '/where/its/data/is')}"
     keys = "" if site.insecure else "\n- `ca/` stays with you: it signs new certificates (`fedselect deploy renew`)"
     return f"""# Federation {site.federation}
 

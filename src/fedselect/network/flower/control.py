@@ -46,7 +46,7 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
     _need_server(part)
-    prepare(place, made)
+    prepare(place, made, known.names)
     site.write_app(place / "app", made.to_flat(), package_version())
     submit(part, place)
     return place
