@@ -12,7 +12,7 @@ from children import FEDSELECT, Children, call
 from PIL import Image
 
 import fedselect as fs
-from fedselect.aggregate.aggregator import AGGREGATORS
+from fedselect.aggregate import AGGREGATORS
 from fedselect.core import snapshots
 from fedselect.data import DATA
 from fedselect.methods import METHODS
