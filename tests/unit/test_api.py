@@ -18,8 +18,8 @@ PUBLIC = [
     "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect",
     "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema",
     "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
-    "TrimmedMean", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load", "merge", "models",
-    "negate", "run", "shifted",
+    "TrimmedMean", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
+    "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
