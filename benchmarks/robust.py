@@ -34,8 +34,10 @@ METHODS = ("fedavg", "fedavg+ft", "fedselect", "fedalike")
 DEFENCES: dict[str, fs.Aggregator] = {
     "mean": fs.Mean(),
     "clip": fs.ClippedMean(),
+    "clip, factor 2": fs.ClippedMean(clip_factor=2.0),
     "median": fs.Median(),
-    "trimmed": fs.TrimmedMean(),
+    "median, 5 senders": fs.Median(least_senders=5),
+    "trimmed, 5 senders": fs.TrimmedMean(least_senders=5),
 }
 EXPLORED: dict[str, fs.Aggregator] = {
     "mean": fs.Mean(),
@@ -61,12 +63,13 @@ SHIFTS: dict[str, dict[str, Any]] = {
     "five classes": {},
     "dirichlet": {"split": "dirichlet"},
     "quantity": {"split": "quantity", "concentration": 1.0},
+    "sizes": {"split": "quantity", "train": 150, "test": 40},
     "meaning": {"shift": "meaning"},
     "camera": {"shift": "camera"},
     "groups": {"shift": "groups"},
     "motley": {"shift": "motley"},
 }
-"""Kinds of difference between clients, as options of the data; `quantity`: uneven numbers of samples."""
+"""Kinds of difference between clients, as options of the data; `quantity`, `sizes`: uneven numbers of samples."""
 TARGET = 0
 """The class that a backdoor leads to."""
 LOT = 60
@@ -123,19 +126,45 @@ class HostileFold(fs.Fold):
 
     def _changed(self, v: Tensor, sent: bool | Tensor, params: Tensor, bad: list[int], honest: list[int]) -> Tensor:
         out, strength = v.clone(), self._hostile.strength
-        if self._hostile.kind == "little":  # Baruch et al. 2019: the honest mean less so many standard deviations
+        if self._hostile.kind == "little":
             marks = torch.as_tensor(sent).expand_as(v)[honest]
-            steps = torch.where(marks, v[honest] - params, 0.0)
-            count = marks.sum(0).clamp_min(1)
-            mean = steps.sum(0) / count
-            spread = (torch.where(marks, (steps - mean).square(), 0.0).sum(0) / count).sqrt()
-            out[bad] = params + mean - strength * spread
+            out[bad] = params + little(v[honest] - params, marks, strength)
         else:
             out[bad] = params + strength * (v[bad] - params)
         return out
 
     def finish(self) -> tuple[Tree, fs.Mask, State]:
         return self._inner.finish()
+
+
+def little(steps: Tensor, marks: Tensor, strength: float) -> Tensor:
+    """The mean of honest steps less so many standard deviations, entry by entry (Baruch et al. 2019)."""
+    count = marks.sum(0).clamp_min(1)
+    mean = torch.where(marks, steps, 0.0).sum(0) / count
+    spread = (torch.where(marks, (steps - mean).square(), 0.0).sum(0) / count).sqrt()
+    return mean - strength * spread
+
+
+def spoil_heads(run: fs.Simulation, who: tuple[int, ...], kind: str, strength: float) -> None:
+    """FedAlike's heads travel beside the aggregator: bad clients change them, too."""
+    received = run._received
+
+    def spoiled(*args: Any) -> fs.Received:
+        got = received(*args)
+        bad = torch.isin(got.ids, torch.tensor(who))
+        extra = dict(got.extra)
+        for half in ("first", "second"):
+            extra[half] = {}
+            for n, v in got.extra[half].items():
+                before = run.server["heads"][n][got.ids]
+                step = strength * (v - before)[bad]
+                if kind == "little":
+                    step = little((v - before)[~bad], torch.ones_like(v[~bad], dtype=torch.bool), strength).expand_as(step)
+                extra[half][n] = v.clone()
+                extra[half][n][bad] = before[bad] + step
+        return replace(got, extra=extra)
+
+    run._received = spoiled  # type: ignore[method-assign]
 
 
 def triggered(x: Tensor) -> Tensor:
@@ -167,10 +196,13 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         clients = [poisoned(c, kind) if i in case.who else c for i, c in enumerate(data.clients)]
         data = replace(data, clients=clients)
         aggregator = Hostile(aggregator, case.who, kind, strength)
-    return fs.Simulation(
+    run = fs.Simulation(
         config.make_method(), config.make_model(data), data, seed=case.seed, training=config.make_training(),
         aggregator=aggregator, rounds=ROUNDS, eval_every=ROUNDS, device="cpu",
     )  # fmt: skip
+    if case.attack is not None and case.method == "fedalike":
+        spoil_heads(run, case.who, *ATTACKS[case.attack])
+    return run
 
 
 def fooled(run: fs.Simulation, honest: list[int]) -> float:
