@@ -26,6 +26,7 @@ from torch import Tensor
 import fedselect as fs
 from fedselect.aggregate.lengths import lengths, usual
 from fedselect.core.tree import State, Tree
+from fedselect.network.plan import digest
 from fedselect.runs.config import Config
 from fedselect.simulate.stack import Stack, stacks
 
@@ -248,6 +249,8 @@ def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, 
         honest = [c for c in range(CLIENTS) if c not in case.who]
         figures = last[i]["clients"]["accuracy"]
         out["accuracy"] = round(100 * statistics.fmean(figures[c] for c in honest), 4)
+        if case.attack is None:
+            out["shared"] = digest(run.server["params"])[:16]
         if case.attack and ATTACKS[case.attack][0] == "backdoor":
             out["fooled"] = round(fooled(run, honest), 4)
         yield out
@@ -361,7 +364,10 @@ def main() -> None:
     }
     show(made["attacked"], "attack", "accuracy")
     show(made["honest"], "shift", "accuracy")
-    args.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in ("attacked", "honest")}
+    head = ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in made.items() if k not in lines)
+    rows = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
+    args.out.write_text(f"{{\n {head},\n {rows}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def mean(found: dict[int, Row], what: str = "accuracy") -> str:
 
 
 def less(found: dict[int, Row], base: dict[int, Row]) -> str:
-    """The difference from a base seed by seed, and its standard error."""
+    """The difference from a base seed by seed, and its standard error; "=" where every shared model has the same bits."""
     apart = [r["accuracy"] - base[seed]["accuracy"] for seed, r in found.items()]
-    if not any(apart):
-        return "0"
+    if all(r["shared"] == base[seed]["shared"] for seed, r in found.items()):
+        return "="
     return f"{statistics.fmean(apart):+.1f} ± {statistics.stdev(apart) / len(apart) ** 0.5:.1f}"
 
 
@@ -80,6 +80,17 @@ def costs(rows: list[Row], method: str) -> str:
     return table(["accuracy, %", *kinds], [[d, *(cell(d, k) for k in kinds)] for d in defences])
 
 
+def worst(rows: list[Row]) -> float:
+    """How many points median or trimmed mean lose most, over methods and kinds."""
+    lost = []
+    for r in {
+        (r["method"], r["shift"], r["defence"]): r for r in rows if r["defence"].startswith(("median", "trimmed"))
+    }.values():
+        own, base = (of(rows, method=r["method"], shift=r["shift"], defence=d) for d in (r["defence"], "mean"))
+        lost.append(statistics.fmean(base[seed]["accuracy"] - own[seed]["accuracy"] for seed in own))
+    return max(lost)
+
+
 def each(rows: list[Row], make: Callable[[str], str]) -> str:
     return "\n\n".join(f"**{NAMES[m]}**\n\n{make(m)}" for m in order(sorted(rows, key=_place), "method"))
 
@@ -99,6 +110,8 @@ def page(root: Path) -> str:
     )
     return Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True).render(
         made=made,
+        worst=f"{worst(honest):.0f}",
+        acc=lambda m, d, attack, count: mean(of(bad, method=m, defence=d, attack=attack, bad=count)),
         attacked=each(bad, lambda m: attacked(bad, m, "accuracy")),
         fooled=each(bad, lambda m: attacked(bad, m, "fooled")),
         costs=each(honest, lambda m: costs(honest, m)),
