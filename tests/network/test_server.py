@@ -269,6 +269,31 @@ def test_something_that_is_no_letter_is_turned_away(room, server):
     assert server.step(room).rejected == {"client 1": "a letter has no head."}
 
 
+@pytest.mark.parametrize("kind", ["refused", "head", "no letter", "hello", "figures"])
+def test_what_a_client_says_is_cut_and_escaped(small, room, tmp_path, kind):
+    """Twenty megabytes would go into metrics.jsonl, and ESC sequences to the operator's terminal."""
+    said = "\x1b[2J\u202egone\n" + "x" * 20_000_000
+    server = Server(small, QUICK, tmp_path / "masks")
+
+    def spoil(i, letter):
+        if i != 1 or (letter.head["kind"] == "hello") != (kind == "hello"):
+            return letter
+        return {
+            "refused": said,
+            "hello": said,
+            "head": head(run=said)(letter),
+            "no letter": fs.DataError(said),
+            "figures": head(measured={said: 1.0})(letter),
+        }[kind]
+
+    room.spoil = spoil
+    outcome = server.step(room)
+    texts = [*outcome.missed.values(), *outcome.rejected.values()]
+    assert sorted(outcome.uploads) == [0, 2]
+    assert any("[2J" in t for t in texts)
+    assert all(len(t) <= 300 and t.isprintable() for t in texts)
+
+
 def test_an_absurd_statistic_is_turned_away(digits, tmp_path):
     """FedPAC sends heads, prototypes and variances beside its values: all are measured."""
     made = assignment(fs.FedPAC(), lambda d: fs.models.mlp(d, hidden=4), digits, seed=0, training=Training())

@@ -18,7 +18,7 @@ from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
-from fedselect.network.letters import Letter
+from fedselect.network.letters import Letter, quoted
 from fedselect.network.vault import Vault, private
 from fedselect.simulate.inputs import check_ranges
 from fedselect.tasks.task import learned
@@ -227,9 +227,9 @@ class Server:
             if isinstance(reply, str):
                 turned.add(node)
                 if self.keys is not None and node in self.keys:
-                    outcome.missed[self.keys[node]] = reply
+                    outcome.missed[self.keys[node]] = quoted(reply)
                 else:
-                    outcome.rejected[f"node {node}"] = reply
+                    outcome.rejected[f"node {node}"] = quoted(reply)
                 continue
             try:
                 if isinstance(reply, DataError):
@@ -244,7 +244,7 @@ class Server:
                     raise DataError(f"it says it is at round {base}, but {self.accepted[i]} was the last taken in")
             except DataError as e:
                 turned.add(node)
-                outcome.rejected[_name(self.keys, node)] = str(e)
+                outcome.rejected[_name(self.keys, node)] = quoted(str(e))
                 continue
             if base < self.accepted[i]:
                 outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
@@ -324,7 +324,7 @@ class Server:
             elif isinstance(reply, DataError):
                 self._turn_away(i, reply, outcome)
             else:
-                outcome.missed[i] = reply
+                outcome.missed[i] = quoted(reply)
                 self._guests.pop(i)
 
     def _fold(self, folded: Fold, update: Update) -> None:
@@ -357,7 +357,7 @@ class Server:
         return self._examiner.figures(reply)
 
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
-        outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
+        outcome.rejected[f"client {i}"] = outcome.missed[i] = quoted(str(why))
         self._guests.pop(i)
 
     def _mask(self, i: int, kind: str = "bits") -> Path:
