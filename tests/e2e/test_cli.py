@@ -129,7 +129,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert aggregate(done) == {"name": "mean", "server_momentum": 0.0}
     args = ("run", "--config", done / "config.json", "-q", "--out")
     assert cli(*args, tmp_path / "median", "--aggregate", "median").code == 0
-    assert aggregate(tmp_path / "median") == {"name": "median"}
+    assert aggregate(tmp_path / "median") == {"name": "median", "least_senders": 1}
     assert cli(*args, tmp_path / "ahead", "--server-momentum", "0.5").code == 0
     assert aggregate(tmp_path / "ahead") == {"name": "mean", "server_momentum": 0.5}
     assert metrics(tmp_path / "median") != metrics(done)
