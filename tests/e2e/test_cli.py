@@ -137,7 +137,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert any(name.startswith("aggregate/velocity/") for name in kept)
     assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
     none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
-    assert "there is no option 'server_momentum' in this run; aggregate mean has it: add --aggregate mean." in none
+    assert "there is no option 'server_momentum' in this run; aggregate mean or clip has it: add --aggregate mean." in none
 
 
 def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):
