@@ -83,7 +83,7 @@ def read(folder: Path, shifts: bool = False) -> Results:
         if path in apart.values():
             continue
         own = json.loads(path.read_text(encoding="utf-8"))
-        if (own["target"] in SHIFTS) != shifts:
+        if "target" not in own or (own["target"] in SHIFTS) != shifts:  # made by a benchmark, or for another page
             continue
         own["columns"] = [{**c, **{k: own[k] for k in ("how", "date", "note")}} for c in own["columns"]]
         kept = found.published if own["how"]["rates"] == "paper" else found.targets

@@ -1,7 +1,10 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
-from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator, FedAdam, Fold, Mean, Median
+from fedselect.aggregate import AGGREGATORS
+from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
+from fedselect.aggregate.clipped import ClippedMean
+from fedselect.aggregate.entrywise import Median, TrimmedMean
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
@@ -58,6 +61,7 @@ __all__ = [
     "CheckpointError",
     "Classification",
     "ClientData",
+    "ClippedMean",
     "DataError",
     "DeltaSelect",
     "Diagnosis",
@@ -114,6 +118,7 @@ __all__ = [
     "Training",
     "TrainingError",
     "Tree",
+    "TrimmedMean",
     "Up",
     "Work",
     "__version__",

@@ -12,7 +12,7 @@ from children import FEDSELECT, Children, call
 from PIL import Image
 
 import fedselect as fs
-from fedselect.aggregate.aggregator import AGGREGATORS
+from fedselect.aggregate import AGGREGATORS
 from fedselect.core import snapshots
 from fedselect.data import DATA
 from fedselect.methods import METHODS
@@ -129,7 +129,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert aggregate(done) == {"name": "mean", "server_momentum": 0.0}
     args = ("run", "--config", done / "config.json", "-q", "--out")
     assert cli(*args, tmp_path / "median", "--aggregate", "median").code == 0
-    assert aggregate(tmp_path / "median") == {"name": "median"}
+    assert aggregate(tmp_path / "median") == {"name": "median", "least_senders": 1}
     assert cli(*args, tmp_path / "ahead", "--server-momentum", "0.5").code == 0
     assert aggregate(tmp_path / "ahead") == {"name": "mean", "server_momentum": 0.5}
     assert metrics(tmp_path / "median") != metrics(done)
@@ -137,7 +137,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert any(name.startswith("aggregate/velocity/") for name in kept)
     assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
     none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
-    assert "there is no option 'server_momentum' in this run; aggregate mean has it: add --aggregate mean." in none
+    assert "there is no option 'server_momentum' in this run; aggregate mean or clip has it: add --aggregate mean." in none
 
 
 def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):

@@ -71,12 +71,19 @@ def test_a_command_that_ends_leaves_the_group(tmp_path):
     assert (done.returncode, done.stdout.split()) == (0, ["left", "left"]), done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("method", [("fedpac", "--rounds", "3"), ("fedpersist", "--window", "2", "--rounds", "6")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("fedpac", "--rounds", "3"),
+        ("fedpersist", "--window", "2", "--rounds", "6"),
+        ("fedselect", "--aggregate", "clip", "--clip-factor", "1", "--rounds", "4"),
+    ],
+)
 def test_two_processes_find_what_one_finds(method, start, tmp_path):
     """FedPAC, for its side statistics travel too; with more rounds than clients of one process in the cohort.
 
-    FedPersist, whose clients store less after their test. And with server momentum: what an aggregator remembers is the same
-    in every process.
+    FedPersist, whose clients store less after their test. Clipped updates, whose limit goes by the clients of all. And with
+    server momentum: what an aggregator remembers is the same in every process.
     """
     how = [*RUN, *method, "--fraction", "0.6", "--cross", "--server-momentum", "0.5"]
     waiting = [start(*how, "--out", tmp_path / str(n), processes=n) for n in (1, 2)]

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from cases import CASES, MODELS, SIZES, TRAINING, federation, rounds, simulation
+from cases import AGGREGATES, CASES, MODELS, SIZES, TRAINING, federation, rounds, simulation
 from torch import nn
 
 import fedselect as fs
@@ -40,6 +40,24 @@ def test_gpu_is_cpu(case, model):
     off = torch.cat([(models[0][n] - models[1][n]).abs().flatten() for n in models[0] if n not in noise])
     assert float((off > 1e-4).double().mean()) < 0.01
     assert float(off.median()) < 1e-6
+
+
+@pytest.mark.parametrize("case", AGGREGATES)
+def test_aggregators_are_those_of_the_cpu_in_chunks_and_resumed(case, tmp_path):
+    method, model, aggregator = AGGREGATES[case]
+    ends = []
+    for device, chunk in (("cpu", "auto"), ("cuda", "auto"), ("cuda", 4)):
+        sim = simulation(method, model, device=device, chunk=chunk, precision="float32", aggregator=aggregator)
+        rounds(sim, 1)
+        sim.save(tmp_path / f"{device} {chunk}")
+        again = simulation(method, model, device=device, chunk=chunk, precision="float32", aggregator=aggregator)
+        assert again.resume(tmp_path / f"{device} {chunk}")
+        rounds(again, 1)
+        ends.append(values(again))
+    for end in ends[1:]:
+        off = (ends[0] - end).abs()
+        assert float((off > 1e-4).double().mean()) < 0.01
+        assert float(off.median()) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["fedselect", "fedavg"])

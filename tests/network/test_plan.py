@@ -30,7 +30,9 @@ def test_a_plan_comes_back_from_flowers_configuration(method):
     assert again == made
 
 
-@pytest.mark.parametrize("aggregate", [{"name": "median"}, {"name": "mean", "server_momentum": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "aggregate", [{"name": "median", "least_senders": 3}, {"name": "mean", "server_momentum": 0.5}], ids=str
+)
 def test_a_plan_carries_the_aggregator(aggregate):
     wants = dataclasses.replace(config(), aggregate=aggregate).complete()
     again = Plan.from_flat(Plan(wants, "site", "r", 2, DIGITS).to_flat(), "r")

@@ -188,6 +188,52 @@ def test_nonsense_is_turned_away_by_name_and_does_not_change_the_model(small, di
     assert same(server, simulated(small, digits, [[0, 1, 2], [0, 2], [0, 1, 2]], monkeypatch))
 
 
+def far_off(i, letter):
+    """Client 1 sends thirty times its model."""
+    return values(lambda v: v * 30)(letter) if i == 1 and letter.head["kind"] == "update" else letter
+
+
+def test_how_long_an_update_may_be_follows_what_is_usual(small, room, tmp_path):
+    """Thirty times the model: within --max-norm 100, but not where updates before were far shorter; also after a restart."""
+    server = Server(small, QUICK, tmp_path / "masks")
+    rounds(server, room, 2)
+    assert set(server.past) == {"1", "2"}
+    assert all(len(v) == 3 for v in server.past.values())
+    vault = Vault(tmp_path / "checkpoint")
+    server.save(vault, {})
+    resumed = Server(small, QUICK, tmp_path / "masks-2")
+    resumed.load(vault, 2)
+    assert all(v.equal(resumed.past[age]) for age, v in server.past.items())
+    fixed = Server(small, dataclasses.replace(QUICK, max_norm=100.0), tmp_path / "masks-3")
+    fixed.load(vault, 2)
+    room.spoil = far_off
+    assert sorted(fixed.step(room).uploads) == [0, 1, 2]
+    outcome = resumed.step(room)
+    assert sorted(outcome.uploads) == [0, 2]
+    assert "more than 100 times what is usual" in outcome.rejected["client 1"]
+    assert all(len(v) == n for v, n in zip(resumed.past.values(), (2, 3, 3), strict=True))  # what is refused does not count
+
+
+def test_an_update_no_longer_than_the_model_is_never_too_long(small, room, tmp_path):
+    """Where others have converged: a client that comes late has far to go, and that is no attack."""
+    server = Server(small, QUICK, tmp_path / "masks")
+    server.past = {"1": torch.full((3,), 1e-9, dtype=torch.float64)}
+    assert sorted(server.step(room).uploads) == [0, 1, 2]
+
+
+def test_a_client_that_sends_long_updates_does_not_decide_the_clipped_mean(small, room, tmp_path):
+    """From the first round on. Its own update is trained as always: what it sends is thirty times the model."""
+    ends = {}
+    for name, aggregator in (("clip", fs.ClippedMean()), ("mean", fs.Mean())):
+        own = Room(small, room.data, tmp_path / name)
+        server = Server(small, dataclasses.replace(QUICK, max_norm=100.0), tmp_path / name / "masks", aggregator=aggregator)
+        own.spoil = far_off
+        before = server_state(server)
+        rounds(server, own, 3)
+        ends[name] = max(float((v - before[n]).abs().max()) for n, v in server_state(server).items())
+    assert ends["clip"] < ends["mean"] / 10
+
+
 HELLOS = {
     "number": (head(client=3), "it says it is client 3; there are 0 to 2"),
     "text": (head(client="1"), "it says it is client '1'"),
@@ -221,6 +267,31 @@ def test_something_that_is_no_letter_is_turned_away(room, server):
     rounds(server, room, 1)
     room.spoil = lambda i, letter: fs.DataError("a letter has no head.") if i == 1 else letter
     assert server.step(room).rejected == {"client 1": "a letter has no head."}
+
+
+@pytest.mark.parametrize("kind", ["refused", "head", "no letter", "hello", "figures"])
+def test_what_a_client_says_is_cut_and_escaped(small, room, tmp_path, kind):
+    """Twenty megabytes would go into metrics.jsonl, and ESC sequences to the operator's terminal."""
+    said = "\x1b[2J\u202egone\n" + "x" * 20_000_000
+    server = Server(small, QUICK, tmp_path / "masks")
+
+    def spoil(i, letter):
+        if i != 1 or (letter.head["kind"] == "hello") != (kind == "hello"):
+            return letter
+        return {
+            "refused": said,
+            "hello": said,
+            "head": head(run=said)(letter),
+            "no letter": fs.DataError(said),
+            "figures": head(measured={said: 1.0})(letter),
+        }[kind]
+
+    room.spoil = spoil
+    outcome = server.step(room)
+    texts = [*outcome.missed.values(), *outcome.rejected.values()]
+    assert sorted(outcome.uploads) == [0, 2]
+    assert any("[2J" in t for t in texts)
+    assert all(len(t) <= 300 and t.isprintable() for t in texts)
 
 
 def test_an_absurd_statistic_is_turned_away(digits, tmp_path):

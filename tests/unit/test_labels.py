@@ -31,6 +31,8 @@ def test_aggregators_are_named_and_one_from_before_there_were_any_is_the_mean():
     older, plain = config(server_momentum=0.0), config() | {"aggregate": MEAN}
     ahead, median = (config() | {"aggregate": a} for a in ({**MEAN, "server_momentum": 0.5}, {"name": "median"}))
     assert same(older) == same(plain)
+    assert same(median) == same(config() | {"aggregate": {"name": "median", "least_senders": 1}})  # which it gained later
+    assert same(median) != same(config() | {"aggregate": {"name": "median", "least_senders": 3}})
     assert len({same(c) for c in (plain, ahead, median)}) == 3
     assert labels([older, plain, ahead, median]) == [
         "fedselect", "fedselect", "fedselect server_momentum=0.5", "fedselect aggregate=median",

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedselect.aggregate.masked import MaskedSum
-from fedselect.aggregate.spool import Spool
 from fedselect.core.checks import check_positive, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, State, Tree, merge, zeros
@@ -24,6 +24,12 @@ class Fold(ABC):
     @abstractmethod
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
         """Take in uploads of some clients, stacked; entries that `sent` does not mark may hold anything."""
+
+    def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:  # noqa: B027  # most have nothing to tell
+        """Hear small things of other processes, before `sums` are added up; `everywhere`: what each of them has, by rank.
+
+        Not called where there is one process alone.
+        """
 
     @abstractmethod
     def finish(self) -> tuple[Tree, Mask, State]:
@@ -132,42 +138,6 @@ class AdamFold(Fold):
             square[n] = torch.where(there, torch.lerp(square[n], update.square(), 1 - adam.server_beta2), square[n])
             result[n] = params[n] + adam.server_lr * mean[n] / (square[n].sqrt() + adam.server_eps)
         return result, heard, {"mean": mean, "square": square}
-
-
-@dataclass(frozen=True)
-class Median(Aggregator):
-    """The median of each entry over the clients that sent it; of an even number, the mean of the two in the middle.
-
-    Weights are ignored: every client counts once. Uploads wait for the end of the round in a temporary file.
-    """
-
-    def fold(self, state: State, params: Tree) -> Fold:
-        return MedianFold()
-
-
-class MedianFold(Fold):
-    """Uploads on disk, folded some entries at a time."""
-
-    def __init__(self) -> None:
-        self._spool = Spool()
-
-    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
-        self._spool.add(values, sent)
-
-    def finish(self) -> tuple[Tree, Mask, State]:
-        middle, heard = self._spool.reduce(median)
-        return middle, heard, {}
-
-
-def median(values: Tensor, sent: Tensor) -> Tensor:
-    """Of (clients, entries) the median of each entry over those that sent it, 0 where nobody did; NaN counts as the largest."""
-    ordered = values.masked_fill(~sent, float("nan")).sort(0).values  # what was not sent lies at the end
-    count = sent.sum(0, keepdim=True)
-    low, high = (ordered.gather(0, at)[0] for at in ((count - 1).clamp_min(0) // 2, count // 2))
-    return ((low + high) / 2).masked_fill(count[0] == 0, 0.0)
-
-
-AGGREGATORS: dict[str, Callable[..., Aggregator]] = {"mean": Mean, "median": Median, "adam": FedAdam}
 
 
 def check_aggregator(aggregator: object) -> None:

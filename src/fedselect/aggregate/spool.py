@@ -51,8 +51,8 @@ class Spool:
             marked = self._write(marks) if isinstance(marks, Tensor) else None
             self._parts.setdefault(name, []).append(Piece(v.shape, v.dtype, v.device, at, marked))
 
-    def reduce(self, fn: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tree, Mask]:
-        """`fn` of (values, sent), both (clients, entries), for all entries; and which of them anybody sent. Closes the file.
+    def reduce(self, fn: Callable[[Tensor, Tensor], Tensor], least: int = 1) -> tuple[Tree, Mask]:
+        """`fn` of (values, sent), both (clients, entries), for all entries; and which had as many senders. Closes the file.
 
         Values come in float64, as many entries at a time as fit into `ROOM`.
         """
@@ -63,7 +63,7 @@ class Spool:
         if self._parts:  # an empty file cannot be mapped
             whole = mmap.mmap(self._file.fileno(), 0)
             for name, parts in self._parts.items():
-                out[name], heard[name] = _reduced(whole, parts, fn)
+                out[name], heard[name] = _reduced(whole, parts, fn, least)
         self._close()
         return out, heard
 
@@ -77,8 +77,8 @@ class Spool:
         return at
 
 
-def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """One tensor, reduced over all its clients: its values, and which of them anybody sent."""
+def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor], least: int) -> tuple[Tensor, Tensor]:
+    """One tensor, reduced over all its clients: its values, and which of them had at least so many senders."""
     first = parts[0]
     size, shape = first.shape[1:].numel(), first.shape[1:]
     out = torch.zeros(size, dtype=first.dtype, device=first.device)
@@ -89,7 +89,7 @@ def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor]
         values = torch.cat([_read(whole, p.values, p.dtype, p.shape)[:, here].double() for p in parts])
         sent = torch.cat([_sent(whole, p)[:, here] for p in parts])
         out[here] = fn(values.to(first.device), sent.to(first.device)).to(first.dtype)
-        heard[here] = sent.any(0).to(first.device)
+        heard[here] = (sent.sum(0) >= least).to(first.device)
     return out.view(shape), heard.view(shape)
 
 

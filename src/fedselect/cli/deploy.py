@@ -23,7 +23,7 @@ from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
 from fedselect.network.flower import launch
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
-from fedselect.network.plan import Home, Plan, Shape, digest_of, own_data, undealt
+from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.report import write_report
@@ -51,7 +51,13 @@ MinClients = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds a client has to answer.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for clients to connect.")]
-MaxNorm = Annotated[float, typer.Option(help="Reject an update this many times as long as the model.")]
+MaxNorm = Annotated[
+    float | None,
+    typer.Option(
+        help="Reject an update this many times as long as the model. (default: one that is longer than the model and 100 times "
+        "as long as updates of the last rounds)"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text and no keys: anybody on the way can read and change all.")
@@ -60,7 +66,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", "aggregate")
+@with_run_options("seed", "task", "headline", "metrics", aggregate="clip")
 def demo(
     ctx: typer.Context,
     *,
@@ -81,7 +87,7 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    config = configure({}, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
+    config = configure(DEFAULTS, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
         raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
@@ -218,7 +224,7 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "aggregate")
+@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", aggregate="clip")
 def run(
     ctx: typer.Context,
     *,
@@ -228,7 +234,7 @@ def run(
     min_clients: MinClients = 1,
     timeout: Timeout = 600.0,
     wait: Wait = 60.0,
-    max_norm: MaxNorm = 100.0,
+    max_norm: MaxNorm = None,
     name: Annotated[str | None, typer.Option(help="A name for the run, or of the one to resume.")] = None,
     resume: Annotated[
         bool,
@@ -254,7 +260,8 @@ def run(
         more = flags(ctx.args)
         if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
-        config = configure({"data": known.data, "task": {"name": known.shape.task}}, method, None, model, more, **given)
+        of_site = {"data": known.data, "task": {"name": known.shape.task}}
+        config = configure({**DEFAULTS, **of_site}, method, None, model, more, **given)
         place = start(part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(part, place, watch)
@@ -364,7 +371,7 @@ def _named(data: Federation) -> tuple[str, ...]:
 
 def _app(folder: Path, known: Site) -> None:
     """The same as a plain Flower app, for people who have a federation of their own."""
-    config = Config(data=known.data, task={"name": known.shape.task}).complete()
+    config = Config.from_dict({**DEFAULTS, "data": known.data, "task": {"name": known.shape.task}}, "the app").complete()
     flat = Plan(config, "", "", known.clients, known.shape).to_flat()
     kept = {k: v for k, v in flat.items() if "." not in k or k.endswith(".name") or k.startswith("data.")}
     site.write_app(folder, kept, package_version())

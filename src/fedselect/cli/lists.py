@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
-from fedselect.aggregate.aggregator import AGGREGATORS
+from fedselect.aggregate import AGGREGATORS
 from fedselect.cli import schemas, show
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say

@@ -26,10 +26,11 @@ class Shown:
     track: Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")] = None
 
 
-def with_run_options(*names: str) -> Callable[[Command], Command]:
+def with_run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
     """Give a command that takes **given a flag for each of these options of a run; those that are not set are None.
 
-    A command that takes `shown: Shown` has its flags, too.
+    `defaults`: what the command itself puts in place of some that are not set, for the help. A command that takes
+    `shown: Shown` has its flags, too.
     """
 
     def wrap(command: Command) -> Command:
@@ -37,7 +38,7 @@ def with_run_options(*names: str) -> Callable[[Command], Command]:
         hints = get_type_hints(command, include_extras=True)
         kept = [p.replace(annotation=hints[p.name]) for p in taken if p.kind is not p.VAR_KEYWORD and p.name != "shown"]
         shown = [_parameter(f.name, f.default, _SHOWN[f.name]) for f in fields(Shown)] if "shown" in hints else []
-        given = [_parameter(n, None, _flag(f)) for n, f in OPTIONS.items() if n in names]
+        given = [_parameter(n, None, _flag(f, defaults.get(n))) for n, f in OPTIONS.items() if n in (*names, *defaults)]
 
         def called(**values: Any) -> None:
             own = {"shown": Shown(**{p.name: values.pop(p.name) for p in shown})} if shown else {}
@@ -59,8 +60,8 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _flag(field: "Field[Any]") -> Any:
-    kind, default = HINTS[field.name], field.metadata.get("said", field.metadata["default"])
+def _flag(field: "Field[Any]", instead: str | None = None) -> Any:
+    kind, default = HINTS[field.name], instead or field.metadata.get("said", field.metadata["default"])
     said = field.metadata["help"] + ("" if default is None or kind is bool else f" (default: {default})")
     shown = {int: "INTEGER", float: "FLOAT"}.get(kind)  # numbers are checked where files are, too, and in the same words
     plain = bool if kind is bool else str

@@ -17,6 +17,8 @@ from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
 """No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
+ABSURD = 100.0
+"""Unless a run says otherwise, an update may be so many times as long as the model, and as updates usually are."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,13 @@ class Update:
     bits: Tensor
     train_loss: float | None
     measured: dict[str, float | None]
+    length: float  # root of the mean square over all that was sent
 
 
 class Examiner:
     """Knows from a rehearsal on made-up data what replies look like: names, kinds, shapes, weight."""
 
-    def __init__(self, assigned: Assignment, max_norm: float) -> None:
+    def __init__(self, assigned: Assignment, max_norm: float | None) -> None:
         self.assigned, self.max_norm = assigned, max_norm
         honest = assigned.rehearse()
         self.outline = codec.outline(first(honest.values), first_mask(honest.sent))
@@ -87,8 +90,8 @@ class Examiner:
         known = tuple(map(float, numbers)) if self.statistics else None
         return Hello(client, base, packet.bits, samples, tested, known)
 
-    def update(self, letter: Letter, samples: int, params: Tree) -> Update:
-        """One client's round, fit to be folded in."""
+    def update(self, letter: Letter, samples: int, params: Tree, usual: float | None = None) -> Update:
+        """One client's round, fit to be folded in; `usual`: how long updates were in the last rounds."""
         values, sent = codec.unpack(packet := self._packet(letter), self.like)
         extra = {n: v for n, v in letter.parts.items() if n not in ("values", "bits")}
         if {n: (v.dtype, v.shape) for n, v in extra.items()} != self._extra:
@@ -97,7 +100,7 @@ class Examiner:
         for name in self.assigned.method.not_negative:
             if bool((extra[f"extra/{name}"] < 0).any()):
                 raise DataError(f"it sent a negative number in extra/{name}")
-        self._norms(values, sent, extra, params)
+        length = self._norms(values, sent, extra, params, usual)
         loss = letter.head.get("train_loss")
         if loss is not None and not is_number(loss):
             raise DataError(f"it sent the training loss {loss!r}")
@@ -109,6 +112,7 @@ class Examiner:
             bits=packet.bits,
             train_loss=loss,
             measured=self.figures(letter),
+            length=length,
         )
 
     def figures(self, letter: Letter) -> dict[str, float | None]:
@@ -136,25 +140,38 @@ class Examiner:
             raise DataError(f"it sent the weight {weight!r} where {wanted} is due")
         return wanted
 
-    def _norms(self, values: Tree, sent: Mask, extra: Tree, params: Tree) -> None:
-        """An update may be `max_norm` times as long as the model it updates, or as a vector of length 1."""
+    def _norms(self, values: Tree, sent: Mask, extra: Tree, params: Tree, usual: float | None) -> float:
+        """An update may be `max_norm` times as long as the model it updates, or as a vector of length 1.
+
+        Where that is not given it is 100 times, and at most 100 times what is usual; but an update no longer than the model is
+        never too long: a client that joins late has much to learn where others have converged. Returns the root mean square.
+        """
         moved = size = 0.0
+        count = 0
         for n, v in values.items():
             mark, old = torch.as_tensor(sent[n]), params[n].double().cpu()
+            count += int(mark.expand_as(v).sum())
             moved += float(torch.where(mark, v.double() - old, 0.0).square().sum())
             size += float(torch.where(mark, old, 0.0).square().sum())
         for path, v in extra.items():
             name = path.split("/", 2)[2]
             if name in params:
+                count += v.numel()
                 moved += float((v.double() - params[name].double().cpu()).square().sum())
                 size += float(params[name].double().square().sum())
             elif v.is_floating_point() and float(v.abs().max()) > LARGEST:
                 raise DataError(f"it sent {float(v.abs().max()):.3g} in {path}; the largest taken is {LARGEST:.0g}")
-        if not math.sqrt(moved) <= self.max_norm * max(1.0, math.sqrt(size)):
+        length, model = math.sqrt(moved), max(1.0, math.sqrt(size))
+        most = ABSURD if self.max_norm is None else self.max_norm
+        if not length <= most * model:
+            raise DataError(f"its update has length {length:.3g}, more than {most:g} times the model's {model:.3g}; {CALM}")
+        often = None if usual is None or self.max_norm is not None else usual * math.sqrt(count)
+        if often is not None and length > max(model, ABSURD * often):
             raise DataError(
-                f"its update has length {math.sqrt(moved):.3g}, more than {self.max_norm:g} times the model's "
-                f"{math.sqrt(size):.3g}; {CALM}"
+                f"its update has length {length:.3g}, more than {ABSURD:g} times what is usual, {often:.3g}; look at that "
+                "client, or give --max-norm"
             )
+        return length / math.sqrt(max(1, count))
 
 
 def _shapes(tensors: Tree) -> str:

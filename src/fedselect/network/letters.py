@@ -17,6 +17,8 @@ DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
+LONGEST = 300
+"""Characters of what a client says that are kept."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}")
 
 
@@ -90,6 +92,12 @@ def take_packet(letter: Letter) -> Packet:
     if any(v.dtype != torch.uint8 or v.ndim != 1 for v in (values, bits)):
         raise DataError("a letter holds its values in another form than flat bytes.")
     return Packet(values, bits, tuple(names[0] or ()), tuple(names[1] or ()))
+
+
+def quoted(text: str) -> str:
+    """What a client said, fit to be stored and printed: cut, and without what a terminal would act on."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: LONGEST + 1])
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 
 
 def check_finite(tensors: Tree, who: str) -> None:

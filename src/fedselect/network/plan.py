@@ -27,7 +27,9 @@ from fedselect.tasks import suited
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
 _TABLES = ("method", "model", "data", "training", "task", "aggregate")
-_LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float}
+DEFAULTS = {"aggregate": {"name": "clip"}}
+"""What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
+_LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float | None}
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Plan:
             "initial": self.initial,
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
-            **{name: getattr(self.limits, name) for name in _LIMITS},
+            **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
+from fedselect.aggregate.lengths import remembered, usual
 from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
-from fedselect.core.tree import State, expand, flat, nested, not_finite
+from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
-from fedselect.network.letters import Letter
+from fedselect.network.letters import Letter, quoted
 from fedselect.network.vault import Vault, private
 from fedselect.simulate.inputs import check_ranges
 from fedselect.tasks.task import learned
@@ -47,7 +48,7 @@ class Limits:
     _: KW_ONLY
     fraction: float = 1.0
     eval_every: int = 1
-    max_norm: float = 100.0  # an update may be as many times as long as the model it updates
+    max_norm: float | None = None  # an update may be as many times as long as the model; None: by how long updates usually are
     poll: float = 1.0
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class Limits:
             raise InputError(f"min_clients must be at least 1, not {self.min_clients}.")
         check_ranges(fraction=self.fraction, eval_every=self.eval_every)
         for name in ("timeout", "wait", "max_norm"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
 
 
@@ -96,12 +97,12 @@ class Guest:
 
 
 class Server:
-    """A federation as its server knows it. `state`, `memory`, `round`, `accepted`, `tested`, `task` are all there is to save.
+    """A federation as its server knows it. To save: `state`, `memory`, `past`, `round`, `accepted`, `tested` and `task`.
 
-    `memory` is what the aggregator remembers between rounds. `task` is what clients are told of the task: options of it that
-    the statistics of those gave who were there at first. `masks` is a folder for what clients want, which they say anew to
-    every server. `keys` says which client a node is, where the engine knows nodes by their keys; elsewhere the first to
-    claim a number has it.
+    `memory` is what the aggregator remembers between rounds, `past` how long updates were. `task` is what clients are told of
+    the task: options of it that the statistics of those gave who were there at first. `masks` is a folder for what clients
+    want, which they say anew to every server. `keys` says which client a node is, where the engine knows nodes by their keys;
+    elsewhere the first to claim a number has it.
     """
 
     def __init__(
@@ -118,6 +119,8 @@ class Server:
         self.aggregator = Mean() if aggregator is None else aggregator
         self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
+        self.past: Tree = {}
+        self._lengths: dict[int, float] = {}  # of this round's updates
         self.round = 0
         self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
         self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
@@ -146,6 +149,7 @@ class Server:
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
+        self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
         self.round = outcome.round
         for i in order:
             self.accepted[i] = self.round
@@ -166,7 +170,7 @@ class Server:
         return outcome
 
     def save(self, vault: Vault, notes: dict[str, Any]) -> None:
-        tensors = {**flat("server", self.state), **flat("aggregate", self.memory)}
+        tensors = {**flat("server", self.state), **flat("aggregate", self.memory), **flat("lengths", {"past": self.past})}
         known = {"accepted": self.accepted, "tested": self.tested, **({"task": self.task} if self.task else {})}
         vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
@@ -175,6 +179,7 @@ class Server:
         found = vault.load(round)
         tensors = {n: v.to(self.assigned.device) for n, v in found.tensors.items()}
         self.state, self.memory = nested("server", tensors), nested("aggregate", tensors)
+        self.past = nested("lengths", found.tensors).get("past", {})
         self.round, self.accepted = round, list(found.notes["accepted"])
         self.tested = list(found.notes.get("tested", self.tested))
         self.task = dict(found.notes.get("task", {}))
@@ -222,9 +227,9 @@ class Server:
             if isinstance(reply, str):
                 turned.add(node)
                 if self.keys is not None and node in self.keys:
-                    outcome.missed[self.keys[node]] = reply
+                    outcome.missed[self.keys[node]] = quoted(reply)
                 else:
-                    outcome.rejected[f"node {node}"] = reply
+                    outcome.rejected[f"node {node}"] = quoted(reply)
                 continue
             try:
                 if isinstance(reply, DataError):
@@ -239,7 +244,7 @@ class Server:
                     raise DataError(f"it says it is at round {base}, but {self.accepted[i]} was the last taken in")
             except DataError as e:
                 turned.add(node)
-                outcome.rejected[_name(self.keys, node)] = str(e)
+                outcome.rejected[_name(self.keys, node)] = quoted(str(e))
                 continue
             if base < self.accepted[i]:
                 outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
@@ -269,18 +274,19 @@ class Server:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
         folded, extras = self.aggregator.fold(self.memory, params), {}
+        self._lengths, often = {}, usual(self.past)
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
                 if i in others:
                     outcome.measured[i] = self._figures(i, reply)
                     continue
                 self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
-                update = self._examiner.update(reply, self._guests[i].samples, params)
+                update = self._examiner.update(reply, self._guests[i].samples, params, often)
             except DataError as e:
                 self._turn_away(i, e, outcome)
                 continue
             self._fold(folded, update)
-            extras[i] = update.extra
+            extras[i], self._lengths[i] = update.extra, update.length
             self._mask(i, "new").write_bytes(update.bits.numpy().tobytes())
             outcome.uploads[i] = {
                 "bytes_up": reply.nbytes, "bytes_down": sizes[i], "train_loss": update.train_loss,
@@ -318,7 +324,7 @@ class Server:
             elif isinstance(reply, DataError):
                 self._turn_away(i, reply, outcome)
             else:
-                outcome.missed[i] = reply
+                outcome.missed[i] = quoted(reply)
                 self._guests.pop(i)
 
     def _fold(self, folded: Fold, update: Update) -> None:
@@ -351,7 +357,7 @@ class Server:
         return self._examiner.figures(reply)
 
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
-        outcome.rejected[f"client {i}"] = outcome.missed[i] = str(why)
+        outcome.rejected[f"client {i}"] = outcome.missed[i] = quoted(str(why))
         self._guests.pop(i)
 
     def _mask(self, i: int, kind: str = "bits") -> Path:

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedselect.aggregate.aggregator import AGGREGATORS, Aggregator
+from fedselect.aggregate import AGGREGATORS
+from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import plugins
 from fedselect.core.errors import InputError, unknown
 from fedselect.core.options import Option, build, find, named, options, resolve

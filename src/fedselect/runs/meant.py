@@ -25,6 +25,7 @@ OPTIONS = {
     "output_dir": "give --out {0}",
     "participation": "give --fraction {0}",
     "partition": "give --split {0}",
+    "robust": "give --aggregate {0}: clip, median or trimmed",
     "seed": "this command takes several: --seeds {0}",
     "seeds": "a run has one seed, --seed 0; for several: fedselect compare --methods NAME --seeds {0}",
     "wd": "give --weight-decay {0}",

@@ -66,6 +66,8 @@ GAINED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
 }
 """Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
+GAINED_AGGREGATE: dict[str, dict[str, Any]] = {name: {"least_senders": 1} for name in ("median", "Median")}
+"""The same of aggregators."""
 COUNTED = {"domains": 4}
 """Data that counts its clients itself where no number is given, with the number that stood for it before."""
 
@@ -77,6 +79,9 @@ def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(method, dict):
         name = str(method.get("name", method.get("kind")))
         out["method"] = _without({**GONE.get(name, {}), **method}, GAINED.get(name, {}))
+    aggregate = out.get("aggregate")
+    if isinstance(aggregate, dict):
+        out["aggregate"] = _without(aggregate, GAINED_AGGREGATE.get(str(aggregate.get("name", aggregate.get("kind"))), {}))
     data = out.get("data")
     if isinstance(data, dict) and (once := COUNTED.get(str(data.get("name")))) and data.get("clients", once) is None:
         out["data"] = {**data, "clients": once}

@@ -208,6 +208,8 @@ class Simulation:
             del state, up, loss, scores
             if len(mine) > self.chunk:  # do not keep all chunks in memory
                 finite.settle(self.round + 1)
+        if ranks.world() > 1:
+            folded.exchange(ranks.everywhere)
         if folded.sums is not None:
             ranks.add_up(folded.sums, self.device)
         mean, heard, memory = folded.finish()
