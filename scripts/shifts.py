@@ -131,8 +131,7 @@ def epochs(columns: list[Table], row: str) -> float:
     each = options.get("epochs", 0) + options.get("head_epochs", 0)
     if found["method"] == "ditto" or options.get("order") == "alternate":  # two models; each part by itself
         each *= 2
-    halved = options.get("window", 0) if options.get("heads", "find") == "find" else 0  # either half as long as the whole
-    return each * (rounds + min(halved, rounds))
+    return float(each * rounds)
 
 
 def table(columns: list[Table], names: list[str]) -> list[str]:

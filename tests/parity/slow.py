@@ -274,141 +274,98 @@ def dot(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def pull_products(first, second, has, row):
-    """By row: products of every first half with every second, and each client's noise, from lists of pulls (M, D).
+def class_means(body, x, y):
+    """{class: mean of the features of its samples}, sample by sample."""
+    found = {}
+    for k in sorted(set(y.tolist())):
+        mine = [body(x[i : i + 1]).flatten().tolist() for i in range(len(y)) if int(y[i]) == k]
+        if mine:
+            found[k] = [sum(column) / len(mine) for column in zip(*mine, strict=True)]
+    return found
 
-    `has`: the rows in which a client counts, (M, K); `row`: of which row an entry is, (D,). Both halves less the mean of those
-    who count, and by the noise of entries: the mean square of what halves differ in, to which the mean over entries counts as
-    much as four of the clients would.
-    Noise of the mean of two halves: a quarter of |difference|^2, of which the mean took 1 of M parts. What is not there is 0.
+
+def row_products(first, second, has):
+    """Products of the rows of every two clients, and of i with itself between its halves, from lists (M, R, D) and (M, R).
+
+    Features are divided by the root of what halves differ in there, summed over clients and rows, to which a tenth of the mean
+    over features is added. Rows are less the mean of those that both clients have.
     """
-    clients, entries = range(len(first)), range(len(row))
-    a, b = ([[0.0 for _ in entries] for _ in clients] for _ in range(2))
-    loud, parts = [], []
-    for e in entries:
-        who = [i for i in clients if has[i][row[e]]]
-        for half, moved in ((first, a), (second, b)):
-            for i in who:
-                moved[i][e] = half[i][e] - sum(half[j][e] for j in who) / len(who)
-        loud.append(sum((a[i][e] - b[i][e]) ** 2 for i in who) / max(len(who), 1))
-        parts.append(4 / max(len(who) - 1, 1))
-    unit = [math.sqrt(v + part * sum(loud) / len(loud)) or 1.0 for v, part in zip(loud, parts, strict=True)]
-    a, b = ([[v / u for v, u in zip(line, unit, strict=True)] for line in half] for half in (a, b))
-    products, noise = [], []
-    for k in range(len(has[0])):
-        mine, who = [e for e in entries if row[e] == k], [i for i in clients if has[i][k]]
-        products.append([[sum(a[i][e] * b[j][e] for e in mine) for j in clients] for i in clients])
-        part = len(who) / (len(who) - 1) if len(who) > 1 else 1.0
-        noise.append([sum((a[i][e] - b[i][e]) ** 2 for e in mine) / 4 * part for i in clients])
-    return products, noise
+    clients, rows, features = range(len(first)), range(len(has[0])), range(len(first[0][0]))
+    loud = [sum((first[i][r][d] - second[i][r][d]) ** 2 for i in clients for r in rows if has[i][r]) for d in features]
+    unit = [math.sqrt(v + 0.1 * sum(loud) / len(loud)) or 1e-150 for v in loud]
+
+    def centred(rows_of, both):
+        line = [[rows_of[r][d] / unit[d] for d in features] for r in both]
+        mean = [sum(row[d] for row in line) / max(len(both), 1) for d in features]
+        return [[row[d] - mean[d] for d in features] for row in line]
+
+    between, own = [], []
+    for i in clients:
+        between.append([])
+        own.append([])
+        for j in clients:
+            both = [r for r in rows if has[i][r] and has[j][r]]
+            a, b, c, e = (centred(rows_of, both) for rows_of in (first[i], second[i], first[j], second[j]))
+            mine = [[(v + w) / 2 for v, w in zip(x, y, strict=True)] for x, y in zip(a, b, strict=True)]
+            theirs = [[(v + w) / 2 for v, w in zip(x, y, strict=True)] for x, y in zip(c, e, strict=True)]
+            between[-1].append(sum(dot(x, y) for x, y in zip(mine, theirs, strict=True)))
+            own[-1].append(sum(dot(x, y) for x, y in zip(a, b, strict=True)))
+    return between, own
 
 
-def drawn(products, has):
-    """Products made symmetric and drawn towards equal ones, t / m on the diagonal and -t / (m (m - 1)) beside it, row by row.
+def groups_alike(first, second, has):
+    """Who is alike, as lists of clients in order.
 
-    By the share of the squared departure of their sum over rows that noise explains. Of a product with noise of variance v,
-    the mean with its mirror image has v / 2 and so has half their difference, from which v / 2 is estimated; on the diagonal
-    it is v.
+    From every client alone, the two groups with the most votes between them are merged, as long as these are not negative. Of
+    equal ones those of most clients, and of these the first.
     """
-    clients = range(len(has))
-    pairs = [(i, j) for i in clients for j in clients]
-    even = [{(i, j): (of[i][j] + of[j][i]) / 2 for i, j in pairs} for of in products]
-    goals = []
-    for k, of in enumerate(products):
-        who = [i for i in clients if has[i][k]]
-        m, t = len(who), sum(of[i][i] for i in who)
-        goal = dict.fromkeys(pairs, 0.0)
-        goal |= {(i, j): t / m if i == j else -t / (m * (m - 1)) for i in who for j in who if m > 1}
-        goals.append(goal)
-    odd = sum(sum((of[i][j] - of[j][i]) / 2 for of in products) ** 2 for i, j in pairs)
-    m = sum(any(line) for line in has)
-    by_noise = odd / (m * (m - 1)) * (m * (m - 1) + 2 * m) if m > 1 else 0.0
-    departure = sum(sum(e[p] - g[p] for e, g in zip(even, goals, strict=True)) ** 2 for p in pairs)
-    share = min(1.0, by_noise / departure) if departure else 1.0
-    return [
-        [[e[i, j] + share * (g[i, j] - e[i, j]) for j in clients] for i in clients] for e, g in zip(even, goals, strict=True)
-    ]
+    between, own = row_products(first, second, has)
+    groups = [[i] for i in range(len(first))]
 
+    def vote(m, n):
+        common = sum(a and b for a, b in zip(has[m], has[n], strict=True))
+        return between[m][n] - (own[m][n] + own[n][m]) / 4 if common > 1 else 0.0
 
-def partition_cost(groups, products, noise, has):
-    """In each row, of every member that has it the squared distance from their mean, and its noise: sum / n^2 for each of n."""
-    cost = 0.0
-    for k, of in enumerate(products):
-        for group in groups:
-            who = [i for i in group if has[i][k]]
-            n = len(who)
-            centre = sum(of[i][j] for i in who for j in who) / max(n, 1) ** 2
-            for i in who:
-                cost += of[i][i] - 2 * sum(of[i][j] for j in who) / n + centre
-                cost += sum(noise[k][j] for j in who) / n**2
-    return cost
-
-
-def greedy(products, noise, has):
-    """From every client alone: the merge of two groups with the least cost of all, as long as it does not raise the cost.
-
-    Of equal ones that of most clients, and of these the first.
-    """
-    groups = [[i] for i in range(len(has))]
     while len(groups) > 1:
-        now = partition_cost(groups, products, noise, has)
         tried = []
         for j in range(len(groups)):
             for i in range(j):
-                others = [g for k, g in enumerate(groups) if k not in (i, j)]
-                together = sorted([*others, sorted(groups[i] + groups[j])])
-                gain = round(now - partition_cost(together, products, noise, has), 9)
-                tried.append((-gain, -len(groups[i] + groups[j]), groups[i][0], groups[j][0], together))
+                votes = sum(vote(m, n) for m in groups[i] for n in groups[j])
+                tried.append((-round(votes, 9), -len(groups[i] + groups[j]), groups[i][0], groups[j][0], i, j))
         best = min(tried)
         if best[0] > 0:
             break
-        groups = best[-1]
+        i, j = best[-2:]
+        groups = sorted([*(g for k, g in enumerate(groups) if k not in (i, j)), sorted(groups[i] + groups[j])])
     return groups
 
 
-def groups_alike(first, second, has, row):
-    """Who is alike, as lists of clients in order; noise counts 0.7 of what difference does.
+def fedalike_round(server, heads, profiles, groups, nodes, present, round_, *, body, classes, lr, epochs, how, seed):
+    """`heads`: {client: {name: value}}; `profiles`: {client: (first, second, has)} of those seen; `groups`: lists of them.
 
-    Whoever has equal halves, as one with a single sample, counts nowhere.
+    `body`: what turns inputs into features in the module that everybody started from.
     """
-    has = [[h and first[i] != second[i] for h in line] for i, line in enumerate(has)]
-    products, noise = pull_products(first, second, has, row)
-    return greedy(drawn(products, has), [[0.7 * v for v in line] for line in noise], has)
-
-
-def fedalike_round(server, heads, pulls, groups, nodes, present, round_, *, window, lr, epochs, how, seed):
-    """`heads`: {client: {name: value}}; `pulls`: {client: [(first, second)]} of those seen; `groups`: lists of those tested."""
-    is_head, trained = head_of(nodes[0].own), {}
+    is_head = head_of(nodes[0].own)
+    new = [k for k in present if k not in profiles]
+    for k in new:
+        c = nodes[k]
+        found = [class_means(body, c.x[half], c.y[half]) for half in halves(c, seed)]
+        wide = len(next(iter(found[0].values())))
+        has = [r in found[0] and r in found[1] and c.n > 1 for r in range(classes)]
+        rows = [[f[r] if has[r] else [0.0] * wide for r in range(classes)] for f in found]
+        profiles[k] = (*rows, has)
     for k in present:
         c = nodes[k]
-        body = {n: p for n, p in server.items() if not n.startswith(is_head) and "running" not in n}  # statistics stay
-        c.own.load_state_dict({**body, **heads[k]}, strict=False)
-        begin, ends = values(c.own), []
-        for samples in halves(c, seed) if len(pulls[k]) < window else (None, None):
-            c.own.load_state_dict(begin, strict=False)
-            sgd(c, c.own, all_names(c.own), lr, round_, epochs, how, seed, samples=samples)
-            ends.append(values(c.own))
-        trained[k] = ends
-        c.own.load_state_dict({n: (ends[0][n] + ends[1][n]) / 2 for n in begin}, strict=False)
-    for n in body:
+        names = [n for n in server if not n.startswith(is_head) and "running" not in n]  # statistics stay
+        c.own.load_state_dict({**{n: server[n] for n in names}, **heads[k]}, strict=False)
+        sgd(c, c.own, all_names(c.own), lr, round_, epochs, how, seed)
+    for n in names:
         server[n] = sum(values(nodes[k].own)[n] for k in present) / len(present)
-    inside = [k for k in present if len(pulls[k]) < window]
-    if len(inside) > 1:
-        lines = {k: [torch.cat([end[n].flatten() for n in heads[k]]) for end in trained[k]] for k in inside}
-        mean = [sum(lines[k][half] for k in inside) / len(inside) for half in (0, 1)]
-        for k in inside:
-            apart = not torch.equal(*lines[k])  # whoever has one sample has no pull
-            pulls[k].append([(line - m) * apart for line, m in zip(lines[k], mean, strict=True)])
-        done = [k for k in sorted(pulls) if len(pulls[k]) == window]
-        if set(done) - {k for g in groups for k in g}:
-            means = [[(sum(p[half] for p in pulls[k]) / window).tolist() for k in done] for half in (0, 1)]
-            row = [k for v in heads[done[0]].values() for k in range(len(v)) for _ in range(v[k].numel())]
-            has = [[k in nodes[i].y.tolist() for k in range(max(row) + 1)] for i in done]
-            groups[:] = [[done[i] for i in g] for g in groups_alike(*means, has, row)]
-    tested = {k for g in groups for k in g}
-    for group in [*groups, [k for k in heads if k not in tested]]:
-        if heard := [k for k in group if k in present]:
-            for n in heads[heard[0]]:
-                mean = sum(values(nodes[k].own)[n] for k in heard) / len(heard)
-                for k in group:
-                    heads[k][n] = mean
+    if new:
+        known = sorted(profiles)
+        groups[:] = [[known[i] for i in g] for g in groups_alike(*([profiles[k][part] for k in known] for part in range(3)))]
+    unseen = [k for k in heads if k not in profiles]
+    for group, senders in [*((g, [k for k in g if k in present]) for g in groups), (unseen, list(present))]:
+        for n in heads[0]:
+            for k in group if senders else ():
+                heads[k][n] = sum(values(nodes[m].own)[n] for m in senders) / len(senders)

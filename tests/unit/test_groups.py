@@ -7,7 +7,7 @@ import fedselect as fs
 from fedselect.methods import METHODS
 from fedselect.methods.groups import members
 
-TOLD = fs.FedAlike(window=2, heads="0 1 0")
+TOLD = fs.FedAlike(heads="0 1 0")
 
 
 def how(digits):

@@ -128,7 +128,7 @@ def test_methods_that_need_classes_say_so(name, method):
 
 def test_fedalike_needs_no_classes():
     data = federation(lambda x, i: x.sum(1) * (1 if i % 2 else -1), clients=4)
-    result = fs.run(fs.FedAlike(window=2, lr=0.01), model=wide(1), data=data, rounds=3)
+    result = fs.run(fs.FedAlike(lr=0.01), model=wide(1), data=data, rounds=3)
     assert all(len({i % 2 for i in group}) == 1 for group in result.groups)  # nobody is with those who want the opposite
 
 

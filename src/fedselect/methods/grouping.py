@@ -92,7 +92,8 @@ def votes(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
     |x_i - x_j|^2 < (|x_i|^2 + |x_j|^2) / 2, that is x_i x_j > (|x_i|^2 + |x_j|^2) / 4.
     """
     between, own = products(first, second, has)
-    return (between - (own + own.T) / 4).fill_diagonal_(0.0)
+    common = has.double() @ has.double().T
+    return torch.where(common > 1, between - (own + own.T) / 4, 0.0).fill_diagonal_(0.0)
 
 
 def products(first: Tensor, second: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
