@@ -390,7 +390,7 @@ def test_names_may_be_written_as_papers_write_them(cli, tmp_path):
 
 def test_each_option_of_a_method_is_explained_where_it_is_listed(cli):
     said = cli("methods", "fedalike").out
-    assert re.search(r"--window +10 +rounds of a client", said)
+    assert re.search(r"--heads +find +find out who shares a head", said)
     assert re.search(r"--batch-size +32 +samples a step", said)
 
 

@@ -395,10 +395,10 @@ def test_fedpersist_keeps_what_it_does_on_a_cpu(how, made):
 
 
 def grouping(device, **how):
-    """Two kinds of clients, a window of 4, and an end two rounds after the test."""
+    """Two kinds of clients, six rounds."""
     data = fs.load("digits", clients=6, shift="groups", train=120, test=10, seed=4)
     training = Training(batch_size=20, momentum=0.9)
-    method, model = fs.FedAlike(4, epochs=2, lr=0.02, finetune=1), fs.models.mlp(data, hidden=32)
+    method, model = fs.FedAlike(epochs=2, lr=0.02, finetune=1), fs.models.mlp(data, hidden=32)
     sim = Simulation(method, model, data, seed=4, training=training, device=device, precision="float32", **how)
     rounds(sim, 6)
     models = {view: {n: v.cpu() for n, v in sim.models(range(6), view).items()} for view in ("local", "merged")}

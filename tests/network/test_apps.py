@@ -94,8 +94,7 @@ def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
 
 def test_a_server_writes_down_who_shares_a_head(tmp_path, monkeypatch):
     """As a simulation does; a server that is resumed writes it again."""
-    plain = config("fedalike", "mlp")
-    made = replace(plain, method={**plain.method, "window": 2})
+    made = config("fedalike", "mlp")
     simulation = made.simulation()
     for _ in range(ROUNDS):
         simulation.step()

@@ -128,7 +128,7 @@ def test_it_measures_what_a_run_of_fedpersist_measures(motley):
     assert motley.share == pytest.approx(kept.tolist(), abs=1e-6)
 
 
-def test_who_is_alike_is_found_before_clients_look_back():
+def test_who_is_alike_is_what_a_run_of_fedalike_finds():
     """Two groups that name classes the other way round: exactly found here, and as a run of FedAlike finds them."""
     data = fs.load("digits", shift="groups", train=120, val=0, test=10, seed=2)
     how = {"model": fs.models.mlp(data), "training": fs.Training(batch_size=16)}

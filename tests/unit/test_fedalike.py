@@ -1,4 +1,4 @@
-"""FedAlike: who is alike against a slow reference and by what is known of made-up profiles, profiles, and what a run promises."""
+"""FedAlike: who is alike, against a slow reference and made-up profiles; profiles of data; what a run promises."""
 
 import pytest
 import torch

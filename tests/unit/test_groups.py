@@ -19,18 +19,19 @@ def test_members_are_in_the_order_of_the_first():
     assert members([None, None]) == []
 
 
-def test_groups_are_known_when_the_window_is_over(digits):
-    before, after = (fs.run(TOLD, rounds=rounds, **how(digits)) for rounds in (1, 2))
-    assert before.simulation.groups() == [None, None, None]
-    assert before.groups == []
-    assert after.simulation.groups() == [0, 1, 0]
-    assert after.groups == [[0, 2], [1]]
+def test_groups_that_are_told_are_known_at_once(digits):
+    result = fs.run(TOLD, rounds=1, **how(digits))
+    assert result.simulation.groups() == [0, 1, 0]
+    assert result.groups == [[0, 2], [1]]
 
 
-def test_who_comes_late_is_in_no_group_yet(digits):
-    result = fs.run(TOLD, rounds=3, late=(1, 3), **how(digits))
-    assert result.simulation.groups() == [0, 1, None]
-    assert result.groups == [[0], [1]]
+def test_groups_are_found_in_the_first_round_and_who_comes_late_is_in_none_yet(digits):
+    simulation = fs.Simulation(fs.FedAlike(), late=(1, 2), **how(digits))
+    assert simulation.groups() == [None, None, None]
+    simulation.step()
+    assert [g is None for g in simulation.groups()] == [False, False, True]
+    simulation.step()
+    assert None not in simulation.groups()
 
 
 def test_other_methods_make_no_groups(digits):
