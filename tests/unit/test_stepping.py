@@ -100,7 +100,7 @@ def test_so_is_what_another_choice_of_personal_layers_saved(digits, tmp_path, on
 
     chosen(one).save(tmp_path)
     assert chosen(one).resume(tmp_path)
-    with pytest.raises(fs.CheckpointError, match=r"of another configuration \(personal was .*, is "):
+    with pytest.raises(fs.CheckpointError, match=r"of another configuration \((personal|patterns) was .*, is "):
         chosen(other).resume(tmp_path)
 
 

@@ -76,6 +76,10 @@ class Model:
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"))
 
+    def __repr__(self) -> str:
+        head = f", head={self.head!r}" if self.head is not None else ""
+        return f"Model({self.name}, {self.size:,} parameters{head})"
+
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
         return _seeded(self._build, 0)

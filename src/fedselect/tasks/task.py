@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.tasks.metrics import LOSS, Each, Metric
 
 COLUMNS = ("train_loss", "share", "bytes_up", "bytes_down", "round", "seconds", "clients")
@@ -37,7 +38,7 @@ class Known(Targets, Protocol):
     def targets(self) -> Iterable[Tensor]: ...
 
 
-class Task(ABC):
+class Task(Shown, ABC):
     """A loss, metrics, and what data and model must look like. The first metric is a run's headline, unless it names another.
 
     Outputs and targets have a row for each sample of one client. Every task is also measured by its loss: `test_loss`.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedselect.core.errors import InputError
 from fedselect.core.options import Option, find, options
+from fedselect.core.shown import Shown
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 
 SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
@@ -20,7 +21,7 @@ SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Shown):
     """How every client trains, whatever the method: an optimizer on shuffled batches, and a schedule of the learning rates.
 
     An optimizer or schedule is a name, and takes its options from here, or an object that has its own.
