@@ -28,7 +28,7 @@ def table(data: Federation) -> Table:
     for i, client in enumerate(data.clients):
         held = _held(data, _counted(client)) if data.classes else _numbers(client.train[1])
         val = len(client.val[1]) if client.val else 0
-        cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held, "; ".join(client.shift.values())]
+        cells = [str(len(client.train[1])), str(val), str(client.tested), held, "; ".join(client.shift.values())]
         grid.add_row(client.name or str(i), *cells[: len(grid.columns) - 1])
     return grid
 

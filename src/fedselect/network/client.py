@@ -76,7 +76,7 @@ class Node:
         base = max((r for r in self.vault.rounds() if r <= asked), default=0)
         said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
         mine = self.data.clients[0]
-        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": len(mine.test[1])}
+        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested}
         if (statistics := self._statistics()) is not None:
             known["statistics"] = statistics
         return self._reply("hello", base, {**known, **said}, parts)
@@ -123,7 +123,7 @@ class Node:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         if (units := self.assigned.task.units) is not None:
             kept["output"] = {n: torch.tensor(v) for n, v in zip(("scale", "shift"), units, strict=True)}
-        kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
+        kind = str(self.data.clients[0].train[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
         schema = self.data.clients[0].schema
         table = {} if schema is None else {"schema": schema.to_json()}

@@ -142,6 +142,12 @@ class Config:
 
     def make_data(self) -> Federation:
         data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+        for i, client in enumerate(data.clients):
+            if client.test is None:
+                raise InputError(
+                    f"client {client.name or i} has no test data, on which a run in a directory is measured; give it some, or "
+                    "use fs.run in Python."
+                )
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:

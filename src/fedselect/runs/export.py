@@ -99,7 +99,9 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
     model = Standalone(net, split, simulation.data.class_names, simulation.task).eval()
     path = out or run / f"client-{client}.{form}"
-    x, y = simulation.data.clients[client].test
+    test = simulation.data.clients[client].test
+    assert test is not None  # as of every run in a directory
+    x, y = test
     write, load = FORMS[form]
     example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
     replace(path, lambda fresh: write(model, example, fresh))
@@ -192,7 +194,7 @@ def _result(simulation: Simulation) -> str:
 
 
 def _shape(simulation: Simulation) -> str:
-    return _inputs(simulation.data.clients[0].test[0].dtype, simulation.data.shape)
+    return _inputs(simulation.data.clients[0].train[0].dtype, simulation.data.shape)
 
 
 def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
@@ -202,7 +204,7 @@ def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
 def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     data, task = s.data, s.task
     return loading(
-        path, model, data.shape, data.classes, data.clients[0].test[0].dtype, data.class_names,
+        path, model, data.shape, data.classes, data.clients[0].train[0].dtype, data.class_names,
         outputs=task.outputs(data), units=task.units is not None, table=data.clients[0].schema is not None,
     )  # fmt: skip
 

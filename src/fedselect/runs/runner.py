@@ -284,7 +284,7 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        tested = [len(c.test[1]) for c in self.simulation.data.clients]
+        tested = [c.tested for c in self.simulation.data.clients]
         summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[known(v) for v in row] for row in cross]

@@ -53,7 +53,7 @@ class Result:
         name = metric or next(iter(measured))
         if name not in measured:
             raise InputError(f"this run did not measure {name!r}; it measured {', '.join(measured)}: metrics=[{name!r}].")
-        tested = [len(c.test[1]) for c in self.simulation.data.clients]
+        tested = [c.tested for c in self.simulation.data.clients]
         return Spread.of(measured[name], self._last()["clients"][name], tested)
 
     @property
