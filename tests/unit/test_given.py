@@ -223,7 +223,7 @@ def test_datasets_by_client():
         ({"train": [Pairs(3)], "test": [Pairs(1), Pairs(1)]}, "test has a client 1 that train does not have; there are 0"),
         (
             {"train": [Pairs(3), Pairs(3)], "test": [Pairs(1)]},
-            "train has 2 clients and test 1; give one dataset for each client",
+            "train has 2 clients and test 1; give one dataset for",
         ),
         ({"train": {"a": Pairs(3)}, "val": {"b": Pairs(1)}}, "val has a client b that train does not have"),
         ({"train": []}, "there are no clients"),

@@ -284,7 +284,8 @@ class Federation:
             x, y = self.pools[part]
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), n.cumsum(0) - n, n)
+        start = (n.cumsum(0) - n).clamp_max(max(0, len(x) - 1))  # also of who has none, as all are read side by side
+        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), start, n)
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
             return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")

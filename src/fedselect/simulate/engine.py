@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fedselect.aggregate import codec
-from fedselect.aggregate.aggregator import Aggregator, Mean, check_aggregator
+from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
-from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
+from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
 from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import (
+    as_aggregator,
     as_federation,
+    as_method,
     as_model,
     as_task,
     check_present,
@@ -33,7 +35,7 @@ from fedselect.simulate.inputs import (
     pick_precision,
 )
 from fedselect.simulate.jobs import Asked, Full, Job
-from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, means
+from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, validated
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
@@ -65,18 +67,19 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations. `rounds`: how many there will be in all, for a schedule that depends on it.
+    evaluations. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
+    will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with default options.
     """
 
     def __init__(
         self,
-        method: Method,
-        model: Model | nn.Module,
+        method: Method | str,
+        model: Model | nn.Module | str,
         data: Federation | Iterable[ClientData],
         *,
         seed: int = 0,
         training: Training | None = None,
-        task: Task | None = None,
+        task: Task | str | None = None,
         headline: str | None = None,
         metrics: Sequence[str] = (),
         fraction: float = 1.0,
@@ -87,34 +90,43 @@ class Simulation:
         precision: str = "auto",
         deterministic: bool = False,
         eval_every: int = 1,
-        aggregator: Aggregator | None = None,
+        val: bool = False,
+        aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
     ) -> None:
-        check_method(method)
-        self.aggregator = Mean() if aggregator is None else aggregator
-        check_aggregator(self.aggregator)
+        method = as_method(method)
+        self.aggregator = as_aggregator(aggregator)
         if training is not None and not isinstance(training, Training):
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
-        model, data = as_model(model), as_federation(data)
+        data = as_federation(data)
+        task = as_task(task, data)
+        model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
         check_ranges(deterministic=deterministic, headline=headline, metrics=metrics)
+        if not isinstance(val, bool):
+            raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
+        if val and not data.has("val"):
+            raise InputError(
+                "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
+            )
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
-        self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
+        self.method: Method = method
+        self.model, self.data, self.seed, self.fraction = model, data, seed, fraction
         self.training, self.total = training or Training(), rounds
         self.training.check_rounds(rounds)
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
-        self.task = fit(as_task(task, data), data, self._from == 0)
+        self.task = fit(task, data, self._from == 0)
         self.metrics = self.task.measured(headline, metrics)
         same = self.task.measured(asked=[m.name for m in self.metrics])
         self._kept = [m.name for m in same]  # whatever the headline, so that a checkpoint goes with any
         keep_memory()
-        self.eval_every, self.deterministic = eval_every, deterministic
+        self.eval_every, self.deterministic, self.val = eval_every, deterministic, val
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
@@ -138,6 +150,17 @@ class Simulation:
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self.store = self._new_store(rows, self._try_join())
+
+        if val:
+            self.need(method.view)
+
+    def __repr__(self) -> str:
+        return f"Simulation({self.method}, {self.model}, {self.clients} clients, after round {self.round})"
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """What is recorded of each client."""
+        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val))
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
@@ -177,7 +200,7 @@ class Simulation:
             del state, scores
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
-        notes, finite = Notes(self.clients, columns(self.metrics)), Finite(self.data)
+        notes, finite = Notes(self.clients, self._columns), Finite(self.data)
         folded = self.aggregator.fold(self.memory, self._shared())
         extras: list[State] = []
         order: list[Tensor] = []
@@ -229,7 +252,7 @@ class Simulation:
     def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
         """Every process gets the same record, or the same error."""
         finite.settle(self.round)
-        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in columns(self.metrics)}
+        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in self._columns}
         found = ranks.everywhere((notes.lists(), finite.problem))
         problem = next((p for _, p in found if p), None)
         if problem:
@@ -241,11 +264,11 @@ class Simulation:
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
-            **{k: mean_of(lists[k]) for k in means(self.metrics)},
+            **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
         }
-        if self.round <= self.eval_every:
+        if self.round <= self.eval_every and self.data.has("test"):
             check_defined(record, self.metrics)
         return record
 
@@ -273,6 +296,8 @@ class Simulation:
 
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
+        if not self.data.has("test"):
+            raise InputError("no client has test data to try models on; give fs.ClientData(test=...).")
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
         mine = ranks.own(torch.arange(self.clients))
         for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
@@ -312,12 +337,16 @@ class Simulation:
                     local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
+                own = self.method.local(state) if self.method.view == "local" else merged
+                held = (yield Job("score", ids, self.round - 1, {"model": own}, part="val")) if self.val else {}
             except Full:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
+            for name, values in held.items():
+                notes.add(validated(name), ids, values)
             notes.add("share", ids, self._share(state))
             finite.watch(ids, merged)
             if len(present) > self.chunk:

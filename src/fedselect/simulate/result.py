@@ -14,7 +14,7 @@ from fedselect.methods.groups import members
 from fedselect.methods.method import Method
 from fedselect.models import Model
 from fedselect.simulate.engine import Simulation
-from fedselect.simulate.inputs import RunOptions, as_federation, as_model, check_late, check_ranges
+from fedselect.simulate.inputs import RunOptions, as_federation, as_model, as_task, check_late, check_ranges
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.tasks import Spread
@@ -121,6 +121,11 @@ class Result:
         for record in reversed(self.history):
             if record[self.simulation.metrics[0].name] is not None:
                 return record
+        if not self.simulation.data.has("test"):
+            raise InputError(
+                "no client has test data, so nothing was scored; give fs.ClientData(test=...), or look at train_loss in "
+                "result.history."
+            )
         raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if self.history else 'the history is empty'}.")
 
 
@@ -144,7 +149,8 @@ def compare(
             f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
         )
     _check_rounds(rounds, how)
-    model, data, seeds = as_model(model), as_federation(data), list(seeds)
+    data, seeds = as_federation(data), list(seeds)
+    model = as_model(model, data, as_task(how.get("task"), data))
     runs = {
         (name, seed): Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
         for name, method in methods.items()

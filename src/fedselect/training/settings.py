@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
-from fedselect.core.options import Option, find, options
+from fedselect.core.options import Option, find, named, options
 from fedselect.core.shown import Shown
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 
@@ -57,6 +57,9 @@ class Training(Shown):
     decay_every: int = 1
 
     def __post_init__(self) -> None:
+        for kind, (table, _, _) in SEAMS.items():
+            if isinstance(name := getattr(self, kind), str):
+                object.__setattr__(self, kind, named(name, table))
         if self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
         if self.clip is not None and not self.clip > 0.0:
