@@ -21,7 +21,6 @@ from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate.inputs import RunOptions
 from fedselect.simulate.records import Record
-from fedselect.simulate.result import Result
 from fedselect.tasks import Classification
 from fedselect.training.settings import Training
 
@@ -193,12 +192,12 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
     losses = [step() for _ in range(rounds)]
     groups = sharing(simulation, rounds)
     step()
-    result, clients = Result(simulation, []), simulation.data.clients
-    kept = counts(result.masks).sum(1).cpu() / simulation.model.size
+    clients = simulation.data.clients
+    kept = counts(simulation.masks()).sum(1).cpu() / simulation.model.size
     return Diagnosis(
         clients=[c.name or str(i) for i, c in enumerate(clients)],
         samples=[len(c.train[1]) for c in clients],
-        persistence=plain(result.persistence),
+        persistence=plain(simulation.persistence()),
         roles=roles(simulation),
         share=[round(s, 6) for s in kept.tolist()],
         losses=losses,

@@ -1,8 +1,11 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +31,7 @@ class Model:
     """
 
     def __init__(self, build: Callable[[], nn.Module], *, head: str | None = None, name: str = "model") -> None:
-        self._build = build
+        self.build_from = build
         self.name = name
         self.module = _seeded(build, 0)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
@@ -71,10 +74,25 @@ class Model:
         """
         if isinstance(module, nn.Module):
             kept = copy.deepcopy(module)
-            return cls(lambda: copy.deepcopy(kept), head=head, name=type(module).__name__)
+            return cls(partial(copy.deepcopy, kept), head=head, name=type(module).__name__)
         if not callable(module):
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.build_from)
+        except (pickle.PicklingError, AttributeError, TypeError) as e:
+            raise InputError(
+                f"{self.name} is made by a function that pickle cannot store ({e}); define it with def at the top of a module, "
+                "or wrap a module: fs.Model.wrap(MyNet())."
+            ) from None
+        return vars(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Model":
+        out = memo[id(self)] = type(self).__new__(type(self))
+        out.__dict__ |= copy.deepcopy(vars(self), memo)
+        return out
 
     def __repr__(self) -> str:
         head = f", head={self.head!r}" if self.head is not None else ""
@@ -82,11 +100,11 @@ class Model:
 
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
-        return _seeded(self._build, 0)
+        return _seeded(self.build_from, 0)
 
     def init(self, seed: int) -> Tree:
         """The common initial values; without a client axis."""
-        values = _seeded(self._build, seed).state_dict()
+        values = _seeded(self.build_from, seed).state_dict()
         return {n: values[n].detach().clone() for n in self.names}
 
     def is_head(self, name: str) -> bool:

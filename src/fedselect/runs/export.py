@@ -26,7 +26,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.runs import schemas
 from fedselect.runs.rundir import check_client, finished, read_records, reopen
-from fedselect.simulate import Result, Simulation
+from fedselect.simulate import Simulation
 from fedselect.tasks import Measure, Task
 from fedselect.training.batches import Split
 
@@ -93,7 +93,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
-    values = Result(simulation, []).personal(client)
+    values = simulation.personal(client)
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)

@@ -40,6 +40,7 @@ from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
+from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
@@ -59,7 +60,7 @@ class Simulation:
     """A federation in one process, round by round.
 
     `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
-    where it has the same hardware. `Result(simulation, history)` takes out models and masks.
+    where it has the same hardware. `fs.Result(simulation, history)` takes out models and masks.
 
     `task`: what outputs and targets mean, by default what the data is for. `headline`: the metric that tables show first, one
     of the task's. `metrics`: others of the task that are also measured, by name. `aggregator`: how uploads become the shared
@@ -121,6 +122,7 @@ class Simulation:
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
+        self.asked = task  # as it was given; it may learn from the data
         self.task = fit(task, data, self._from == 0)
         self.metrics = self.task.measured(headline, metrics)
         same = self.task.measured(asked=[m.name for m in self.metrics])
@@ -150,9 +152,27 @@ class Simulation:
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self.store = self._new_store(rows, self._try_join())
-
         if val:
             self.need(method.view)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """How it was made and where it stands: all else, such as recorded steps, a process makes for itself."""
+        late = (int((self._from > 0).sum()), int(self._from.max()) + 1)
+        first, *others = [m.name for m in self.metrics]
+        how = {
+            "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
+            "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
+            "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
+            "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
+            "aggregator": self.aggregator, "rounds": self.total,
+        }  # fmt: skip
+        return {"given": (self.method, self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were given when it was first made
+            self.__init__(*state["given"], **state["how"])  # type: ignore[misc]
+        checkpoint.put_back(self, state["stands"])
 
     def __repr__(self) -> str:
         return f"Simulation({self.method}, {self.model}, {self.clients} clients, after round {self.round})"
@@ -285,6 +305,25 @@ class Simulation:
         if view == "local":
             return clone(self.method.local(state))
         return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
+
+    @property
+    def inputs(self) -> Split:
+        """All clients' training inputs, as they are given to models."""
+        return self._split["train"]
+
+    def masks(self) -> Tree:
+        """Which parameters are personal: {name: bool (clients, ...)}."""
+        if not bool(self.store.joined.any()):
+            raise InputError("no client has joined yet, so there are no masks; run a round first.")
+        found = self.method.mask(self.model, self.store.take(torch.arange(self.clients), self.device))
+        shapes = {n: (self.clients, *self.initial[n].shape) for n in found}
+        return {n: m.clone() if isinstance(m, Tensor) else torch.full(shapes[n], m) for n, m in found.items()}
+
+    def personal(self, client: int) -> Tree:
+        """One client's model as a state_dict for the plain module."""
+        if not 0 <= client < self.clients:
+            raise InputError(f"there is no client {client}; there are 0 to {self.clients - 1}.")
+        return self.model.state_dict({n: v[0].cpu() for n, v in self.models([client]).items()})
 
     def need(self, view: str) -> None:
         """Refuse what needs a view of clients' models that are not kept."""

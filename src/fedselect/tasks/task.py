@@ -93,6 +93,14 @@ class Task(Shown, ABC):
         scale, shift = (constant(numbers, outputs.dtype, outputs.device) for numbers in self.units)
         return outputs * scale + shift
 
+    def decided(self, outputs: Tensor) -> Tensor:
+        """What a model says: classes for a task of classes, else its outputs in the units of targets."""
+        return self.predicted(outputs)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """How likely each class is, (N, ..., K)."""
+        raise InputError(f"the task {type(self).__name__} has no probabilities; use predict.")
+
     def measured(self, headline: str | None = None, asked: Sequence[str] = ()) -> tuple[Metric, ...]:
         """The metrics of a run, its headline first: those of the task, and of its others those that are asked for."""
         known = self._known()
