@@ -197,7 +197,8 @@ class Saved:
         return {n: torch.tensor([float("nan") if x is None else x for x in v], dtype=torch.float64) for n, v in columns}
 
     def groups(self) -> Groups | None:
-        return grouped.read(self.place)
+        found: Groups | None = self._about["groups"]
+        return found
 
     def _read(self, name: str) -> Tree:
         try:
@@ -237,6 +238,7 @@ def _about(s: Simulation) -> dict[str, Any]:
         "target_shape": s.data.target_shape,
         "class_names": list(s.data.class_names),
         "task": _entry(s.task, TASKS),
+        "groups": s.groups(),
     }
 
 

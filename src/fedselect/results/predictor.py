@@ -92,8 +92,11 @@ class Predictor:
         return torch.cat(parts)
 
     def _named(self, classes: NDArray[Any]) -> NDArray[Any]:
+        """Classes as the data had them: texts, whole numbers, or truth values."""
         names = self.class_names
-        if not names or len(self.target_shape):
+        if not names or self.target_shape:
             return classes
+        if set(names) <= {"False", "True"}:
+            return np.array([n == "True" for n in names]).take(classes)
         whole = all(n.lstrip("-").isdecimal() and str(int(n)) == n for n in names)
         return np.array([int(n) for n in names] if whole else list(names)).take(classes)

@@ -69,10 +69,8 @@ def text(found: Table) -> str:
     wide = [max(len(line[i]) for line in lines) for i in range(len(found.heads))]
 
     def said(line: list[str]) -> str:
-        first, *others = (
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, wide, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
+        numbers = [cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True)]
+        return "  ".join([line[0].ljust(wide[0]), *numbers]).rstrip()
 
     rule = "-" * (sum(wide) + 2 * (len(wide) - 1))
     return "\n".join([found.caption, said(found.heads), rule, *map(said, found.rows), *([rule] if found.sums else []),

@@ -205,9 +205,7 @@ def saved(out: Path) -> bool:
 
 def check_not_saved(out: Path) -> None:
     if saved(out):
-        raise RunError(
-            f"{out} was saved by a program, whose data and model are not in it; in Python: fs.load_result({str(out)!r})"
-        )
+        raise RunError(f"{out} was saved by a program, without its data and model; in Python: fs.load_result({str(out)!r})")
 
 
 def reopen(out: Path) -> tuple[Config, Simulation]:
