@@ -114,6 +114,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert motley.methods == ["fedalike", "fedavg+ft"]
     assert motley.advice.startswith("Begin with fedalike, and compare it with fedavg+ft: ")
     assert motley.rounds == 10
+    assert motley._repr_html_().count("<tr>") == 11
     written = json.loads(json.dumps(motley.to_json()))
     assert (written["persistence"], written["groups"]) == (motley.persistence, motley.groups)
 

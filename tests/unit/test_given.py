@@ -252,3 +252,12 @@ def test_data_survives_pickle_and_copies_without_its_pools():
             assert torch.equal(a.test[1], b.test[1])
             assert a.name == b.name
         assert again.split("train", torch.float32).sizes == data.split("train", torch.float32).sizes
+
+
+def test_a_notebook_lists_the_clients():
+    data = fs.Federation([fs.ClientData((X[:4], Y[:4]), (X[:2], Y[:2]) if i else None, name=f"<{i}>") for i in range(25)])
+    html = data._repr_html_()
+    assert "Federation(&#x27;tensors&#x27;: 25 clients, 2 classes, inputs (3,))" in html
+    assert "<tr><td>&lt;0&gt;</td><td>4</td><td></td></tr><tr><td>&lt;1&gt;</td><td>4</td><td>2</td></tr>" in html
+    assert html.count("<tr>") == 1 + 20 + 1
+    assert "... 5 more" in html

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from html import escape
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -62,6 +63,17 @@ def call_of(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) 
     """The call that makes a thing, without what is the default."""
     told = [f"{n}={_value(v)}" for n, v in options.items() if not _same(v, defaults.get(n, MISSING))]
     return f"{name}({', '.join(told)})"
+
+
+def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], sums: Sequence[Sequence[str]] = ()) -> str:
+    """A table for a notebook; `sums` stand below a line."""
+
+    def row(cells: Sequence[str], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    head, body = row(heads, "th"), "".join(map(row, rows))
+    foot = f"<tfoot>{''.join(row(r, 'th') for r in sums)}</tfoot>" if sums else ""
+    return f"<table><caption>{escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody>{foot}</table>"
 
 
 def _default(f: "Field[Any]") -> Any:

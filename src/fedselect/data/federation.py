@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import DataError
+from fedselect.core.shown import html_table
 from fedselect.data import arrays
 from fedselect.data.columns import Schema
 from fedselect.data.division import Division
@@ -15,6 +16,7 @@ from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
 Part = tuple[Tensor, Tensor]
+MOST = 20  # clients that a notebook shows
 
 
 class About(TypedDict, total=False):
@@ -97,6 +99,15 @@ class Federation:
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else f"targets {self.target_shape}"
         return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.shape})"
+
+    def _repr_html_(self) -> str:
+        parts = [part for part in ("train", "val", "test") if self.has(part)]
+        rows = [
+            [name, *(str(len(p[1])) if (p := getattr(c, part)) else "" for part in parts)]
+            for name, c in zip(self.names, self.clients, strict=True)
+        ]
+        more = [[f"... {len(rows) - MOST} more", *[""] * len(parts)]] if len(rows) > MOST else []
+        return html_table(repr(self), ["client", *parts], [*rows[:MOST], *more])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "pools": {}}  # clients have their samples; what is pooled would be stored twice

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import html_table
 from fedselect.core.tree import Tree, counts, rows
 from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
@@ -131,6 +133,11 @@ class Diagnosis:
     def __repr__(self) -> str:
         return "\n".join([*self.sentences, self.heads, self.keeps, self.advice])
 
+    def _repr_html_(self) -> str:
+        table = self.table
+        rows = [[who, *(_cell(column[i]) for column in table.values())] for i, who in enumerate(self.clients)]
+        return html_table("Persistence by client and tensor", ["client", *table], rows) + f"<p>{escape(repr(self))}</p>"
+
     def figure(self) -> Any:
         """A heat map of clients and tensors, as a matplotlib figure."""
         return heat.figure(self.persistence, self.clients)
@@ -242,6 +249,10 @@ def kinds(persistence: Mapping[str, list[float | None]], roles: Mapping[str, str
 def _most(values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return max(known) if known else None
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _percent(share: float) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import html_table
 from fedselect.results.source import Source
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
@@ -79,13 +79,7 @@ def text(found: Table) -> str:
 
 def html(found: Table) -> str:
     """For a notebook."""
-
-    def row(cells: Sequence[str], tag: str = "td") -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    sums = f"<tfoot>{''.join(row(r, 'th') for r in found.sums)}</tfoot>"
-    body = f"<thead>{row(found.heads, 'th')}</thead><tbody>{''.join(map(row, found.rows))}</tbody>"
-    return f"<table><caption>{escape(found.caption)}</caption>{body}{sums}</table>"
+    return html_table(found.caption, found.heads, found.rows, found.sums)
 
 
 def _cut(rows: list[list[str]], columns: int) -> list[list[str]]:
