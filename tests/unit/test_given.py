@@ -143,9 +143,23 @@ def test_ids_are_sorted_as_numbers_and_floats_of_pandas_are_whole():
     assert fs.Federation.from_arrays(X, Y, ids).names == ["2", "9", "10"]
 
 
+def test_classes_in_a_column_are_classes():
+    got = fs.Federation.from_arrays(X, Y[:, None], WHO)
+    assert (got.classes, got.target_shape) == (2, ())
+    assert fs.Federation.from_arrays(X, torch.from_numpy(Y)[:, None], WHO).target_shape == ()
+    assert fs.Federation.from_arrays(X, X[:, :1], WHO).target_shape == (1,)
+
+
+def test_measurements_that_are_whole_numbers_are_answered():
+    data = fs.Federation.from_arrays(X.round().astype(int), Y, WHO)
+    with pytest.raises(fs.InputError, match="whole numbers are for an embedding; give measurements as floats"):
+        fs.run("fedavg", model="mlp", data=data, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"x": np.zeros((24, 8, 8, 3), np.uint8)}, r"channels come first: x.transpose\(0, 3, 1, 2\) of an array"),
         ({"y": Y[:5]}, "x has 24 rows and y has 5; give each of them one row a sample"),
         ({"client": WHO[:5]}, "x has 24 rows and client has 5"),
         ({"split": ["train"]}, "x has 24 rows and split has 1"),
@@ -197,6 +211,7 @@ def test_lists_of_columns_and_pandas_categories():
         ({"target": "illl"}, "there is no column 'illl'; did you mean 'ill'"),
         ({"frame": FRAME.assign(ward=["1", "2", "x"] * 8)}, "categories='ward' if these are names"),
         ({"frame": FRAME.assign(ward=pandas.Timestamp("2024-01-01"))}, "leave it out: drop='ward', or .* time='ward'"),
+        ({"frame": "f.csv"}, r"a table in memory; a file is read by fs.load\('table', path='f.csv', ...\)"),
         ({"frame": FRAME.assign(hospital=[None, *WHO[1:]])}, "row 1 has no hospital; say which client it is of"),
     ],
 )

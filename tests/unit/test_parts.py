@@ -95,6 +95,7 @@ def test_a_method_model_task_and_aggregator_go_by_name():
     assert named.history[-1]["clients"] == made.history[-1]["clients"]
     numbers = [replace(c, train=(c.train[0], c.train[0][:, 0]), test=None, val=None) for c in CLIENTS]
     assert fs.run("fedper", model="mlp", data=numbers, rounds=1, task="regression").simulation.model.size == 4 * 64 + 64 + 1
+    assert fs.run("fedavg", model=lambda: nn.Linear(3, 2), data=data, rounds=1).simulation.model.size == 8
     binary = fs.run("local", model="mlp", data=CLIENTS, rounds=1, task="binary")
     assert (binary.simulation.task, binary.simulation.model.size) == (fs.Binary(), 4 * 64 + 64 + 1)
     assert fs.Training(optimizer="Adam", schedule="Cosine") == fs.Training(optimizer="adam", schedule="cosine")
@@ -108,8 +109,11 @@ def test_a_method_model_task_and_aggregator_go_by_name():
         ({"task": "regresion"}, "there is no task 'regresion'; did you mean 'regression'"),
         ({"aggregator": "meen"}, "there is no aggregator 'meen'; did you mean 'mean'"),
         ({"data": "digits"}, r"load a data set by name: fs.load\('digits'\)"),
+        ({"method": fs.FedAvg}, r"call it: fs.FedAvg\(\)"),
+        ({"method": 3}, r"method must be a method such as fs.FedSelect\(\), not 3"),
+        ({"data": None}, r"from arrays: fs.Federation.from_arrays\(x, y, client\)"),
         ({"task": 3}, "task must be a task such as fs.Classification.*, or one of classification, binary"),
-        ({"model": 3}, "model must be a module, what makes one .*, or one of conv1d"),
+        ({"model": 3}, "model must be a module, a function that makes one, or one of conv1d"),
     ],
 )
 def test_names_that_are_not_there_are_answered(how, said):

@@ -134,6 +134,7 @@ def test_rows_of_a_table_go_through_the_clients_schema():
         (0, 1.0, r"x has the shape \(\)"),
         (0, [["a"] * 4], "x has inputs that are texts"),
         (3, X, "there is no client 3; there are 0 to 2"),
+        (None, X, "there is no client None"),
         ("east", X, "there is no one client 'east'; there are north, south, west"),
     ],
 )

@@ -240,6 +240,11 @@ class Federation:
                 f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
                 "for an embedding."
             )
+        if kind == "pictures" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
+            raise DataError(
+                f"{who} has {part} pictures of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
+                "array, x.permute(0, 3, 1, 2) of a tensor."
+            )
         self._check_targets(who, part, y)
         if kind != first:
             raise DataError(

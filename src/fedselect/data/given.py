@@ -3,10 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedselect.core.errors import DataError, InputError
 from fedselect.data import arrays
@@ -41,6 +43,8 @@ def from_arrays(x: Any, y: Any, client: Any, division: Division, split: Any, abo
 
 def from_frame(frame: Any, client: str, columns: Columns, division: Division, name: str) -> Federation:
     """The rows of a table by the column that names the clients."""
+    if isinstance(frame, str | Path):
+        raise DataError(f"from_frame takes a table in memory; a file is read by fs.load('table', path={str(frame)!r}, ...).")
     coded = [str(n) for n, kind in getattr(frame, "dtypes", {}).items() if str(kind) == "category"]
     aside = {client, *words(columns.target), *words(columns.drop), *division.columns}
     columns = replace(columns, categories=(*words(columns.categories), *(n for n in coded if n not in aside)))
@@ -89,8 +93,10 @@ def _by_name(given: Any, what: str) -> dict[str, Any]:
 def _numbered(y: Any) -> tuple[Any, tuple[str, ...]]:
     """Classes that are texts as numbers, and their names; all else as it is."""
     found = arrays.array(y, "y", "targets")
+    if found.ndim == 2 and found.shape[1] == 1 and found.dtype.kind != "f":  # a column
+        found = found[:, 0]
     if not arrays.is_text(found):
-        return y, ()
+        return found if not isinstance(y, Tensor) else y.view(found.shape), ()
     if found.ndim != 1:
         raise DataError(f"y has texts of shape {found.shape}; give one class for each row.")
     if lost := [i for i, v in enumerate(found.tolist()) if not isinstance(v, str | bytes)]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import nn
 
 from fedselect.core.errors import InputError
 from fedselect.core.shown import html_table
@@ -19,9 +18,8 @@ from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
 from fedselect.methods.aliases import FedPersist
 from fedselect.methods.grouping import alike, output_of, outputs
-from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
-from fedselect.simulate.inputs import RunOptions
+from fedselect.simulate.inputs import Network, RunOptions
 from fedselect.simulate.records import Record
 from fedselect.tasks import Classification
 from fedselect.training.settings import Training
@@ -162,7 +160,7 @@ class Diagnosis:
 def diagnose(
     data: Federation | Iterable[ClientData],
     *,
-    model: Model | nn.Module,
+    model: Network,
     rounds: int = 10,
     epochs: int = 3,
     lr: float = 0.1,

@@ -1,5 +1,6 @@
 """Result: what a run leaves, whether it is in memory or was saved."""
 
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class Result:
                 why = "two clients have that name; use their numbers" if client in names else f"there are {_few(names)}"
                 raise InputError(f"there is no one client {client!r}; {why}.")
             return names.index(client)
-        if not 0 <= client < len(names):
+        if not isinstance(client, Integral) or not 0 <= client < len(names):
             raise InputError(f"there is no client {client}; there are 0 to {len(names) - 1}.")
         return int(client)
 

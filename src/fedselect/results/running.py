@@ -3,17 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
-from torch import nn
-
 from fedselect.core.errors import InputError, TrainingError
 from fedselect.core.shown import made
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method
-from fedselect.models import Model
 from fedselect.results.progress import bar
 from fedselect.results.result import Result
 from fedselect.simulate import Simulation
-from fedselect.simulate.inputs import RunOptions, as_federation, as_model, as_task, check_late, check_ranges
+from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_model, as_task, check_late, check_ranges
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
@@ -22,7 +19,7 @@ from fedselect.training.settings import Training
 def run(
     method: Method | str,
     *,
-    model: Model | nn.Module | str,
+    model: Network,
     data: Federation | Iterable[ClientData],
     rounds: int = 30,
     seed: int = 0,
@@ -51,7 +48,7 @@ def run(
 def compare(
     methods: Mapping[str, Method | str],
     *,
-    model: Model | nn.Module | str,
+    model: Network,
     data: Federation | Iterable[ClientData],
     rounds: int = 30,
     seeds: Iterable[int] = (0,),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator
@@ -20,9 +20,9 @@ from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, toget
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
-from fedselect.models import Model
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import (
+    Network,
     as_aggregator,
     as_federation,
     as_method,
@@ -75,7 +75,7 @@ class Simulation:
     def __init__(
         self,
         method: Method | str,
-        model: Model | nn.Module | str,
+        model: Network,
         data: Federation | Iterable[ClientData],
         *,
         seed: int = 0,

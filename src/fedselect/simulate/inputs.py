@@ -21,6 +21,9 @@ from fedselect.models import MODELS, Model
 from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
 
+Network = Model | nn.Module | Callable[[], nn.Module] | str
+"""A model, a module, a function that makes one, or the name of one."""
+
 
 class RunOptions(TypedDict, total=False):
     """How clients are run, whatever the method: options of Simulation that `run` passes on."""
@@ -92,6 +95,8 @@ def deterministic(on: bool) -> Iterator[None]:
 
 def as_method(method: Method | str) -> Method:
     """The method that was given, or the one of this name."""
+    if callable(method) and getattr(method, "__name__", "") in {f.__name__ for f in METHODS.values()}:
+        raise InputError(f"method must be a method with its options; call it: fs.{method.__name__}().")
     found = build("method", named(method, METHODS), METHODS, {}) if isinstance(method, str) else method
     check_method(found)
     return found
@@ -106,17 +111,15 @@ def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
     return found
 
 
-def as_model(model: Model | nn.Module | str, data: Federation, task: Task) -> Model:
+def as_model(model: Network, data: Federation, task: Task) -> Model:
     """The model that was given, or the one of this name for this data and task."""
     if isinstance(model, str):
         return make_model(named(model, MODELS), {}, data, task)
-    if isinstance(model, nn.Module):
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, nn.Module) or callable(model):
         return Model.wrap(model)
-    if not isinstance(model, Model):
-        raise InputError(
-            f"model must be a module, what makes one (fs.Model.wrap(MyNet)), or one of {', '.join(MODELS)}, not {model!r}."
-        )
-    return model
+    raise InputError(f"model must be a module, a function that makes one, or one of {', '.join(MODELS)}, not {model!r}.")
 
 
 def make_model(name: str, options: Mapping[str, Any], data: Federation, task: Task) -> Model:
@@ -158,11 +161,13 @@ def fit(task: Task, data: Federation, there: Tensor) -> Task:
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
     if isinstance(data, Federation):
         return data
-    clients = [data] if isinstance(data, ClientData) else list(data)
     if isinstance(data, str):
         raise InputError(f"data must be a Federation or a list of fs.ClientData; load a data set by name: fs.load({data!r}).")
+    clients = [data] if isinstance(data, ClientData) else list(data) if isinstance(data, Iterable) else [data]
     if not all(isinstance(c, ClientData) for c in clients):
-        raise InputError("data must be a Federation or a list of fs.ClientData.")
+        raise InputError(
+            "data must be a Federation or a list of fs.ClientData; from arrays: fs.Federation.from_arrays(x, y, client)."
+        )
     return Federation(clients)
 
 

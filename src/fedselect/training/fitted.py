@@ -68,7 +68,8 @@ class Fitted:
                 out = self.apply(values, x)
             self.taps, self._dead = mode.crops(), {}
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
-            raise InputError(f"{model.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
+            whole = "" if x.is_floating_point() else " (whole numbers are for an embedding; give measurements as floats)"
+            raise InputError(f"{model.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}{whole}") from e
         finally:
             if handle is not None:
                 handle.remove()
