@@ -143,7 +143,7 @@ def test_what_cannot_be_predicted_is_said(classes, client, x, said):
         classes.predict(client, x)
 
 
-def test_models_are_merged_and_tuned_once(monkeypatch):
+def test_models_are_merged_and_tuned_once(monkeypatch, tmp_path):
     result = run(CLASSES, 3)
     asked, models = [], result.simulation.models
     monkeypatch.setattr(result.simulation, "models", lambda ids: asked.extend(ids.tolist()) or models(ids))
@@ -152,6 +152,7 @@ def test_models_are_merged_and_tuned_once(monkeypatch):
     assert result.models()[1].keys() == first.keys()
     result.predict("west", X)
     result.scores("val")
+    result.save(tmp_path / "run")
     assert sorted(asked) == [0, 1, 2]
     assert all(map(torch.equal, every[1].values(), first.values()))
     every[1]["0.weight"].zero_()  # a copy: what is kept stays

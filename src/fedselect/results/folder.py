@@ -47,8 +47,8 @@ FORMAT = 1
 ADVICE = "save the result again."
 
 
-def save(source: Source, history: Sequence[Record], out: Path, overwrite: bool) -> Path:
-    """Write a result into a new folder, whole or not at all."""
+def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int, Tree]], out: Path, overwrite: bool) -> Path:
+    """Write a result with its models, by client, into a new folder, whole or not at all."""
     if (out.exists() or out.is_symlink()) and not is_unused(out):
         if not overwrite:
             raise InputError(f"{out} exists already; choose another folder, or replace a saved result with overwrite=True.")
@@ -65,7 +65,7 @@ def save(source: Source, history: Sequence[Record], out: Path, overwrite: bool) 
         replace(out, write)
     elif isinstance(source, Live):
         simulation = source.simulation
-        models = _stacked(source, simulation)
+        models = _stacked(trees(), simulation)
         masks = {n: _short(m) for n, m in simulation.masks().items()}
 
         def write_all(fresh: Path) -> None:
@@ -207,9 +207,8 @@ class Saved:
             raise RunError(f"{self.place / name} cannot be read ({e}); {ADVICE}") from None
 
 
-def _stacked(source: Source, s: Simulation) -> Tree:
+def _stacked(trees: Mapping[int, Tree], s: Simulation) -> Tree:
     """Every client's model, stacked, and what all have alike."""
-    trees = source.trees(range(s.clients))
     found = {f"clients/{n}": torch.stack([trees[i][n] for i in range(s.clients)]) for n in s.initial}
     return {**found, **{f"constants/{n}": v.contiguous() for n, v in s.model.constants.items()}}
 

@@ -164,7 +164,8 @@ class Result:
 
         `fs.load_result` reads it, and `fedselect report` draws it. `overwrite` replaces what `save` wrote there before.
         """
-        return folder.save(self._source, self.history, Path(directory).expanduser(), overwrite)
+        every = range(len(self._source.names))
+        return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report, one page that opens in a browser, and return where it is; needs plotly."""
