@@ -237,8 +237,8 @@ def test_runs_that_share_a_model_share_nothing_of_it(digits):
     assert not model.module._forward_hooks
 
 
-def test_a_class_is_not_yet_a_model(digits):
-    with pytest.raises(fs.InputError, match=r"fs.Model.wrap\(MyNet\)"):
+def test_a_class_that_needs_arguments_is_not_yet_a_model(digits):
+    with pytest.raises(fs.InputError, match=r"Linear needs in_features, out_features: lambda: Linear\(...\)"):
         fs.run(fs.Local(), model=nn.Linear, data=digits, rounds=1)
 
 

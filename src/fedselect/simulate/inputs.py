@@ -117,9 +117,22 @@ def as_model(model: Network, data: Federation, task: Task) -> Model:
         return make_model(named(model, MODELS), {}, data, task)
     if isinstance(model, Model):
         return model
+    if not isinstance(model, nn.Module) and callable(model) and (lacks := _needed(model)):
+        name = getattr(model, "__name__", "model")
+        raise InputError(f"model must be a module, or made without arguments; {name} needs {lacks}: lambda: {name}(...).")
     if isinstance(model, nn.Module) or callable(model):
         return Model.wrap(model)
     raise InputError(f"model must be a module, a function that makes one, or one of {', '.join(MODELS)}, not {model!r}.")
+
+
+def _needed(make: Callable[..., Any]) -> str:
+    """The arguments without which a function cannot be called, by name."""
+    try:
+        known = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # written in C, or none that can be read
+        return ""
+    own = [p for p in known if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return ", ".join(p.name for p in own if p.default is p.empty)
 
 
 def make_model(name: str, options: Mapping[str, Any], data: Federation, task: Task) -> Model:
