@@ -9,10 +9,13 @@ from torch import Tensor
 
 from fedselect.core.errors import DataError
 from fedselect.data.columns import Schema
+from fedselect.data.several import packed
+from fedselect.models.inputs import Layout, are_several
 from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
-Part = tuple[Tensor, Tensor]
+Part = tuple[Any, Tensor]
+"""Inputs and targets. Inputs are a tensor; where a model takes several, a dict of them by name, or a tuple."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,13 +51,14 @@ class Federation:
     mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
     std: tuple[float, ...] = ()
     augment: str = "none"  # of training pictures: none or crop-flip
+    layout: Layout | None = None  # of several inputs: which columns of a client's one tensor are which; found from the clients
     pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these; no longer used where they are not
     shape: tuple[int, ...] = field(init=False)
     target_shape: tuple[int, ...] = field(init=False)
 
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else f"targets {self.target_shape}"
-        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.shape})"
+        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.layout or self.shape})"
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -64,8 +68,11 @@ class Federation:
                 pair: Any = getattr(client, part)
                 if not isinstance(pair, tuple | list) or len(pair) != 2:
                     raise DataError(f"client {client.name or i}: {part} must be a pair of tensors, (inputs, labels).")
-                if not all(isinstance(v, Tensor) for v in pair):
+                if not all(isinstance(v, Tensor) for v in (pair[1], *(() if are_several(pair[0]) else pair[:1]))):
                     raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
+        clients, layout = packed(self.clients, self.layout)
+        object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "layout", layout)
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
@@ -168,6 +175,8 @@ class Federation:
         pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), n.cumsum(0) - n, n)
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
+            if self.layout is not None and self.layout.mixed:
+                kind = torch.promote_types(kind, torch.float32)  # in which its whole numbers are exact
             return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")
         channels = self.shape[0]
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)

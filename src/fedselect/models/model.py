@@ -1,8 +1,9 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,17 @@ class Model:
     gradient and integer buffers are constants of the model: never trained, never sent.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], *, head: str | None = None, name: str = "model") -> None:
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        *,
+        head: str | None = None,
+        name: str = "model",
+        output: str | int | None = None,
+    ) -> None:
         self._build = build
         self.name = name
+        self.output = output  # of what the module returns, which holds the outputs; None: what `outputs_of` finds
         self.module = _seeded(build, 0)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
             raise InputError("the model has lazy layers; run one batch through it first, so that it knows its shapes.")
@@ -63,18 +72,22 @@ class Model:
         self.head = None if found is None else self._check_head(found)
 
     @classmethod
-    def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":
+    def wrap(
+        cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None, *, output: str | int | None = None
+    ) -> "Model":
         """Any nn.Module as a Model.
 
         A module keeps the values it has, whatever the seed; a function that makes one is called under the seed.
         `head` names the submodule that turns features into class scores; without it the last Linear is taken.
+        `output` says, of a module that returns several things, which of them holds the scores, by name or index; without it
+        that is what is called logits, or the first of a tuple.
         """
         if isinstance(module, nn.Module):
             kept = copy.deepcopy(module)
-            return cls(lambda: copy.deepcopy(kept), head=head, name=type(module).__name__)
+            return cls(lambda: copy.deepcopy(kept), head=head, name=type(module).__name__, output=output)
         if not callable(module):
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
-        return cls(module, head=head, name=getattr(module, "__name__", "model"))
+        return cls(module, head=head, name=getattr(module, "__name__", "model"), output=output)
 
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
@@ -94,6 +107,17 @@ class Model:
                 f"{who} needs to know the model's head, and {self.name} has no Linear to take for it; "
                 "name it: Model.wrap(module, head='...')."
             )
+
+    def outputs_of(self, returned: Any) -> Tensor:
+        """The tensor of outputs in what the module returned: a tensor, a tuple, a dict, or an object with attributes."""
+        found = returned if isinstance(returned, Tensor) else _found(returned, "logits" if self.output is None else self.output)
+        if self.output is None and found is None and isinstance(returned, tuple | list) and _are_rows(returned[:1]):
+            found = returned[0]
+        if isinstance(found, Tensor) and (self.output is None or found is not returned):
+            return found
+        asked = "" if self.output is None else f" and has no tensor {self.output!r} in it"
+        what = "leave out output=" if isinstance(returned, Tensor) else _choices(returned)
+        raise InputError(f"{self.name} returns {_said(returned)}{asked}; {what}.")
 
     def state_dict(self, tree: Tree) -> Tree:
         """One client's values as a state_dict that the plain module loads strictly."""
@@ -132,6 +156,44 @@ class Model:
         if not any(n == head or n.startswith(head + ".") for n in self.params):
             raise InputError(f"the head {head!r} of {self.name} has no trainable parameter.")
         return head
+
+
+def _found(returned: Any, key: str | int) -> Any:
+    """What is there by this name or index; None if nothing is."""
+    try:
+        return getattr(returned, key, None) if isinstance(key, str) and not isinstance(returned, Mapping) else returned[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _are_rows(values: Sequence[Any]) -> bool:
+    """Whether these are tensors with a row for each sample, and not a loss."""
+    return bool(values) and all(isinstance(v, Tensor) and v.ndim > 0 for v in values)
+
+
+def _said(returned: Any) -> str:
+    """What a module returned, in words."""
+    if isinstance(returned, Tensor):
+        return "one tensor"
+    held = f" of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) and returned else ""
+    held = f" of {', '.join(type(v).__name__ for v in returned)}" if isinstance(returned, tuple | list) and returned else held
+    return f"a {type(returned).__name__}{held}"
+
+
+def _choices(returned: Any) -> str:
+    """What to type where the outputs were not found."""
+    named = (
+        returned
+        if isinstance(returned, Mapping)
+        else {}
+        if isinstance(returned, tuple | list)
+        else getattr(returned, "__dict__", {})
+    )
+    pairs = list(enumerate(returned)) if isinstance(returned, tuple | list) else list(named.items())
+    tensors = [k for k, v in pairs if _are_rows([v])]
+    if not tensors:
+        return "wrap it in a module that returns the outputs as one tensor"
+    return f"say which holds the outputs: Model.wrap(module, output={tensors[0]!r})"
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -121,7 +121,7 @@ class Simulation:
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(model, self.device, self.precision)
+        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
@@ -285,6 +285,12 @@ class Simulation:
             out[r :: len(found)] = theirs[r :: len(found)]
         return out
 
+    @property
+    def whole_inputs(self) -> bool:
+        """Whether among the inputs are whole numbers, as for an embedding."""
+        layout = self.data.layout
+        return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
+
     def out_of_rows(self, ids: Tensor) -> InputError:
         """What to say where an embedding has no row for an input of these clients."""
         low, high = self._ends(ids)
@@ -295,8 +301,10 @@ class Simulation:
 
     def _ends(self, ids: Tensor) -> tuple[str, str]:
         """The least and the greatest whole number among the inputs of these clients, and whose it is."""
+        layout = self.data.layout
         parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
-        found = [(int(end), self.data.clients[i].name or i) for i, x in parts for end in x.aminmax()]
+        given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
+        found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
         return f"{low} (client {a})", f"{high} (client {b})"
 
@@ -493,7 +501,8 @@ class Simulation:
                 raise RunError(TOO_LARGE) from None
             except RuntimeError as e:
                 if not self.fitted.stackable:
-                    raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
+                    given = self.data.layout or f"of shape {self.data.shape}"
+                    raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
                 self.fitted.stackable, why = False, str(e).splitlines()[0]
         self.fitted.check_others(others)
         if why:

@@ -157,7 +157,7 @@ def _trained(model: Model, only: Mask) -> list[str]:
 def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
     if fitted.precision != "bf16":
         return fitted.apply(values, x, train)
-    out = fitted.apply(values, x.bfloat16() if x.is_floating_point() else x, train)
+    out = fitted.apply(values, x, train, floats=torch.bfloat16)
     return Output(out.logits.float(), None if out.features is None else out.features.float())
 
 
