@@ -486,7 +486,7 @@ class Simulation:
         samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
         batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
         why, others = "", self.fitted.others()
-        for _ in range(2):
+        while True:
             tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
             memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
             everything = dict.fromkeys(self.model.params, True)
@@ -503,9 +503,11 @@ class Simulation:
                 if not self.fitted.stackable:
                     given = self.data.layout or f"of shape {self.data.shape}"
                     raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
-                self.fitted.stackable, why = False, str(e).splitlines()[0]
+                why = why or str(e).splitlines()[0]
+                self.fitted.stackable = not self.fitted.compiling  # first it is told that it is being compiled
+                self.fitted.compiling = self.fitted.stackable
         self.fitted.check_others(others)
-        if why:
+        if why and not self.fitted.stackable:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
             warnings.warn(said, stacklevel=2)
 

@@ -23,6 +23,7 @@ class Fitted:
     """
 
     stackable = True  # until it turns out to use something that cannot run for all clients at once
+    compiling = False  # until it turns out to run for all clients at once only if it is told that it is being compiled
 
     def __init__(
         self,

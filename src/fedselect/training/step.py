@@ -72,7 +72,7 @@ def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         return out.logits, out.logits if out.features is None else out.features
 
     alone = one_by_one(fitted, x.device)
-    with torch.no_grad(), precision(fitted.precision), Forward(None, not alone, fitted.precision, watch=False):
+    with torch.no_grad(), precision(fitted.precision), Forward(None, not alone, fitted.precision, False, fitted.compiling):
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
@@ -102,7 +102,7 @@ def step(
         return crops[n].of(v) if n in crops else v
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
-    forward = Forward(None, not alone, fitted.precision, watch=not fitted.steady)
+    forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
     with torch.enable_grad(), precision(fitted.precision), forward as mode:
         mode.rectified = shortcuts.rectified
         losses = _losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
@@ -129,7 +129,7 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
     leaves = {n: tree[n] for n in _trained(fitted.model, aim.only)}
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
-    with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
+    with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         _losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
