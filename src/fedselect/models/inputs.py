@@ -100,6 +100,18 @@ class Layout:
     def names(self) -> list[str]:
         return [f.name for f in self.fields]
 
+    def example(self, rows: int) -> Tensor:
+        """Made-up inputs, packed: floats from -1 to 1, whole numbers 0, and masks that mask nothing."""
+        kinds = {"floats": torch.float32, "integers": torch.int64, "bools": torch.bool}
+
+        def part(f: Field) -> Tensor:
+            if f.kind == "floats":
+                return torch.linspace(-1.0, 1.0, rows * max(1, f.width)).view(rows, *f.shape)
+            return torch.full((rows, *f.shape), int(f.kind == "bools" or "mask" in f.name), dtype=kinds[f.kind])
+
+        parts = {f.name: part(f) for f in self.fields}
+        return self.pack(parts if self.named else tuple(parts.values()))
+
     def to_json(self) -> dict[str, Any]:
         return {"named": self.named, "fields": [[f.name, list(f.shape), f.kind] for f in self.fields]}
 
@@ -130,7 +142,7 @@ def are_several(inputs: Any) -> bool:
 def _by_name(inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    return {f"input {i}": v for i, v in enumerate(inputs)} if isinstance(inputs, tuple | list) else {}
+    return {f"input_{i}": v for i, v in enumerate(inputs)} if isinstance(inputs, tuple | list) else {}
 
 
 def _said(inputs: Any) -> str:

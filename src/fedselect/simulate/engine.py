@@ -41,7 +41,7 @@ from fedselect.tasks.task import Task
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import Aim, Batch, one_by_one, step
+from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -485,29 +485,20 @@ class Simulation:
         size = min(self.training.batch_size, int(train.n[0]))
         samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
         batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
-        why, others = "", self.fitted.others()
-        while True:
-            tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
-            memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
-            everything = dict.fromkeys(self.model.params, True)
-            try:
-                step(self.fitted, tree, memory, batch, Aim(everything, 0.01, Goal(self.task)), self.training)
-                break
-            except InputError as e:
-                if size > 1:
-                    raise
-                raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
-            except torch.cuda.OutOfMemoryError:
-                raise RunError(TOO_LARGE) from None
-            except RuntimeError as e:
-                if not self.fitted.stackable:
-                    given = self.data.layout or f"of shape {self.data.shape}"
-                    raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
-                why = why or str(e).splitlines()[0]
-                self.fitted.stackable = not self.fitted.compiling  # first it is told that it is being compiled
-                self.fitted.compiling = self.fitted.stackable
+        others = self.fitted.others()
+        try:
+            why = try_step(self.fitted, self.initial, batch, Goal(self.task), self.training)
+        except InputError as e:
+            if size > 1:
+                raise
+            raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
+        except torch.cuda.OutOfMemoryError:
+            raise RunError(TOO_LARGE) from None
+        except RuntimeError as e:
+            given = self.data.layout or f"of shape {self.data.shape}"
+            raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
         self.fitted.check_others(others)
-        if why and not self.fitted.stackable:
+        if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
             warnings.warn(said, stacklevel=2)
 

@@ -34,6 +34,7 @@ class Fitted:
         layout: Layout | None = None,
     ) -> None:
         self.model = model
+        self.bare = True  # whether the module returns one tensor alone
         self.layout = layout  # of several inputs: how they lie in the one tensor of a batch
         self._floats = model.module.get_parameter(model.params[0]).dtype
         self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
@@ -128,6 +129,7 @@ class Fitted:
 
     def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
+        self.bare = isinstance(output, Tensor)
         for n, (home, key) in self._homes.items() if self._train and self._values else ():
             now = home._buffers[key]
             if now is not None and now is not self._values[n]:

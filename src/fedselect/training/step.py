@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.core.tree import Mask, Scalar, State, Tree, along, rows, take
+from fedselect.core.tree import Mask, Scalar, State, Tree, along, expand, rows, take
 from fedselect.models import Model, Output
 from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
@@ -135,6 +135,28 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
+
+
+def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
+    """One step of one client from these values, thrown away, which settles how clients of this model run: all at once, all at
+    once if its code is told that it is being compiled, or one by one; then what comes back says why.
+    """
+    why = ""
+    while True:
+        tree = {n: v.clone() for n, v in expand(values, 1).items()}
+        memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in training.the_optimizer.memory}
+        try:
+            step(fitted, tree, memory, batch, Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal), training)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as e:
+            if not fitted.stackable:
+                raise
+            why = why or str(e).splitlines()[0]
+            fitted.stackable = not fitted.compiling
+            fitted.compiling = fitted.stackable
+        else:
+            return "" if fitted.stackable else why
 
 
 @contextmanager
