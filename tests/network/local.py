@@ -19,9 +19,7 @@ QUICK = Limits(wait=0.2, poll=0.01, timeout=5.0)
 
 def alone(data: fs.Federation, i: int) -> fs.Federation:
     """One client's data as its node has it."""
-    return fs.Federation(
-        [data.clients[i]], data.classes, mean=data.mean, std=data.std, augment=data.augment, layout=data.layout
-    )
+    return fs.Federation([data.clients[i]], data.classes, mean=data.mean, std=data.std, augment=data.augment)
 
 
 class Room:

@@ -125,6 +125,24 @@ def test_a_federation_lays_several_inputs_side_by_side_and_gives_them_back():
             assert named[n].dtype == v.dtype
 
 
+def test_clients_of_a_federation_may_be_taken_into_another():
+    data = federation()
+    fewer = fs.Federation(data.clients[1:], 2)
+    assert fewer.layout == data.layout
+    assert torch.equal(fewer.clients[0].train[0], data.clients[1].train[0])
+    with_others = fs.Federation([*fewer.clients, client(9, 7)], 2)
+    assert len({c.train[0].shape[1] for c in with_others.clients}) == 1
+    by_place = [((x["words"], x["numbers"]), y) for x, y in (client(9).train, client(9).test)]
+    strange = fs.Federation([fs.ClientData(*by_place)], 2)
+    with pytest.raises(
+        fs.DataError, match=r"client 2 has the inputs input_0 \(4,\), input_1 \(2,\); the first client has words"
+    ):
+        fs.Federation([*fewer.clients, *strange.clients], 2)
+    x = torch.zeros(9, 6), torch.arange(9) % 2
+    with pytest.raises(fs.DataError, match="training inputs of client 0 are one tensor, and those of others are several"):
+        fs.Federation([fs.ClientData(x, x), client(9)], 2)
+
+
 def test_whole_numbers_and_bools_stay_whole_numbers():
     parts = torch.tensor([[2**40, -1]]), torch.tensor([True]), torch.tensor([[7]], dtype=torch.int16)
     layout = Layout.of(parts, "inputs")
@@ -238,6 +256,10 @@ def test_methods_are_compared_and_models_tried_on_others_data():
         alone = fs.run(method, model=model, data=federation(), rounds=2)
         assert found[name, 0].history[-1]["clients"] == alone.history[-1]["clients"]
     assert found["fedavg", 0].cross().shape == (3, 3)
+
+
+def test_a_diagnosis_is_made():
+    assert fs.diagnose(federation(), model=fs.Model.wrap(Both), rounds=2).sentences
 
 
 def test_validation_data_has_several_inputs_too():

@@ -28,6 +28,7 @@ class ClientData:
     name: str | None = None
     shift: Mapping[str, str] = field(default_factory=dict)  # how it was made to differ: kind -> in words
     schema: Schema | None = None  # of a table: how raw rows become inputs
+    layout: Layout | None = None  # of several inputs, once a Federation has packed them: which columns are which
 
     def __repr__(self) -> str:
         parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}
@@ -51,7 +52,6 @@ class Federation:
     mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
     std: tuple[float, ...] = ()
     augment: str = "none"  # of training pictures: none or crop-flip
-    layout: Layout | None = None  # of several inputs: which columns of a client's one tensor are which; found from the clients
     pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these; no longer used where they are not
     shape: tuple[int, ...] = field(init=False)
     target_shape: tuple[int, ...] = field(init=False)
@@ -70,9 +70,7 @@ class Federation:
                     raise DataError(f"client {client.name or i}: {part} must be a pair of tensors, (inputs, labels).")
                 if not all(isinstance(v, Tensor) for v in (pair[1], *(() if are_several(pair[0]) else pair[:1]))):
                     raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
-        clients, layout = packed(self.clients, self.layout)
-        object.__setattr__(self, "clients", clients)
-        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "clients", packed(self.clients))
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
@@ -94,6 +92,11 @@ class Federation:
     def whole(self) -> bool:
         """Whether inputs are whole numbers, as for an embedding."""
         return _kind(self.clients[0].train[0]) == "integers"
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of several inputs: which columns of a client's one tensor are which."""
+        return self.clients[0].layout
 
     def targets(self) -> Iterator[Tensor]:
         """All clients' targets, to train and to test on."""

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from fedselect.core.errors import DataError
 from fedselect.models.inputs import Layout, are_several
 
 if TYPE_CHECKING:
@@ -12,19 +15,27 @@ if TYPE_CHECKING:
 PARTS = {"train": "training", "test": "test", "val": "validation"}
 
 
-def packed(clients: "Sequence[ClientData]", layout: Layout | None) -> "tuple[Sequence[ClientData], Layout | None]":
-    """The clients with one tensor of inputs each, and how that is laid out; as they are where they have one already."""
-    if not any(are_several(pair[0]) for client in clients for pair in _pairs(client).values()):
-        return clients, layout
-    layout = Layout.of(clients[0].train[0], f"the training inputs of client {clients[0].name or 0}")
-    return [_packed(client, client.name or str(i), layout) for i, client in enumerate(clients)], layout
+def packed(clients: "Sequence[ClientData]") -> "Sequence[ClientData]":
+    """The clients with one tensor of inputs each, and how that is laid out; as they are where all have one input."""
+    several = [client.layout is not None or any(are_several(x) for x, _ in _pairs(client).values()) for client in clients]
+    if not any(several):
+        return clients
+    first = clients[0]
+    layout = first.layout or Layout.of(first.train[0], f"the training inputs of client {first.name or 0}")
+    return [_packed(client, client.name or str(i), layout) for i, client in enumerate(clients)]
 
 
 def _packed(client: "ClientData", name: str, layout: Layout) -> "ClientData":
+    if client.layout not in (None, layout):
+        raise DataError(f"client {name} has the inputs {client.layout}; the first client has {layout}.")
     made: Any = {
-        part: (layout.pack(x, f"the {PARTS[part]} inputs of client {name}"), y) for part, (x, y) in _pairs(client).items()
+        part: (
+            x if client.layout and isinstance(x, Tensor) else layout.pack(x, f"the {PARTS[part]} inputs of client {name}"),
+            y,
+        )
+        for part, (x, y) in _pairs(client).items()
     }
-    return replace(client, **made)
+    return replace(client, **made, layout=layout)
 
 
 def _pairs(client: "ClientData") -> dict[str, Any]:

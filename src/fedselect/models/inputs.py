@@ -46,7 +46,8 @@ class Layout:
         """The layout of inputs such as these."""
         found = _by_name(inputs)
         if not found:
-            raise DataError(f"{who} are an empty {type(inputs).__name__}; give one tensor or several.")
+            what = f"an empty {type(inputs).__name__}" if are_several(inputs) else "one tensor, and those of others are several"
+            raise DataError(f"{who} are {what}; give a dict or a tuple of tensors to all clients.")
         for name, v in found.items():
             if not isinstance(name, str):
                 raise DataError(f"{who} have the name {name!r}; names are those of the arguments of the model's forward.")

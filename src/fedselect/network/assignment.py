@@ -129,7 +129,7 @@ class Assignment:
             x = torch.zeros(2, *self.data.shape, dtype=torch.int64)
         x = x if self.layout is None else self.layout.example(2)
         pair = (x, self.task.example(self.data))
-        return Federation([ClientData(pair, pair, pair)], self.data.classes, layout=self.layout)
+        return Federation([ClientData(pair, pair, pair, layout=self.layout)], self.data.classes)
 
 
 def first(tree: Tree) -> Tree:

@@ -316,8 +316,7 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         number = torch.tensor([agreed.names.index(n) for n in names])
         pairs = [None if p is None else (p[0], _renumbered(p[1], number)) for p in (part.train, part.test, part.val)]
         mine = replace(mine, train=pairs[0], test=pairs[1], val=pairs[2])  # type: ignore[arg-type]
-    how: Any = {name: getattr(whole, name) for name in ("mean", "std", "augment", "layout")}
-    return Federation([mine], agreed.classes, whole.name, agreed.names, **how)
+    return Federation([mine], agreed.classes, whole.name, agreed.names, mean=whole.mean, std=whole.std, augment=whole.augment)
 
 
 def _renumbered(labels: Tensor, number: Tensor) -> Tensor:
