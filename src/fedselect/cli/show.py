@@ -17,7 +17,9 @@ from fedselect.data.columns import Column
 
 def table(data: Federation) -> Table:
     asked = f"{data.classes} classes" if data.classes else f"targets {data.target_shape or 'of one number'}"
-    grid = Table(title=f"{data.name}: {len(data.clients)} clients, {asked}, inputs {data.shape}", box=SIMPLE_HEAD)
+    grid = Table(
+        title=f"{data.name}: {len(data.clients)} clients, {asked}, inputs {data.layout or data.shape}", box=SIMPLE_HEAD
+    )
     grid.title_justify = "left"
     grid.add_column("client", no_wrap=True)
     for column in ("train", "val", "test"):

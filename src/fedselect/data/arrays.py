@@ -1,6 +1,6 @@
 """What a program has at hand (NumPy arrays, tensors, pandas columns, torch datasets) as the tensors that we work with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from fedselect.core.errors import DataError
+from fedselect.models.inputs import are_several, each
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Any, Tensor]
+"""Inputs, one tensor or several in a dict or a tuple, and targets."""
 
 
 def part(value: Any, who: str, what: str) -> Pair:
@@ -24,16 +26,26 @@ def part(value: Any, who: str, what: str) -> Pair:
             f"{_said(value)}."
         )
     x, y = inputs(value[0], f"{who}: {what}"), targets(value[1], f"{who}: {what}")
-    if not x.ndim or not y.ndim or len(x) != len(y):
-        raise DataError(
-            f"{who}: {what} has {_count(x)} but {_count(y, 'target')}; give one target for each input, in the same order."
-        )
+    hint = " (A tuple is several inputs; a list has a row for each sample.)" if isinstance(value[0], tuple) else ""
+
+    def check(v: Tensor, name: str) -> None:
+        if not v.ndim or not y.ndim or len(v) != len(y):
+            raise DataError(
+                f"{_named(f'{who}: {what}', name)} has {_count(v)} but {_count(y, 'target')}; give one target for each input, "
+                f"in the same order.{hint}"
+            )
+
+    each(x, check)
     return x, y
 
 
-def inputs(value: Any, who: str) -> Tensor:
-    """What a model is given, a row for each sample. Tensors stay as they are; of arrays float64 becomes float32."""
-    return _tensor(value, who, "inputs", "turn them into numbers, or give a table: fs.Federation.from_frame.")
+def inputs(value: Any, who: str) -> Any:
+    """What a model is given, a row for each sample. Tensors stay as they are; of arrays float64 becomes float32.
+
+    Several inputs, in a dict or a tuple, are made into tensors one by one.
+    """
+    mend = "turn them into numbers, or give a table: fs.Federation.from_frame."
+    return each(value, lambda v, name: _tensor(v, _named(who, name), "inputs", mend))
 
 
 def targets(value: Any, who: str) -> Tensor:
@@ -78,7 +90,7 @@ def from_dataset(dataset: Any, who: str, what: str) -> Pair:
                 f"{who}: sample {i} of the {what} dataset is {_said(sample)}; let it return a pair (input, target)."
             )
     return (
-        inputs(_stacked([s[0] for s in samples], f"{who}: {what}", "inputs"), f"{who}: {what}"),
+        inputs(_inputs([s[0] for s in samples], f"{who}: {what}"), f"{who}: {what}"),
         targets(_stacked([s[1] for s in samples], f"{who}: {what}", "targets"), f"{who}: {what}"),
     )
 
@@ -87,8 +99,29 @@ def compact(pair: Pair | None) -> Pair | None:
     """The same samples in memory of their own, where they are a small part of more: what is pickled is all of that memory."""
     if pair is None:
         return None
-    x, y = (v if v.untyped_storage().nbytes() <= 2 * v.nbytes else v.clone() for v in pair)
+    x, y = (each(value, lambda v, _: v if v.untyped_storage().nbytes() <= 2 * v.nbytes else v.clone()) for value in pair)
     return x, y
+
+
+def rows(x: Any, which: Any) -> Any:
+    """These rows of the inputs, be it one or several."""
+    return each(x, lambda v, _: v[which])
+
+
+def _inputs(values: Sequence[Any], who: str) -> Any:
+    """The inputs of all samples, each stacked; samples that have several have the same."""
+    if not any(map(are_several, values)):
+        return _stacked(values, who, "inputs")
+    first = _keys(values[0])
+    if lone := [i for i, v in enumerate(values) if _keys(v) != first]:
+        raise DataError(f"{who} has other inputs in sample {lone[0]} than in sample 0; give all samples the same.")
+    found = {key: _stacked([v[key] for v in values], f"{who}, {key}", "inputs") for key in first}
+    return found if isinstance(values[0], Mapping) else tuple(found.values())
+
+
+def _keys(value: Any) -> Any:
+    """What several inputs go by: names, or places."""
+    return dict.fromkeys(value) if isinstance(value, Mapping) else range(len(value)) if isinstance(value, tuple) else ()
 
 
 def _stacked(values: Sequence[Any], who: str, what: str) -> Any:
@@ -119,6 +152,10 @@ def _tensor(value: Any, who: str, what: str, mend: str) -> Tensor:
     elif found.dtype.kind in "iu" and found.dtype != np.uint8:
         found = found.astype(np.int64, copy=False)
     return torch.from_numpy(found if found.flags.c_contiguous and found.flags.writeable else found.copy())
+
+
+def _named(who: str, name: str) -> str:
+    return f"{who}, {name}" if name else who
 
 
 def _count(v: Tensor, what: str = "input") -> str:

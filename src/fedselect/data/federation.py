@@ -12,10 +12,13 @@ from fedselect.core.shown import html_table
 from fedselect.data import arrays
 from fedselect.data.columns import Schema
 from fedselect.data.division import Division
+from fedselect.data.several import packed
+from fedselect.models.inputs import Layout
 from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
-Part = tuple[Tensor, Tensor]
+Part = tuple[Any, Tensor]
+"""Inputs and targets. Inputs are a tensor; where a model takes several, a dict of them by name, or a tuple."""
 MOST = 20  # clients that a notebook shows
 
 
@@ -35,6 +38,7 @@ class ClientData:
     """One client's samples: (inputs, targets) to train on and, if there are any, to test on and to validate on.
 
     A part is a pair of NumPy arrays, tensors or lists, or a torch Dataset of (input, target); it is made into tensors once.
+    Inputs of a model that takes several are a dict or a tuple of such arrays.
     Without test data a client trains, and its metrics are blank.
     """
 
@@ -44,6 +48,7 @@ class ClientData:
     name: str | None
     shift: Mapping[str, str]  # how it was made to differ: kind -> in words
     schema: Schema | None  # of a table: how raw rows become inputs
+    layout: Layout | None  # of several inputs, once a Federation has packed them: which columns are which
 
     def __init__(
         self,
@@ -53,13 +58,15 @@ class ClientData:
         name: str | None = None,
         shift: Mapping[str, str] | None = None,
         schema: Schema | None = None,
+        *,
+        layout: Layout | None = None,
     ) -> None:
         who = "a client" if name is None else f"client {name}"
-        parts = {"train": arrays.part(train, who, "train")}
-        given = {"test": test, "val": val}
-        parts |= {part: arrays.part(value, who, part) for part, value in given.items() if value is not None}
-        own = {"test": None, "val": None, **parts, "name": name, "shift": dict(shift or {}), "schema": schema}
-        for field_, value in own.items():
+        given = {"train": train, "test": test, "val": val}
+        for part, value in given.items():
+            made = None if value is None and part != "train" else arrays.part(value, who, part)
+            object.__setattr__(self, part, made)
+        for field_, value in {"name": name, "shift": dict(shift or {}), "schema": schema, "layout": layout}.items():
             object.__setattr__(self, field_, value)
 
     def __repr__(self) -> str:
@@ -98,7 +105,7 @@ class Federation:
 
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else f"targets {self.target_shape}"
-        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.shape})"
+        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.layout or self.shape})"
 
     def _repr_html_(self) -> str:
         parts = [part for part in ("train", "val", "test") if self.has(part)]
@@ -121,6 +128,7 @@ class Federation:
                     f"a federation is made of fs.ClientData, not of a {type(client).__name__}; from arrays, with a client for "
                     "each row: fs.Federation.from_arrays(x, y, client)."
                 )
+        object.__setattr__(self, "clients", packed(self.clients))
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
@@ -157,6 +165,7 @@ class Federation:
         split: in their place an array that says train, val or test for each row
         about: classes, class_names, name, mean, std and augment, as `Federation` takes them
 
+        `x` may be a dict or a tuple of arrays, for a model that takes several inputs.
         Classes that are texts are numbered in the order of the alphabet, and keep their names.
         """
         from fedselect.data.given import from_arrays
@@ -210,6 +219,11 @@ class Federation:
     def whole(self) -> bool:
         """Whether inputs are whole numbers, as for an embedding."""
         return _kind(self.clients[0].train[0]) == "integers"
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of several inputs: which columns of a client's one tensor are which."""
+        return self.clients[0].layout
 
     def targets(self) -> Iterator[Tensor]:
         """All clients' targets, to train and to test on."""
@@ -304,6 +318,8 @@ class Federation:
         pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), start, n)
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
+            if self.layout is not None and self.layout.mixed:
+                kind = torch.promote_types(kind, torch.float32)  # in which its whole numbers are exact
             return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")
         channels = self.shape[0]
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)

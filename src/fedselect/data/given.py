@@ -18,6 +18,7 @@ from fedselect.data.frame import Frame, in_order
 from fedselect.data.frame_files import PARTS
 from fedselect.data.partition import Part
 from fedselect.data.tables import Columns, by_client, federate, words
+from fedselect.models.inputs import each
 
 
 def from_arrays(x: Any, y: Any, client: Any, division: Division, split: Any, about: About) -> Federation:
@@ -26,15 +27,14 @@ def from_arrays(x: Any, y: Any, client: Any, division: Division, split: Any, abo
     inputs, targets = arrays.inputs(x, "x"), arrays.targets(y, "y")
     whose = _ids(client)
     told = None if split is None else _told(split)
-    for what, length in (("y", _length(targets)), ("client", len(whose)), ("split", None if told is None else len(told))):
-        if length not in (None, _length(inputs)):
-            raise DataError(f"x has {_length(inputs)} rows and {what} has {length}; give each of them one row a sample.")
+    lengths = {"y": _length(targets), "client": len(whose), **({} if told is None else {"split": len(told)})}
+    each(inputs, lambda v, name: _check_lengths(f"x, {name}," if name else "x", _length(v), lengths))
     clients = []
     for one in in_order(sorted(set(whose.tolist()))):
         mine = np.flatnonzero(whose == one)
         part = division.drawn(len(mine), one) if told is None else _parts(told[mine], one)
         found = {n: mine[rows] for n in ("train", "test", "val") if len(rows := getattr(part, n))}
-        pairs: dict[str, Any] = {n: (inputs[rows], targets[rows]) for n, rows in found.items()}
+        pairs: dict[str, Any] = {n: (arrays.rows(inputs, rows), targets[rows]) for n, rows in found.items()}
         clients.append(ClientData(**pairs, name=one))
     class_names = tuple(about.get("class_names", names))
     given: Any = {"name": "arrays", **about, "class_names": class_names}
@@ -136,6 +136,12 @@ def _parts(told: NDArray[Any], client: str) -> Part:
 
 def _length(v: Any) -> int:
     return len(v) if v.ndim else 0
+
+
+def _check_lengths(what: str, rows: int, others: Mapping[str, int]) -> None:
+    for other, length in others.items():
+        if length != rows:
+            raise DataError(f"{what} has {rows} rows and {other} has {length}; give each of them one row a sample.")
 
 
 def _as_options(said: str) -> str:

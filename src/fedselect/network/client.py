@@ -126,7 +126,9 @@ class Node:
         kind = str(self.data.clients[0].train[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
         schema = self.data.clients[0].schema
-        table = {} if schema is None else {"schema": schema.to_json()}
+        table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
+        table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
+        table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
         shape = list(self.assigned.data.shape)
         notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
@@ -196,7 +198,7 @@ class Node:
 def _ends(data: Targets) -> str:
     """What goes into a model and what is asked of it, in words."""
     asked = f"{data.classes} classes" if data.classes else f"targets of shape {tuple(data.target_shape)}"
-    return f"inputs of shape {tuple(data.shape)} and {asked}"
+    return f"inputs {getattr(data, 'layout', None) or f'of shape {tuple(data.shape)}'} and {asked}"
 
 
 def _whole(letter: Letter, name: str) -> int:

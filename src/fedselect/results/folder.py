@@ -26,7 +26,7 @@ from fedselect.core.shown import made
 from fedselect.core.tree import Tree
 from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
-from fedselect.models import Model
+from fedselect.models import Layout, Model
 from fedselect.models.networks import rebuilt, recipe
 from fedselect.report import check_page, gather, page, write_report
 from fedselect.results.predictor import Inputs, Predictor
@@ -146,9 +146,11 @@ class Saved:
     def predictor(self) -> Predictor:
         said = self._about
         scale, shift = (None if v is None else torch.tensor(v).view(-1, 1, 1) for v in (said["scale"], said["shift"]))
-        inputs = Inputs(tuple(said["shape"]), getattr(torch, said["kind"]), scale, shift)
+        layout = None if said["layout"] is None else Layout.from_json(said["layout"])
+        inputs = Inputs(tuple(said["shape"]), getattr(torch, said["kind"]), scale, shift, layout)
         own = schemas.read(self.place, len(self.names))
-        return Predictor(self._network(), inputs, self._meant(), tuple(said["target_shape"]), tuple(said["class_names"]), own)
+        meant = (self._meant(), tuple(said["target_shape"]), tuple(said["class_names"]), own)
+        return Predictor(self._network(), said["output"], inputs, *meant)
 
     def _network(self) -> Callable[[], nn.Module]:
         model = self._model
@@ -234,6 +236,8 @@ def _about(s: Simulation) -> dict[str, Any]:
         "kind": str(inputs.kind).removeprefix("torch."),
         "scale": None if inputs.scale is None else inputs.scale.flatten().tolist(),
         "shift": None if inputs.shift is None else inputs.shift.flatten().tolist(),
+        "layout": None if inputs.layout is None else inputs.layout.to_json(),
+        "output": s.model.output,
         "target_shape": s.data.target_shape,
         "class_names": list(s.data.class_names),
         "task": _entry(s.task, TASKS),

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.tree import Tree
 from fedselect.data import Schema, arrays
+from fedselect.models import Layout
+from fedselect.models.inputs import are_several
+from fedselect.models.outputs import outputs_of
 from fedselect.simulate import Simulation
 from fedselect.tasks import Task
 
@@ -20,22 +23,30 @@ BATCH = 256  # samples at a time
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes: shape and type of one input; of pictures as bytes, pixel * scale + shift by channel."""
+    """What a model takes: shape and type of one input; of pictures as bytes, pixel * scale + shift by channel; of several
+    inputs, how they lie in one tensor."""
 
     shape: tuple[int, ...]
     kind: torch.dtype
     scale: Tensor | None = None
     shift: Tensor | None = None
+    layout: Layout | None = None
 
     @classmethod
     def of(cls, simulation: Simulation) -> "Inputs":
         split = simulation.inputs
         scale, shift = (None if v is None else v.cpu() for v in (split.scale, split.shift))
-        return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift)
+        return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift, simulation.data.layout)
 
     def made(self, x: Any) -> Tensor:
-        """Inputs as the network takes them, of raw ones."""
-        found = arrays.inputs(x, "x")
+        """Inputs as one tensor, of raw ones."""
+        if self.layout is not None and not _lie_in(self.layout, x):
+            x = self.layout.pack(arrays.inputs(x, "x"))
+        if are_several(x):
+            raise DataError(
+                f"x is a {type(x).__name__}; the model takes one input: give an array or a list, a row for each sample."
+            )
+        found: Tensor = arrays.inputs(x, "x")
         shape = ", ".join(map(str, ("N", *self.shape)))
         if tuple(found.shape) == self.shape:
             raise DataError(f"x is one sample, of shape {self.shape}; give a row for each sample, ({shape}): x[None].")
@@ -51,12 +62,24 @@ class Inputs:
             return found.to(self.scale.dtype) * self.scale + self.shift
         return found.to(self.kind)
 
+    def given(self, made: Tensor, floats: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """What the network is called with: arguments by place, and by name; `floats`: the type of those that are."""
+        if self.layout is not None:
+            return self.layout.unpack(made, floats)
+        return (made.to(floats) if made.is_floating_point() else made,), {}
+
+
+def _lie_in(layout: Layout, x: Any) -> bool:
+    """Whether inputs are packed already, as a federation holds them."""
+    return isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] == layout.width
+
 
 @dataclass(frozen=True)
 class Predictor:
     """A network without values, what it takes, and what its outputs mean."""
 
     build: Callable[[], nn.Module]
+    output: str | int | None  # of what the network returns, which holds the outputs
     inputs: Inputs
     task: Task
     target_shape: tuple[int, ...]
@@ -86,9 +109,11 @@ class Predictor:
             x = schema.features(x)
         made = self.inputs.made(x)
         kind = next(v.dtype for v in net.parameters() if v.is_floating_point())
-        made = made.to(kind) if made.is_floating_point() else made
+        parts = []
         with torch.no_grad():
-            parts = [net(part) for part in torch.split(made, BATCH)]
+            for some in torch.split(made, BATCH):
+                args, named = self.inputs.given(some, kind)
+                parts.append(outputs_of(net(*args, **named), self.output, type(net).__name__))
         return torch.cat(parts)
 
     def _named(self, classes: NDArray[Any]) -> NDArray[Any]:

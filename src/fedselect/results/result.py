@@ -149,7 +149,8 @@ class Result:
         """What a client's model says of raw inputs: classes, by name where they have names, or numbers in their own units.
 
         `x`: an array or tensor with a row for each sample, pictures as uint8 if the model was trained on such; where the data
-        was a table, also a DataFrame or a dict of its columns. One array comes back, with a row for each sample.
+        was a table, also a DataFrame or a dict of its columns; of several inputs, a dict or tuple of arrays as in the data. One
+        array comes back, with a row for each sample.
         """
         i = self._number(client)
         return self._source.predictor.predict(self.personal(i), i, x)

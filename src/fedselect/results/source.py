@@ -75,7 +75,8 @@ class Live:
     def predictor(self) -> Predictor:
         s = self.simulation
         schemas = [c.schema for c in s.data.clients]
-        return Predictor(s.model.build, Inputs.of(s), s.task, s.data.target_shape, tuple(s.data.class_names), schemas)
+        meant = (s.task, s.data.target_shape, tuple(s.data.class_names), schemas)
+        return Predictor(s.model.build, s.model.output, Inputs.of(s), *meant)
 
     def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
         found: dict[int, Tree] = {}

@@ -44,7 +44,7 @@ from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import Aim, Batch, one_by_one, step
+from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -135,7 +135,7 @@ class Simulation:
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(model, self.device, self.precision)
+        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
@@ -349,6 +349,12 @@ class Simulation:
             out[r :: len(found)] = theirs[r :: len(found)]
         return out
 
+    @property
+    def whole_inputs(self) -> bool:
+        """Whether among the inputs are whole numbers, as for an embedding."""
+        layout = self.data.layout
+        return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
+
     def out_of_rows(self, ids: Tensor) -> InputError:
         """What to say where an embedding has no row for an input of these clients."""
         low, high = self._ends(ids)
@@ -359,8 +365,10 @@ class Simulation:
 
     def _ends(self, ids: Tensor) -> tuple[str, str]:
         """The least and the greatest whole number among the inputs of these clients, and whose it is."""
+        layout = self.data.layout
         parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
-        found = [(int(end), self.data.clients[i].name or i) for i, x in parts for end in x.aminmax()]
+        given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
+        found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
         return f"{low} (client {a})", f"{high} (client {b})"
 
@@ -545,24 +553,18 @@ class Simulation:
         size = min(self.training.batch_size, int(train.n[0]))
         samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
         batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
-        why, others = "", self.fitted.others()
-        for _ in range(2):
-            tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
-            memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
-            everything = dict.fromkeys(self.model.params, True)
-            try:
-                step(self.fitted, tree, memory, batch, Aim(everything, 0.01, Goal(self.task)), self.training)
-                break
-            except InputError as e:
-                if size > 1:
-                    raise
-                raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
-            except torch.cuda.OutOfMemoryError:
-                raise RunError(TOO_LARGE) from None
-            except RuntimeError as e:
-                if not self.fitted.stackable:
-                    raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
-                self.fitted.stackable, why = False, str(e).splitlines()[0]
+        others = self.fitted.others()
+        try:
+            why = try_step(self.fitted, self.initial, batch, Goal(self.task), self.training)
+        except InputError as e:
+            if size > 1:
+                raise
+            raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
+        except torch.cuda.OutOfMemoryError:
+            raise RunError(TOO_LARGE) from None
+        except RuntimeError as e:
+            given = self.data.layout or f"of shape {self.data.shape}"
+            raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
         self.fitted.check_others(others)
         if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."

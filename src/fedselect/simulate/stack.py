@@ -40,7 +40,8 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val)
     how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
+    ends = (repr(run.model.module), run.model.output, run.data.layout)
+    return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 
 class Stack:
@@ -129,7 +130,7 @@ class Stack:
             with precision(runs[0].precision):
                 answer = self._done(whole, who, jobs)
         except IndexError as e:
-            if runs[0]._split["train"].x.dtype != torch.int64:
+            if not runs[0].whole_inputs:
                 raise
             raise runs[0].out_of_rows(jobs[0].ids) from e
         if len(jobs) == 1:
