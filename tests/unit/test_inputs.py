@@ -308,6 +308,15 @@ def test_a_module_that_looks_at_values_all_the_same_runs_client_by_client():
     assert run.history[-1]["train_loss"] == pytest.approx(plain.history[-1]["train_loss"], abs=1e-5)
 
 
+def test_a_torch_without_the_flag_runs_such_a_module_client_by_client(monkeypatch):
+    monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+    with pytest.warns(UserWarning, match=r"Careful cannot run for all clients at once, .*data-dependent"):
+        run = fs.run(fs.FedAvg(lr=0.1), model=fs.Model.wrap(Careful), data=federation(), rounds=1)
+    assert not run.simulation.fitted.stackable
+    assert not hasattr(torch.compiler, "_is_compiling_flag")
+
+
 def test_the_head_may_be_called_by_name():
     class Keyword(nn.Module):
         def __init__(self):

@@ -67,6 +67,22 @@ def test_convolutions_gradients_are_those_of_finite_differences(kernel, stride, 
     assert torch.autograd.gradcheck(convolve, inputs, check_undefined_grad=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inside", [10, 24, 50, 131])
+def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
+    """Of odd sizes, matrices begin anywhere in memory, and MKL sums accordingly."""
+    for rows in (1, 2, 3, 5, 9, 16, 23, 33):
+        for columns in (1, 5, 8, 10, 16, 17, 33, 50):
+            x, w = randn(4, rows, inside).to(dtype), randn(4, columns, inside, seed=1).to(dtype)
+            g = randn(4, rows, columns, seed=2).to(dtype)
+            for a, b in ((x, w.transpose(1, 2)), (g, w), (g.transpose(1, 2), x)):
+                together = bmm(a, b)
+                torch.testing.assert_close(together, a @ b)
+                for c in range(4):
+                    alone = (v[c : c + 1].clone(memory_format=torch.preserve_format) for v in (a, b))
+                    assert bmm(*alone)[0].equal(together[c]), (rows, columns)
+
+
 def test_a_lone_client_gets_the_bits_it_gets_in_company():
     x, w, b = (t.float() for t in conv_inputs((3, 3), True))
     together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))

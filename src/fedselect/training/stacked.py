@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.training import layers
+from fedselect.training import layers, tails
 from fedselect.training.layers import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
@@ -133,6 +133,8 @@ class Forward(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if self.stacked and func is torch.conv1d:
             return self._conv1d(*args, **kwargs)
+        if self.stacked and tails.uneven(func, args, kwargs):
+            return tails.filled(func, args, kwargs)
         if self.stacked and func in _SLOW:
             self.slow.add(func.__name__)
         if func in _CHANNEL_DROPOUTS:
