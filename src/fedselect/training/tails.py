@@ -41,7 +41,7 @@ def filled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if func is F.glu:
         value, gate = x.chunk(2, kwargs.get("dim", -1))
         return value * (filled(torch.sigmoid, (gate,), {}) if gate.numel() % WHOLE else gate.sigmoid())
-    plain = _IN_PLACE.get(func, func)
+    plain: Callable[..., Tensor] = _IN_PLACE.get(func, func)
     options = {n: v for n, v in kwargs.items() if n != "inplace"}
     full = [F.pad(v.reshape(-1), (0, -v.numel() % WHOLE), value=1.0) if isinstance(v, Tensor) else v for v in args]
     y: Tensor = plain(*full, **options)[: x.numel()].view(x.shape)
