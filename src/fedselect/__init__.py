@@ -36,7 +36,8 @@ from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
-from fedselect.simulate import Result, Simulation, compare, run
+from fedselect.results import Result, compare, load_result, run
+from fedselect.simulate import Simulation
 from fedselect.tasks import TASKS, Binary, Classification, Metric, Multilabel, Regression, Sequences, Spread, Task
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
 from fedselect.training.settings import Training
@@ -128,6 +129,7 @@ __all__ = [
     "from_datasets",
     "layers",
     "load",
+    "load_result",
     "merge",
     "models",
     "negate",

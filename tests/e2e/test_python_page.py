@@ -3,9 +3,6 @@
 import re
 from pathlib import Path
 
-import torch
-from torch.utils.data import TensorDataset
-
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "python.md").read_text(), re.S)
 
 
@@ -26,10 +23,20 @@ def test_the_page_runs_and_goes_on_where_it_left_off(tmp_path, monkeypatch):
     assert longer["simulation"].round == len(longer["history"]) > scope["simulation"].round
 
 
-def test_arrays_and_datasets_become_tensors():
+def test_what_the_page_says_of_results_is_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {}
+    for block in BLOCKS[:5]:
+        exec(block, scope)
+    result, again, x = scope["result"], scope["again"], scope["x_new"]
+    assert (again.predict(2, x) == result.predict("hospital 2", x)).all()
+    assert (tmp_path / "report.html").exists()
+    assert scope["same"].names == scope["data"].names
+    assert not scope["same"].has("test")
+
+
+def test_the_first_example_predicts_by_name():
     scope: dict = {}
     exec(BLOCKS[0], scope)
-    x, y = scope["tensors"](torch.rand(3, 2).double().numpy(), torch.arange(3).int().numpy())
-    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
-    again = scope["samples"](TensorDataset(x, y))
-    assert all(map(torch.equal, again, (x, y)))
+    assert set(scope["result"].predict("hospital 2", scope["x"])) == {"healthy", "ill"}
+    assert "val_accuracy" in scope["result"].history[-1]

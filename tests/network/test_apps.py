@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -267,11 +267,12 @@ class Bare(fs.Aggregator):
 @pytest.mark.parametrize(
     ("aggregator", "said"),
     [
-        ("median", "aggregator must be an aggregator such as fs.Mean.., not 'median'"),
+        (3, "aggregator must be an aggregator such as fs.Mean.., not 3"),
+        ("medean", "there is no aggregator 'medean'; did you mean 'median'"),
         (fs.Median, "aggregator must be an aggregator"),
         (Bare(), "Bare must be a dataclass"),
     ],
-    ids=["name", "class", "not a dataclass"],
+    ids=["number", "name", "class", "not a dataclass"],
 )
 def test_what_is_no_aggregator_is_refused(digits, aggregator, said):
     with pytest.raises(fs.InputError, match=said):

@@ -22,7 +22,7 @@ from fedselect.paper.write import as_csv, as_json, as_latex, lean
 from fedselect.runs import environment, runner
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import core, identity, write_measures
-from fedselect.runs.runner import summarise
+from fedselect.runs.summary import summarise
 from fedselect.simulate import checkpoint
 
 ROOT = Path(__file__).parents[2]

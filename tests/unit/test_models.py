@@ -177,19 +177,6 @@ def test_a_head_that_does_not_produce_the_output_is_found_out():
     Fitted(fs.Model.wrap(TwoHeads(), head="fc")).check(torch.zeros(2, 4), fs.Classification(), classes_of(3))
 
 
-def test_a_model_that_returns_more_than_class_scores_is_told_to_be_wrapped():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.fc(x), x
-
-    with pytest.raises(fs.InputError, match=r"Two returns a tuple; wrap it in a module that returns one tensor alone"):
-        Fitted(fs.Model.wrap(Two)).check(torch.rand(2, 4), fs.Classification(), classes_of(3))
-
-
 def test_a_model_that_does_not_fit_the_data_says_so():
     model = fs.Model.wrap(nn.Linear(4, 3))
     with pytest.raises(fs.InputError, match=r"Linear cannot take inputs of shape \(5,\)"):

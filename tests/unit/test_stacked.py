@@ -67,6 +67,22 @@ def test_convolutions_gradients_are_those_of_finite_differences(kernel, stride, 
     assert torch.autograd.gradcheck(convolve, inputs, check_undefined_grad=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inside", [10, 24, 50, 131])
+def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
+    """Of odd sizes, matrices begin anywhere in memory, and MKL sums accordingly."""
+    for rows in (1, 2, 3, 5, 9, 16, 23, 33):
+        for columns in (1, 5, 8, 10, 16, 17, 33, 50):
+            x, w = randn(4, rows, inside).to(dtype), randn(4, columns, inside, seed=1).to(dtype)
+            g = randn(4, rows, columns, seed=2).to(dtype)
+            for a, b in ((x, w.transpose(1, 2)), (g, w), (g.transpose(1, 2), x)):
+                together = bmm(a, b)
+                torch.testing.assert_close(together, a @ b)
+                for c in range(4):
+                    alone = (v[c : c + 1].clone(memory_format=torch.preserve_format) for v in (a, b))
+                    assert bmm(*alone)[0].equal(together[c]), (rows, columns)
+
+
 def test_a_lone_client_gets_the_bits_it_gets_in_company():
     x, w, b = (t.float() for t in conv_inputs((3, 3), True))
     together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))
@@ -289,7 +305,6 @@ OTHER_DRAWS = {
     "bernoulli_ in place": lambda x: x * torch.empty(4).bernoulli_(0.5),
     "normal_ in place": lambda x: x + torch.empty(4).normal_(),
     "torch.dropout": lambda x: torch.dropout(x, 0.5, True),
-    "attention with dropout": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "MultiheadAttention with dropout": lambda x: ATTENTION(x[None], x[None], x[None])[0],
     "LSTM with dropout": nn.LSTM(4, 4, num_layers=2, dropout=0.5),
 }
@@ -307,6 +322,58 @@ def test_stacked_clients_never_draw_otherwise(draw):
     """torch itself refuses, or cannot stack it at all, and then clients run one by one."""
     with pytest.raises(RuntimeError), Forward(None, stacked=True):
         vmap(OTHER_DRAWS[draw])(-torch.ones(2, 3, 4))
+
+
+KEEP = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 0, 0, 1]], dtype=torch.bool)  # (queries, keys)
+MASKS = {
+    "none": {},
+    "bools": {"attn_mask": KEEP},
+    "added": {"attn_mask": torch.where(KEEP, 0.5, -2.0).double()},
+    "a row of nothing": {"attn_mask": KEEP & torch.tensor([[True], [False], [True]])},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "fewer keys and values": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("how", MASKS)
+def test_attention_is_torchs_for_every_client(how):
+    heads = 2 if how == "fewer keys and values" else 4
+    q, k, v = leaves(randn(CLIENTS, 2, 4, 3, 5), randn(CLIENTS, 2, heads, 4, 5, seed=1), randn(CLIENTS, 2, heads, 4, 6, seed=2))
+    with Forward(None, stacked=True):
+        y = vmap(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **MASKS[how]))(q, k, v)
+    upstream = randn(*y.shape, seed=3)
+    y.backward(upstream)
+    for c in range(CLIENTS):
+        one = leaves(*(t[c].detach() for t in (q, k, v)))
+        expected = F.scaled_dot_product_attention(*one, **MASKS[how])
+        expected.backward(upstream[c])
+        torch.testing.assert_close(y[c], expected, **EXACT)
+        for stacked, alone in zip((q, k, v), one, strict=True):
+            torch.testing.assert_close(stacked.grad[c], alone.grad, **EXACT)
+
+
+def test_attention_drops_by_key():
+    """With v the identity, attention returns its weights: equal ones, of which some are dropped and the others doubled."""
+
+    def weights(key, stacked):
+        with Forward(key, stacked=stacked) as mode:
+            if not stacked:
+                return F.scaled_dot_product_attention(zeros, zeros, eye, dropout_p=0.5)
+
+            def one(key, q):
+                mode.key = key
+                return F.scaled_dot_product_attention(q, q, eye, None, 0.5)
+
+            return vmap(one)(key, zeros.expand(CLIENTS, -1, -1, -1))
+
+    zeros, eye = torch.zeros(2, 64, 64), torch.eye(64).expand(2, -1, -1)
+    together = weights(KEYS, True)
+    assert torch.equal(together.unique(), torch.tensor([0.0, 2 / 64]))
+    assert abs(float((together > 0).double().mean()) - 0.5) < 0.02
+    assert not torch.equal(together[0], together[1])
+    for c in range(CLIENTS):
+        assert torch.equal(together[c], weights(KEYS[c], False))
 
 
 @pytest.mark.parametrize("stacked", [True, False])

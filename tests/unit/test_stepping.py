@@ -100,7 +100,7 @@ def test_so_is_what_another_choice_of_personal_layers_saved(digits, tmp_path, on
 
     chosen(one).save(tmp_path)
     assert chosen(one).resume(tmp_path)
-    with pytest.raises(fs.CheckpointError, match=r"of another configuration \(personal was .*, is "):
+    with pytest.raises(fs.CheckpointError, match=r"of another configuration \((personal|patterns) was .*, is "):
         chosen(other).resume(tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_a_simulation_takes_what_run_takes_and_says_what_it_cannot_take(digits):
     assert one["accuracy"] == fs.run(fs.FedAvg(), model=module, data=clients, rounds=1).accuracy
     for wrong, said in (
         ((fs.FedAvg, module, digits), "method must be"),
-        ((fs.FedAvg(), net, digits), "model must be a module, or what makes one"),
+        ((fs.FedAvg(), 3, digits), "model must be a module, a function that makes one"),
         ((fs.FedAvg(), module, [digits.clients[0].train]), "data must be a Federation"),
     ):
         with pytest.raises(fs.InputError, match=said):

@@ -406,7 +406,7 @@ def with_cell(name, row, value):
         (with_cell("date", 4, "31.3.24"), {"time": "date", "drop": "id"}, "holds '31.3.24' in row 5; write times as 2024"),
         (together(), {"split_column": "smoker"}, "smoker says .* it must say train, val or test"),
         (together(), {"time": "date", "group": "id"}, "by time, by group or by split_column, not by date and by id"),
-        (together(), {"test_share": 0.7, "val_share": 0.4}, "both leave rows to train on"),
+        (together(), {"test_share": 0.7, "val_share": 0.4}, "that leave rows to train on"),
         (together(), {"target": "age,outcome"}, "column outcome is to hold numbers, and row . has '(ill|well)'"),
         (together(), {"target": "age,dose", "targets": "classes"}, "several targets, which are numbers"),
         (together(), {"drop": "id,date,age,dose,level,smoker"}, "no column but outcome is left to train on"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedselect.aggregate.masked import MaskedSum
 from fedselect.core.checks import check_positive, check_shares
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, State, Tree, merge, zeros
 
 
@@ -36,7 +37,7 @@ class Fold(ABC):
         """The aggregate, the mask of the entries that anybody sent, and what to remember until the next round."""
 
 
-class Aggregator(ABC):
+class Aggregator(Shown, ABC):
     """A frozen dataclass of options; what must last from round to round goes into its state, never on self."""
 
     def start(self, params: Tree) -> State:

@@ -17,7 +17,9 @@ from fedselect.data.columns import Column
 
 def table(data: Federation) -> Table:
     asked = f"{data.classes} classes" if data.classes else f"targets {data.target_shape or 'of one number'}"
-    grid = Table(title=f"{data.name}: {len(data.clients)} clients, {asked}, inputs {data.shape}", box=SIMPLE_HEAD)
+    grid = Table(
+        title=f"{data.name}: {len(data.clients)} clients, {asked}, inputs {data.layout or data.shape}", box=SIMPLE_HEAD
+    )
     grid.title_justify = "left"
     grid.add_column("client", no_wrap=True)
     for column in ("train", "val", "test"):
@@ -28,7 +30,7 @@ def table(data: Federation) -> Table:
     for i, client in enumerate(data.clients):
         held = _held(data, _counted(client)) if data.classes else _numbers(client.train[1])
         val = len(client.val[1]) if client.val else 0
-        cells = [str(len(client.train[1])), str(val), str(len(client.test[1])), held, "; ".join(client.shift.values())]
+        cells = [str(len(client.train[1])), str(val), str(client.tested), held, "; ".join(client.shift.values())]
         grid.add_row(client.name or str(i), *cells[: len(grid.columns) - 1])
     return grid
 

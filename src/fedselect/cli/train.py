@@ -74,8 +74,9 @@ def run(
     made = configure(raw, method, data, model, flags(ctx.args), where=where, **given)
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
-        result = runner.start(made, out, overwrite=overwrite, watch=watch)
-    _say_outcome(made, result.headline, out)
+        history = runner.start(made, out, overwrite=overwrite, watch=watch)
+    first = made.measured()[0].name
+    _say_outcome(made, next(r[first] for r in reversed(history) if r[first] is not None), out)
     if ranks.rank() == 0:
         say_metrics([out], made.score)
 

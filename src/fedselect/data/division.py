@@ -28,10 +28,10 @@ class Division:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (0 < self.test_share < 1 and 0 <= self.val_share < 1 and self.test_share + self.val_share < 1):
+        if not (0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.test_share + self.val_share < 1):
             raise InputError(
-                f"test_share lies between 0 and 1, val_share too or is 0, and both leave rows to train on; they are "
-                f"{self.test_share:g} and {self.val_share:g}."
+                f"test_share and val_share are shares from 0 to 1 that leave rows to train on; they are {self.test_share:g} "
+                f"and {self.val_share:g}."
             )
         if len(self.columns) > 1:
             raise InputError(f"rows are divided by time, by group or by split_column, not by {' and by '.join(self.columns)}.")
@@ -48,23 +48,25 @@ class Division:
         if self.time is not None:
             return self._cut(np.argsort(frame.times(self.time), kind="stable"), client, "row(s)")
         if self.group is None:
-            return self._cut(rng(self.seed, DIVISION).permutation(len(frame)), client, "row(s)")
+            return self.drawn(len(frame), client)
         code, names = frame.codes(self.group)
         if (code < 0).any():
             raise DataError(f"{frame.source}: row {frame.row_where(code < 0)} has no {self.group}; fill it in.")
         groups = self._cut(rng(self.seed, DIVISION).permutation(len(names)), client, f"value(s) of {self.group}")
         return Part(*(np.flatnonzero(np.isin(code, part)) for part in (groups.train, groups.test, groups.val)))
 
+    def drawn(self, count: int, client: str) -> Part:
+        """The same of so many rows, by share at random."""
+        return self._cut(rng(self.seed, DIVISION).permutation(count), client, "row(s)")
+
     def _cut(self, order: Indices, client: str, what: str) -> Part:
         """Train, then validate, then test: as many of the last as the share says, and one at least."""
         count = len(order)
-        test = max(1, round(self.test_share * count))
+        test = max(1, round(self.test_share * count)) if self.test_share else 0
         val = max(1, round(self.val_share * count)) if self.val_share else 0
         if count <= test + val:
-            raise DataError(
-                f"client {client} is too small, with {count} {what} for training{', validation' if val else ''} and testing; "
-                "give it more, or leave it out."
-            )
+            uses = " and ".join(["training", *(["validation"] if val else []), *(["testing"] if test else [])])
+            raise DataError(f"client {client} is too small, with {count} {what} for {uses}; give it more, or leave it out.")
         return Part(order[: count - test - val], order[count - test :], order[count - test - val : count - test])
 
     def _told(self, frame: Frame, column: str, client: str) -> Part:

@@ -2,33 +2,84 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from fedselect.core.errors import DataError
+from fedselect.core.shown import html_table
+from fedselect.data import arrays
 from fedselect.data.columns import Schema
+from fedselect.data.division import Division
+from fedselect.data.several import packed
+from fedselect.models.inputs import Layout
 from fedselect.training.batches import Split
 from fedselect.training.transforms import check_augment
 
-Part = tuple[Tensor, Tensor]
+Part = tuple[Any, Tensor]
+"""Inputs and targets. Inputs are a tensor; where a model takes several, a dict of them by name, or a tuple."""
+MOST = 20  # clients that a notebook shows
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+class About(TypedDict, total=False):
+    """What a federation is told of its data, beside the samples."""
+
+    classes: int
+    class_names: Sequence[str]
+    name: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class ClientData:
-    """One client's samples: (inputs, targets) to train on, to test on, and optionally to validate on."""
+    """One client's samples: (inputs, targets) to train on and, if there are any, to test on and to validate on.
+
+    A part is a pair of NumPy arrays, tensors or lists, or a torch Dataset of (input, target); it is made into tensors once.
+    Inputs of a model that takes several are a dict or a tuple of such arrays.
+    Without test data a client trains, and its metrics are blank.
+    """
 
     train: Part
-    test: Part
-    val: Part | None = None
-    name: str | None = None
-    shift: Mapping[str, str] = field(default_factory=dict)  # how it was made to differ: kind -> in words
-    schema: Schema | None = None  # of a table: how raw rows become inputs
+    test: Part | None
+    val: Part | None
+    name: str | None
+    shift: Mapping[str, str]  # how it was made to differ: kind -> in words
+    schema: Schema | None  # of a table: how raw rows become inputs
+    layout: Layout | None  # of several inputs, once a Federation has packed them: which columns are which
+
+    def __init__(
+        self,
+        train: Any,
+        test: Any = None,
+        val: Any = None,
+        name: str | None = None,
+        shift: Mapping[str, str] | None = None,
+        schema: Schema | None = None,
+        *,
+        layout: Layout | None = None,
+    ) -> None:
+        who = "a client" if name is None else f"client {name}"
+        given = {"train": train, "test": test, "val": val}
+        for part, value in given.items():
+            made = None if value is None and part != "train" else arrays.part(value, who, part)
+            object.__setattr__(self, part, made)
+        for field_, value in {"name": name, "shift": dict(shift or {}), "schema": schema, "layout": layout}.items():
+            object.__setattr__(self, field_, value)
 
     def __repr__(self) -> str:
         parts = {part: data for part in ("train", "val", "test") if (data := getattr(self, part)) is not None}
         return f"ClientData({', '.join(f'{part} {len(y)}' for part, (_, y) in parts.items())}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **{part: arrays.compact(getattr(self, part)) for part in ("train", "test", "val")}}
+
+    @property
+    def tested(self) -> int:
+        """Samples to test on."""
+        return 0 if self.test is None else len(self.test[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,18 +105,30 @@ class Federation:
 
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else f"targets {self.target_shape}"
-        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.shape})"
+        return f"Federation({self.name!r}: {len(self.clients)} clients, {kind}, inputs {self.layout or self.shape})"
+
+    def _repr_html_(self) -> str:
+        parts = [part for part in ("train", "val", "test") if self.has(part)]
+        rows = [
+            [name, *(str(len(p[1])) if (p := getattr(c, part)) else "" for part in parts)]
+            for name, c in zip(self.names, self.clients, strict=True)
+        ]
+        more = [[f"... {len(rows) - MOST} more", *[""] * len(parts)]] if len(rows) > MOST else []
+        return html_table(repr(self), ["client", *parts], [*rows[:MOST], *more])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "pools": {}}  # clients have their samples; what is pooled would be stored twice
 
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError("there are no clients; give data for at least one.")
-        for i, client in enumerate(self.clients):
-            for part in ("train", "test", *(() if client.val is None else ("val",))):
-                pair: Any = getattr(client, part)
-                if not isinstance(pair, tuple | list) or len(pair) != 2:
-                    raise DataError(f"client {client.name or i}: {part} must be a pair of tensors, (inputs, labels).")
-                if not all(isinstance(v, Tensor) for v in pair):
-                    raise DataError(f"client {client.name or i} must hold tensors; turn arrays into them with torch.as_tensor.")
+        for client in self.clients:
+            if not isinstance(client, ClientData):
+                raise DataError(
+                    f"a federation is made of fs.ClientData, not of a {type(client).__name__}; from arrays, with a client for "
+                    "each row: fs.Federation.from_arrays(x, y, client)."
+                )
+        object.__setattr__(self, "clients", packed(self.clients))
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
@@ -83,18 +146,99 @@ class Federation:
                 if pair is not None:
                     self._check(f"client {client.name or i}", part, *pair)
 
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any,
+        *,
+        test_share: float = 0.25,
+        val_share: float = 0.0,
+        split: Any = None,
+        seed: int = 0,
+        **about: Unpack[About],
+    ) -> "Federation":
+        """One client for each value of `client`, from arrays with a row for each sample; each client's rows are divided.
+
+        test_share, val_share: shares of each client's rows for testing and validation, drawn by the seed; 0 for none
+        split: in their place an array that says train, val or test for each row
+        about: classes, class_names, name, mean, std and augment, as `Federation` takes them
+
+        `x` may be a dict or a tuple of arrays, for a model that takes several inputs.
+        Classes that are texts are numbered in the order of the alphabet, and keep their names.
+        """
+        from fedselect.data.given import from_arrays
+
+        return from_arrays(x, y, client, Division(test_share, val_share, seed=seed), split, about)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        target: str | Sequence[str],
+        drop: str | Sequence[str] = (),
+        categories: str | Sequence[str] = (),
+        targets: Literal["auto", "classes", "numbers"] = "auto",
+        scale: Literal["federation", "client"] = "federation",
+        missing: str | Sequence[str] = (),
+        test_share: float = 0.25,
+        val_share: float = 0.0,
+        time: str | None = None,
+        group: str | None = None,
+        split_column: str | None = None,
+        seed: int = 0,
+        name: str = "table",
+    ) -> "Federation":
+        """From a pandas DataFrame, a pyarrow Table or a dict of columns; the options are those of `--data table:`.
+
+        client: the column that says which client a row belongs to; target: the column to predict, or several
+        drop, categories: columns to leave out, or to take as categories although they hold numbers
+        time, group, split_column: what rows are divided by in place of shares at random; see docs/tables.md for all of them
+        """
+        from fedselect.data.given import from_frame
+        from fedselect.data.tables import Columns, words
+
+        what = Columns(words(target), words(drop), words(categories), targets, scale, words(missing))
+        return from_frame(frame, client, what, Division(test_share, val_share, time, group, split_column, seed), name)
+
+    @classmethod
+    def from_datasets(cls, train: Any, *, test: Any = None, val: Any = None, **about: Unpack[About]) -> "Federation":
+        """One client for each torch Dataset of (input, target): a list of them, or a dict by the clients' names.
+
+        `test` and `val` are the same for the same clients; in a dict some may lack. Samples are read once, into memory.
+        `about`: as for `from_arrays`. (`fs.from_datasets` reads pictures of Hugging Face's `datasets`.)
+        """
+        from fedselect.data.given import from_datasets
+
+        return from_datasets(train, test, val, about)
+
     @property
     def whole(self) -> bool:
         """Whether inputs are whole numbers, as for an embedding."""
         return _kind(self.clients[0].train[0]) == "integers"
 
+    @property
+    def layout(self) -> Layout | None:
+        """Of several inputs: which columns of a client's one tensor are which."""
+        return self.clients[0].layout
+
     def targets(self) -> Iterator[Tensor]:
         """All clients' targets, to train and to test on."""
-        yield from (y for client in self.clients for _, y in (client.train, client.test))
+        yield from (y for c in self.clients for _, y in (c.train, *([] if c.test is None else [c.test])))
+
+    def has(self, part: str) -> bool:
+        """Whether any client has samples of this part: train, val or test."""
+        return any(getattr(c, part) is not None for c in self.clients)
+
+    @property
+    def names(self) -> list[str]:
+        """The clients by name; by number where they have none."""
+        return [c.name or str(i) for i, c in enumerate(self.clients)]
 
     def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
-        if len(x) != len(y):
-            raise DataError(f"{who} has {len(x)} {part} inputs but {len(y)} labels.")
         if len(x) == 0:
             raise DataError(f"{who} has no {part} data; leave it out or give it some.")
         home = self.clients[0].train[0].device
@@ -109,6 +253,11 @@ class Federation:
             raise DataError(
                 f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
                 "for an embedding."
+            )
+        if kind == "pictures" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
+            raise DataError(
+                f"{who} has {part} pictures of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
+                "array, x.permute(0, 3, 1, 2) of a tensor."
             )
         self._check_targets(who, part, y)
         if kind != first:
@@ -165,9 +314,12 @@ class Federation:
             x, y = self.pools[part]
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), n.cumsum(0) - n, n)
+        start = (n.cumsum(0) - n).clamp_max(max(0, len(x) - 1))  # also of who has none, as all are read side by side
+        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), start, n)
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
+            if self.layout is not None and self.layout.mixed:
+                kind = torch.promote_types(kind, torch.float32)  # in which its whole numbers are exact
             return replace(pool, x=x.to(kind), augment=self.augment if part == "train" else "none")
         channels = self.shape[0]
         mean = torch.tensor(self.mean or (0.5,) * channels, dtype=dtype).view(-1, 1, 1)

@@ -174,6 +174,11 @@ def differ(data: Federation, kinds: Sequence[str], seed: int) -> Federation:
         return data
     own = _motley(len(data.clients)) if "motley" in kinds else [set(kinds)] * len(data.clients)
     every = {kind: make(data, seed) for kind, make in KINDS.items() if any(kind in mine for mine in own)}
+    for kind, made in every.items():
+        if data.layout is not None and any(way.inputs for way in made):
+            raise InputError(
+                f"{kind} changes inputs that are one tensor, and these are several ({data.layout}); change them yourself."
+            )
     ways = [{kind: every[kind][i] for kind in every if kind in mine} for i, mine in enumerate(own)]
     pools, parts = {}, []
     for part in PARTS:

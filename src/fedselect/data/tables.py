@@ -1,6 +1,6 @@
 """Tables as federated data: one file whose rows say whose they are, or a folder with one file for each client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,23 @@ from fedselect.data.frame import Frame
 from fedselect.data.frame_files import is_table, read_frame, tables_in
 from fedselect.data.partition import Indices, Part
 
+Names = str | tuple[str, ...] | None
+
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are. Several names have commas between.
+    """What the columns of a table are. Several names are a tuple, or a text with commas between.
 
     `targets` are the classes or numbers that the target columns hold: by default numbers where they have fractions or are
     several, else classes. `categories` are columns to take as names though they hold numbers.
     """
 
-    target: str | None = None
-    drop: str | None = None
-    categories: str | None = None
+    target: Names = None
+    drop: Names = None
+    categories: Names = None
     targets: Targets = "auto"
     scale: Scale = "federation"
-    missing: str | None = None
+    missing: Names = None
 
 
 COLUMNS, DIVISION = Columns(), Division()
@@ -145,8 +147,10 @@ def said_by(schema: Schema) -> dict[str, Any]:
     }
 
 
-def words(names: str | None) -> tuple[str, ...]:
-    """Names with commas between."""
+def words(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names one by one, of a list or of a text with commas between."""
+    if names is not None and not isinstance(names, str):
+        return tuple(map(str, names))
     return tuple(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
 
 
@@ -189,6 +193,7 @@ def _federation(name: str, frames: Mapping[str, Frame], schemas: Mapping[str, Sc
 
         part = parts[who]
         val = pick(part.val) if len(part.val) else None
-        clients.append(ClientData(pick(part.train), pick(part.test), val, who, schema=schema))
+        test = pick(part.test) if len(part.test) else None
+        clients.append(ClientData(pick(part.train), test, val, who, schema=schema))
     classes = clients[0].schema.classes if clients[0].schema else ()
     return Federation(clients, len(classes), name, classes)

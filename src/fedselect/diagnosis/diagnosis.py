@@ -5,23 +5,22 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import nn
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import html_table
 from fedselect.core.tree import Tree, counts
 from fedselect.data import ClientData, Federation
 from fedselect.diagnosis import heat, words
 from fedselect.methods.aliases import FedPersist
 from fedselect.methods.grouping import alike, profiles
-from fedselect.models import Model
 from fedselect.simulate import Simulation, ranks
-from fedselect.simulate.inputs import RunOptions
+from fedselect.simulate.inputs import Network, RunOptions
 from fedselect.simulate.records import Record
-from fedselect.simulate.result import Result
 from fedselect.simulate.stack import Stack
 from fedselect.training.settings import Training
 
@@ -132,6 +131,11 @@ class Diagnosis:
     def __repr__(self) -> str:
         return "\n".join([*self.sentences, self.heads, self.keeps, self.advice])
 
+    def _repr_html_(self) -> str:
+        table = self.table
+        rows = [[who, *(_cell(column[i]) for column in table.values())] for i, who in enumerate(self.clients)]
+        return html_table("Persistence by client and tensor", ["client", *table], rows) + f"<p>{escape(repr(self))}</p>"
+
     def figure(self) -> Any:
         """A heat map of clients and tensors, as a matplotlib figure."""
         return heat.figure(self.persistence, self.clients)
@@ -156,7 +160,7 @@ class Diagnosis:
 def diagnose(
     data: Federation | Iterable[ClientData],
     *,
-    model: Model | nn.Module,
+    model: Network,
     rounds: int = 10,
     epochs: int = 3,
     lr: float = 0.1,
@@ -192,12 +196,12 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
 
     losses = [step() for _ in range(rounds)]
     step()
-    result, clients = Result(simulation, []), simulation.data.clients
-    kept = counts(result.masks).sum(1).cpu() / simulation.model.size
+    clients = simulation.data.clients
+    kept = counts(simulation.masks()).sum(1).cpu() / simulation.model.size
     return Diagnosis(
         clients=[c.name or str(i) for i, c in enumerate(clients)],
         samples=[len(c.train[1]) for c in clients],
-        persistence=plain(result.persistence),
+        persistence=plain(simulation.persistence()),
         roles=roles(simulation),
         share=[round(s, 6) for s in kept.tolist()],
         losses=losses,
@@ -231,6 +235,10 @@ def kinds(persistence: Mapping[str, list[float | None]], roles: Mapping[str, str
 def _most(values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return max(known) if known else None
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _percent(share: float) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from fedselect.core.checks import check_choice
 from fedselect.core.errors import InputError
+from fedselect.core.shown import alias
 from fedselect.core.tree import Scalar
 from fedselect.methods.common import Answers, Stats, Weight, check_finetune_lr
 from fedselect.methods.disagree import Disagreement
@@ -21,6 +22,7 @@ LAYERS = {  # the paper's ablation, by torchvision's names for ResNet18
 }
 
 
+@alias
 def FedSelect(
     rate: Scalar = 0.05,
     limit: Scalar = 0.30,
@@ -77,6 +79,7 @@ def FedSelect(
     )  # fmt: skip
 
 
+@alias
 def FedPersist(
     window: int = 10,
     threshold: Scalar = 0.05,
@@ -106,6 +109,7 @@ def FedPersist(
     )  # fmt: skip
 
 
+@alias
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
     """Every client trains alone; nothing is communicated.
 
@@ -115,6 +119,7 @@ def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
     return Partial(Fixed(everything), (("all", epochs),), lr)
 
 
+@alias
 def FedAvg(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -135,6 +140,7 @@ def FedAvg(
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, answers=answers, view=view)
 
 
+@alias
 def FedAvgFT(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -164,6 +170,7 @@ def FedAvgFT(
     )  # fmt: skip
 
 
+@alias
 def FedPer(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -195,6 +202,7 @@ def FedPer(
     )  # fmt: skip
 
 
+@alias
 def FedRep(
     epochs: int = 3,
     head_epochs: int | None = None,
@@ -219,6 +227,7 @@ def FedRep(
     return Partial(Fixed(head), phases, lr, personal_lr, weight, norm_stats, view=view)
 
 
+@alias
 def FedBABU(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -248,6 +257,7 @@ def FedBABU(
     )  # fmt: skip
 
 
+@alias
 def LGFedAvg(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -278,6 +288,7 @@ def LGFedAvg(
     return Partial(select, (("all", epochs),), lr, personal_lr, weight, norm_stats, view=view)
 
 
+@alias
 def PersonalLayers(
     layers: str = "A",
     epochs: int = 3,
@@ -303,6 +314,7 @@ def PersonalLayers(
     return Partial(Fixed(by_name(*chosen)), alternate, lr, personal_lr, weight, norm_stats, view=view)
 
 
+@alias
 def FedProx(
     epochs: int = 3,
     lr: Scalar = 0.01,
@@ -323,6 +335,7 @@ def FedProx(
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, mu=mu, view=view)
 
 
+@alias
 def FedBN(epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", view: View = "local") -> Partial:
     """Norm layers personal, affine parameters and statistics; everything else averaged.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedselect.core.checks import check_not_negative, check_shares
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, Scalar, State, Tree, rows
 from fedselect.methods.common import per_row
 from fedselect.methods.select import Train, empty
@@ -19,7 +20,7 @@ WINDOW = ("first", "second", "trained", "energy", "pulls")
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class Disagreement(Shown):
     """For `window` rounds everything is shared; then each client keeps the last layer in which it persistently disagrees.
 
     In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what

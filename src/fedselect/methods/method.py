@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, State, Tree
 from fedselect.models import Model
 from fedselect.training.work import Work
@@ -126,7 +127,7 @@ def check_upload(up: Up, wanted: Mask, samples: Tensor) -> None:
             )
 
 
-class Method(ABC):
+class Method(Shown, ABC):
     """State goes in and comes out; nothing is kept on self.
 
     Client functions see trees with a leading axis over `work.ids`. In `down`, as a client gets it, everything carries

@@ -13,6 +13,7 @@ from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.checks import check_choice, check_shares
 from fedselect.core.errors import InputError, nearest
+from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, Scalar, State, Tree, count, lay, matrix, rows, together
 from fedselect.models import Model
 from fedselect.training.work import Work
@@ -67,7 +68,7 @@ class Selector(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Shown):
     """The same whole tensors for every client, from the start or after some rounds in which nothing is personal."""
 
     personal: Which
@@ -93,7 +94,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(Shown):
     """How FedSelect's rule is read where the paper leaves it open.
 
     scope: one threshold over all of a client's entries, or one for each tensor
@@ -306,14 +307,22 @@ def _vectors(tree: Tree) -> frozenset[str]:
     return frozenset(n for n, v in tree.items() if v.ndim <= 2)  # (C, k): one number per unit
 
 
-@cache  # the same choice is the same function, so that runs which make it stack
+@dataclass(frozen=True)
+class ByName:
+    """Personal layers by name; equal where the names are, so that runs which choose the same stack."""
+
+    patterns: tuple[str, ...]
+
+    def __call__(self, model: Model, name: str) -> bool:
+        return name in _named(model.name, tuple(model.params), self.patterns)
+
+    def __repr__(self) -> str:
+        return f"layers({', '.join(map(repr, self.patterns))})"
+
+
 def layers(*patterns: str) -> Which:
     """Personal layers by name, or by pattern with * for anything: layers('conv1.weight', 'layer4.*')."""
-
-    def personal(model: Model, name: str) -> bool:
-        return name in _named(model.name, tuple(model.params), patterns)
-
-    return personal
+    return ByName(patterns)
 
 
 @cache

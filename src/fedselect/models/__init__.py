@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
 from fedselect.models.networks import conv1d, gru, mlp, resnet18, small_cnn
 
@@ -13,4 +14,4 @@ MODELS: dict[str, Callable[..., Model]] = {
     "small_cnn": small_cnn,
 }
 
-__all__ = ["MODELS", "Model", "Output", "conv1d", "gru", "mlp", "resnet18", "small_cnn"]
+__all__ = ["MODELS", "Layout", "Model", "Output", "conv1d", "gru", "mlp", "resnet18", "small_cnn"]

@@ -1,14 +1,18 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedselect.core.errors import InputError, nearest
 from fedselect.core.tree import Tree
+from fedselect.models.outputs import outputs_of
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -27,9 +31,17 @@ class Model:
     gradient and integer buffers are constants of the model: never trained, never sent.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], *, head: str | None = None, name: str = "model") -> None:
-        self._build = build
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        *,
+        head: str | None = None,
+        name: str = "model",
+        output: str | int | None = None,
+    ) -> None:
+        self.build_from = build
         self.name = name
+        self.output = output  # of what the module returns, which holds the outputs; None: what `outputs_of` finds
         self.module = _seeded(build, 0)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
             raise InputError("the model has lazy layers; run one batch through it first, so that it knows its shapes.")
@@ -63,26 +75,49 @@ class Model:
         self.head = None if found is None else self._check_head(found)
 
     @classmethod
-    def wrap(cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None) -> "Model":
+    def wrap(
+        cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None, *, output: str | int | None = None
+    ) -> "Model":
         """Any nn.Module as a Model.
 
         A module keeps the values it has, whatever the seed; a function that makes one is called under the seed.
         `head` names the submodule that turns features into class scores; without it the last Linear is taken.
+        `output` says, of a module that returns several things, which of them holds the scores, by name or index; without it
+        that is what is called logits, or the first of a tuple.
         """
         if isinstance(module, nn.Module):
             kept = copy.deepcopy(module)
-            return cls(lambda: copy.deepcopy(kept), head=head, name=type(module).__name__)
+            return cls(partial(copy.deepcopy, kept), head=head, name=type(module).__name__, output=output)
         if not callable(module):
             raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
-        return cls(module, head=head, name=getattr(module, "__name__", "model"))
+        return cls(module, head=head, name=getattr(module, "__name__", "model"), output=output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.build_from)
+        except (pickle.PicklingError, AttributeError, TypeError) as e:
+            raise InputError(
+                f"{self.name} is made by a function that pickle cannot store ({e}); define it with def at the top of a module, "
+                "or wrap a module: fs.Model.wrap(MyNet())."
+            ) from None
+        return vars(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Model":
+        out = memo[id(self)] = type(self).__new__(type(self))
+        out.__dict__ |= copy.deepcopy(vars(self), memo)
+        return out
+
+    def __repr__(self) -> str:
+        head = f", head={self.head!r}" if self.head is not None else ""
+        return f"Model({self.name}, {self.size:,} parameters{head})"
 
     def build(self) -> nn.Module:
         """A plain module of this kind, apart from this one."""
-        return _seeded(self._build, 0)
+        return _seeded(self.build_from, 0)
 
     def init(self, seed: int) -> Tree:
         """The common initial values; without a client axis."""
-        values = _seeded(self._build, seed).state_dict()
+        values = _seeded(self.build_from, seed).state_dict()
         return {n: values[n].detach().clone() for n in self.names}
 
     def is_head(self, name: str) -> bool:
@@ -94,6 +129,10 @@ class Model:
                 f"{who} needs to know the model's head, and {self.name} has no Linear to take for it; "
                 "name it: Model.wrap(module, head='...')."
             )
+
+    def outputs_of(self, returned: Any) -> Tensor:
+        """The tensor of outputs in what the module returned: a tensor, a tuple, a dict, or an object with attributes."""
+        return outputs_of(returned, self.output, self.name)
 
     def state_dict(self, tree: Tree) -> Tree:
         """One client's values as a state_dict that the plain module loads strictly."""

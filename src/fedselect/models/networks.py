@@ -4,14 +4,17 @@
 """
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedselect.core.errors import InputError
+from fedselect.core.tree import Tree
 from fedselect.models.model import Model
 from fedselect.models.weights import read_weights
 
@@ -32,10 +35,11 @@ def mlp(data: Shaped, hidden: int = 64, *, outputs: int | None = None) -> Model:
         inputs *= side
     _positive(hidden=hidden)
     classes = outputs or data.classes
-    return Model(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)),
-        name="mlp",
-    )
+    return Model(partial(_mlp, inputs, hidden, classes), name="mlp")
+
+
+def _mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Model:
@@ -44,7 +48,7 @@ def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Mode
         raise InputError(f"conv1d needs signals of shape (channels, time), not {data.shape}; for images use small_cnn.")
     _positive(width=width)
     classes = outputs or data.classes
-    return Model(lambda: _Conv1d(data.shape[0], width, classes), name="conv1d")
+    return Model(partial(_Conv1d, data.shape[0], width, classes), name="conv1d")
 
 
 def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: int | None = None) -> Model:
@@ -56,7 +60,7 @@ def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: in
         raise InputError(f"gru needs rows of whole numbers, inputs of shape (positions,), not {data.shape}.")
     known = tokens or data.classes
     _positive(width=width, tokens=known)
-    return Model(lambda: _GRU(known, width, outputs or data.classes), name="gru")
+    return Model(partial(_GRU, known, width, outputs or data.classes), name="gru")
 
 
 def small_cnn(
@@ -71,7 +75,7 @@ def small_cnn(
     _positive(width=width)
     area = (data.shape[1] // 4) * (data.shape[2] // 4)
     classes = outputs or data.classes
-    return Model(lambda: _SmallCNN(channels, width, norm, area, classes), name="small_cnn")
+    return Model(partial(_SmallCNN, channels, width, norm, area, classes), name="small_cnn")
 
 
 def resnet18(
@@ -90,13 +94,13 @@ def resnet18(
         raise InputError(f"stem is imagenet or small, not {stem!r}.")
     classes = outputs or data.classes
     start = {} if weights is None else read_weights(Path(weights), _ResNet18(channels, stem, classes), head="fc")
+    return Model(partial(_resnet18, channels, stem, classes, start=start), name="resnet18")
 
-    def build() -> nn.Module:
-        net = _ResNet18(channels, stem, classes)
-        net.load_state_dict(start, strict=False)  # checked above; the head keeps its own random values
-        return net
 
-    return Model(build, name="resnet18")
+def _resnet18(channels: int, stem: str, classes: int, start: Tree | None = None) -> nn.Module:
+    net = _ResNet18(channels, stem, classes)
+    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
+    return net
 
 
 def _image(data: Shaped) -> tuple[int, int, int]:
@@ -209,3 +213,25 @@ class _ResNet18(nn.Module):
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((-2, -1)))  # type: ignore[no-any-return]
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": _mlp,
+    "conv1d": _Conv1d,
+    "gru": _GRU,
+    "small_cnn": _SmallCNN,
+    "resnet18": _resnet18,
+}
+"""What builds our networks, from plain numbers and texts."""
+
+
+def recipe(model: Model) -> dict[str, Any] | None:
+    """How to build a network of ours again, its values aside; None for a network of somebody else's."""
+    build = model.build_from
+    name = next((n for n, f in NETWORKS.items() if isinstance(build, partial) and build.func is f), None)
+    return None if name is None or not isinstance(build, partial) else {"network": name, "args": list(build.args)}
+
+
+def rebuilt(recipe: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    """What builds the network of a recipe."""
+    return partial(NETWORKS[recipe["network"]], *recipe["args"])

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedselect.core.errors import DataError
+from fedselect.core.errors import DataError, InputError
 from fedselect.core.tree import Mask, Tree, expand
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
-from fedselect.models import Model
+from fedselect.models import Layout, Model
+from fedselect.tasks.losses import Goal
 from fedselect.tasks.metrics import Metric
 from fedselect.tasks.task import Targets, Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs
 from fedselect.training.settings import Training
+from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work
 
 
@@ -50,11 +52,25 @@ class Assignment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
         self.training.check_rounds(self.rounds)
-        fitted = Fitted(self.model, self.device)
+        fitted = Fitted(self.model, self.device, layout=self.layout)
         object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
         x, y = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
         self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
+        if not one_by_one(fitted, self.device):
+            self._try(fitted, x, y)
+
+    def _try(self, fitted: Fitted, x: Tensor, y: Tensor) -> None:
+        batch = Batch(x, y, torch.zeros(1, dtype=torch.int64, device=self.device))
+        try:
+            try_step(fitted, self.initial, batch, Goal(self.task), self.training)
+        except RuntimeError as e:
+            raise InputError(f"{self.model.name} cannot be trained on inputs of shape {tuple(x.shape[2:])}: {e}") from e
+
+    @property
+    def layout(self) -> Layout | None:
+        """How several inputs lie in one tensor."""
+        return getattr(self.data, "layout", None)
 
     @property
     def address(self) -> dict[str, str]:
@@ -111,8 +127,9 @@ class Assignment:
         x = torch.linspace(-1.0, 1.0, 2 * max(1, torch.Size(self.data.shape).numel())).view(2, *self.data.shape)
         if getattr(self.data, "whole", False):
             x = torch.zeros(2, *self.data.shape, dtype=torch.int64)
+        x = x if self.layout is None else self.layout.example(2)
         pair = (x, self.task.example(self.data))
-        return Federation([ClientData(pair, pair, pair)], self.data.classes)
+        return Federation([ClientData(pair, pair, pair, layout=self.layout)], self.data.classes)
 
 
 def first(tree: Tree) -> Tree:

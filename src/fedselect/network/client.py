@@ -76,7 +76,7 @@ class Node:
         base = max((r for r in self.vault.rounds() if r <= asked), default=0)
         said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
         mine = self.data.clients[0]
-        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": len(mine.test[1])}
+        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested}
         if (statistics := self._statistics()) is not None:
             known["statistics"] = statistics
         return self._reply("hello", base, {**known, **said}, parts)
@@ -123,10 +123,12 @@ class Node:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         if (units := self.assigned.task.units) is not None:
             kept["output"] = {n: torch.tensor(v) for n, v in zip(("scale", "shift"), units, strict=True)}
-        kind = str(self.data.clients[0].test[0].dtype).removeprefix("torch.")
+        kind = str(self.data.clients[0].train[0].dtype).removeprefix("torch.")
         whose = {"federation": self.assigned.federation, "client": str(self.client)}
         schema = self.data.clients[0].schema
-        table = {} if schema is None else {"schema": schema.to_json()}
+        table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
+        table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
+        table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
         shape = list(self.assigned.data.shape)
         notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
@@ -196,7 +198,7 @@ class Node:
 def _ends(data: Targets) -> str:
     """What goes into a model and what is asked of it, in words."""
     asked = f"{data.classes} classes" if data.classes else f"targets of shape {tuple(data.target_shape)}"
-    return f"inputs of shape {tuple(data.shape)} and {asked}"
+    return f"inputs {getattr(data, 'layout', None) or f'of shape {tuple(data.shape)}'} and {asked}"
 
 
 def _whole(letter: Letter, name: str) -> int:

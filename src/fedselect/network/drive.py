@@ -16,7 +16,8 @@ from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.kept import KeptFile
 from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
-from fedselect.runs.runner import Watch, summarise
+from fedselect.runs.runner import Watch
+from fedselect.runs.summary import summarise
 from fedselect.simulate.records import SENT, Record, check_defined, columns, mean_of, means
 from fedselect.tasks.metrics import Measure
 

@@ -13,6 +13,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.core.tree import nested
 from fedselect.data import Schema
+from fedselect.models import Layout
 from fedselect.network.client import MODEL
 from fedselect.network.vault import Vault
 from fedselect.runs.export import loading, schema_file
@@ -68,6 +69,7 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     snippet = loading(
         out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"],
         outputs=notes.get("outputs"), units="output.scale" in beside, table="schema" in notes,
+        layout=Layout.from_json(notes["layout"]) if "layout" in notes else None, bare=notes.get("bare", True),
     )  # fmt: skip
     return ExportedModel(name, chosen, snippet)
 

@@ -18,6 +18,7 @@ from fedselect.core.options import Option, find, options
 from fedselect.core.tree import Tree
 from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.data.sets import one_domain
+from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
@@ -47,6 +48,7 @@ class Shape:
     _: KW_ONLY
     whole: bool = False
     task: str = "classification"
+    layout: Layout | None = None  # of several inputs: how they lie in one tensor of that shape
 
     @property
     def classes(self) -> int:
@@ -58,7 +60,7 @@ class Shape:
         if (schema := data.clients[0].schema) is not None:
             return cls.of_table(schema if schema.scale == "federation" else schema.without_statistics(), task)
         names = (data.class_names or tuple(map(str, range(data.classes)))) if data.classes else ()
-        return cls(tuple(data.shape), names, data.target_shape, whole=data.whole, task=task)
+        return cls(tuple(data.shape), names, data.target_shape, whole=data.whole, task=task, layout=data.layout)
 
     @classmethod
     def of_table(cls, schema: Schema, task: str | None = None) -> "Shape":
@@ -74,13 +76,16 @@ class Shape:
         said |= {"target": self.target_shape} if self.target_shape else {}
         said |= {"whole": True} if self.whole else {}
         said |= {"task": self.task} if self.task != "classification" else {}
+        said |= {"layout": self.layout.to_json()} if self.layout else {}
         return said | ({"schema": self.schema.to_json()} if self.schema else {})
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Shape":
         schema = Schema.from_json(said["schema"]) if "schema" in said else None
         whole, task = bool(said.get("whole", False)), str(said.get("task", "classification"))
-        return cls(tuple(said["shape"]), tuple(said["classes"]), tuple(said.get("target", ())), schema, whole=whole, task=task)
+        layout = Layout.from_json(said["layout"]) if "layout" in said else None
+        target = tuple(said.get("target", ()))
+        return cls(tuple(said["shape"]), tuple(said["classes"]), target, schema, whole=whole, task=task, layout=layout)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ class Plan:
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
+        flat |= {"layout": json.dumps(self.data.layout.to_json())} if self.data.layout else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
         flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
         return flat
@@ -170,7 +176,8 @@ class Plan:
             names = tuple(map(str, json.loads(str(flat["classes"]))))
             schema = Schema.from_json(json.loads(str(flat["schema"]))) if "schema" in flat else None
             whole = bool(flat.get("whole", False))
-            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")), schema, whole=whole)
+            layout = Layout.from_json(json.loads(str(flat["layout"]))) if "layout" in flat else None
+            shape = Shape(_sizes(flat["shape"]), names, _sizes(flat.get("target", "[]")), schema, whole=whole, layout=layout)
             clients = int(flat["clients"])
         except (KeyError, ValueError, TypeError) as e:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
@@ -293,6 +300,11 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         part = whole.clients[client]
     else:
         raise InputError(f"client {client} has no part: the data is dealt to {len(whole.clients)} clients.")
+    if whole.layout != agreed.layout:
+        raise DataError(
+            f"client {client} has inputs {whole.layout or whole.shape}; this federation agreed on "
+            f"{agreed.layout or agreed.shape}."
+        )
     if tuple(whole.shape) != agreed.shape:
         raise DataError(
             f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "

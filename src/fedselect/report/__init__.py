@@ -11,18 +11,23 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import write_bytes
 from fedselect.report.runs import Data, gather
 
-__all__ = ["gather", "page", "plotly", "write_report"]
+__all__ = ["check_page", "gather", "page", "plotly", "write_report"]
 
 
 def write_report(places: Sequence[Path], out: Path | None = None) -> Path:
     """report.html beside a run or a comparison, or of several, where it is said."""
-    if out is not None and out.suffix != ".html":
-        raise InputError(
-            f"the report is an .html page, not {out.name!r}; figures as PDF and PNG are written beside it by --figures."
-        )
+    if out is not None:
+        check_page(out)
     where = out or (places[0] / "report.html" if len(places) == 1 else Path("report.html"))
     write_bytes(where, page(gather(places)).encode())
     return where
+
+
+def check_page(out: Path) -> None:
+    if out.suffix != ".html":
+        raise InputError(
+            f"the report is an .html page, not {out.name!r}; figures as PDF and PNG are written beside it by --figures."
+        )
 
 
 def page(data: Data, live: bool = False) -> str:

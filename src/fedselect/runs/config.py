@@ -1,7 +1,6 @@
 """Config: everything a run depends on, complete and replayable. A flag, a file and the API use the same names."""
 
 import dataclasses
-import inspect
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from fedselect.models import MODELS, Model
 from fedselect.runs import meant, presets
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
-from fedselect.simulate.inputs import RANGES, check_late, check_ranges
+from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
 from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
@@ -143,15 +142,16 @@ class Config:
 
     def make_data(self) -> Federation:
         data = build("data", self.data["name"], DATA, {**_rest(self.data), "seed": self.seed})
+        for i, client in enumerate(data.clients):
+            if client.test is None:
+                raise InputError(
+                    f"client {client.name or i} has no test data, on which a run in a directory is measured; give it some, or "
+                    "use fs.run in Python."
+                )
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
-        factory = find("model", self.model["name"], MODELS)
-        task = self.make_task()
-        if why := task.unfit_data(data):
-            raise InputError(why)
-        asked = {"outputs": task.outputs(data)} if "outputs" in inspect.signature(factory).parameters else {}
-        return build("model", self.model["name"], MODELS, _rest(self.model), data=data, **asked)
+        return make_model(self.model["name"], _rest(self.model), data, self.make_task())
 
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None

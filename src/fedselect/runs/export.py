@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
+from fedselect.models import Layout
 from fedselect.runs import schemas
 from fedselect.runs.rundir import check_client, finished, read_records, reopen
-from fedselect.simulate import Result, Simulation
+from fedselect.simulate import Simulation
 from fedselect.tasks import Measure, Task
 from fedselect.training.batches import Split
 
@@ -41,9 +42,9 @@ class Standalone(nn.Module):
     out_scale: Tensor | None
     out_shift: Tensor | None
 
-    def __init__(self, net: nn.Module, split: Split, classes: Sequence[str], task: Task) -> None:
+    def __init__(self, model: models.Model, net: nn.Module, split: Split, classes: Sequence[str], task: Task) -> None:
         super().__init__()
-        self.net, self.classes = net, list(classes)
+        self.net, self.classes, self._outputs_of = net, list(classes), model.outputs_of
         out_scale, out_shift = (None, None) if task.units is None else map(torch.tensor, task.units)
         ends = {"scale": split.scale, "shift": split.shift, "out_scale": out_scale, "out_shift": out_shift}
         for name, numbers in ends.items():
@@ -55,7 +56,21 @@ class Standalone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is not None and self.shift is not None:
             x = x.to(self.scale.dtype) * self.scale + self.shift
-        y: Tensor = self.net(x)
+        return self.in_units(self._outputs_of(self.net(x)))
+
+    def given(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What `forward` takes, from inputs as a federation holds them."""
+        return (x,)
+
+    @property
+    def names(self) -> list[str]:
+        return ["x"]
+
+    def shapes(self) -> Any:
+        """As torch.export wants it told that any number of rows will do."""
+        return ({0: torch.export.Dim("batch")},)
+
+    def in_units(self, y: Tensor) -> Tensor:
         return y if self.out_scale is None or self.out_shift is None else y * self.out_scale + self.out_shift
 
     def as_learned(self, y: Tensor) -> Tensor:
@@ -69,6 +84,29 @@ class Standalone(nn.Module):
             "input.scale": self.scale, "input.shift": self.shift, "output.scale": self.out_scale, "output.shift": self.out_shift
         }  # fmt: skip
         return {name: v for name, v in found.items() if v is not None}
+
+
+class Several(Standalone):
+    """The same of a network that takes several inputs; here by their places, also where the network has them by name."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, *args: Any) -> None:
+        super().__init__(*args)
+        self.layout, self.dtype = layout, dtype
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        named = dict(zip(self.layout.names, parts, strict=True)) if self.layout.named else {}
+        return self.in_units(self._outputs_of(self.net(*(() if named else parts), **named)))
+
+    def given(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.layout.parts(x, self.dtype))
+
+    @property
+    def names(self) -> list[str]:
+        return self.layout.names
+
+    def shapes(self) -> Any:
+        batch = torch.export.Dim("batch")
+        return (tuple({0: batch} for _ in self.names),)
 
 
 @dataclass(frozen=True)
@@ -93,19 +131,23 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
-    values = Result(simulation, []).personal(client)
+    values = simulation.personal(client)
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    model = Standalone(net, split, simulation.data.class_names, simulation.task).eval()
+    ends = (simulation.model, net, split, simulation.data.class_names, simulation.task)
+    layout = simulation.data.layout
+    model = (Standalone(*ends) if layout is None else Several(layout, next(net.parameters()).dtype, *ends)).eval()
     path = out or run / f"client-{client}.{form}"
-    x, y = simulation.data.clients[client].test
+    test = simulation.data.clients[client].test
+    assert test is not None  # as of every run in a directory
+    x, y = test
     write, load = FORMS[form]
     example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
-    replace(path, lambda fresh: write(model, example, fresh))
+    replace(path, lambda fresh: write(model, model.given(example), fresh))
     if (schema := simulation.data.clients[client].schema) is not None:
         schema.write(schema_file(path))
-    wanted, logits = _logits(model, x), _logits(load(path, model), x)
+    wanted, logits = _logits(model, model, x), _logits(model, load(path, model), x)
     if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
         raise RunError(
             f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
@@ -130,17 +172,17 @@ def schema_file(model: Path) -> Path:
     return model.with_suffix(".schema.json")
 
 
-def _logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _logits(model: Standalone, net: Callable[..., Tensor], x: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([model(part) for part in torch.split(x, BATCH)])
+        return torch.cat([net(*model.given(rows)) for rows in torch.split(x, BATCH)])
 
 
-def _write_safetensors(model: Standalone, example: Tensor, path: Path) -> None:
+def _write_safetensors(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
     values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()} | model.beside
     path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
 
 
-def _load_safetensors(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
+def _load_safetensors(path: Path, model: Standalone) -> Callable[..., Tensor]:
     values = load_file(path)
     loaded = copy.deepcopy(model)
     for v in (*loaded.parameters(), *loaded.beside.values()):
@@ -151,32 +193,32 @@ def _load_safetensors(path: Path, model: Standalone) -> Callable[[Tensor], Tenso
     return loaded
 
 
-def _write_pt2(model: Standalone, example: Tensor, path: Path) -> None:
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+def _write_pt2(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
+    program = torch.export.export(model, example, dynamic_shapes=model.shapes())
     with path.open("wb") as f:
         torch.export.save(program, f)
 
 
-def _load_pt2(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
+def _load_pt2(path: Path, model: Standalone) -> Callable[..., Tensor]:
     return torch.export.load(path).module()
 
 
-def _write_onnx(model: Standalone, example: Tensor, path: Path) -> None:
+def _write_onnx(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
     _need("onnxscript")
-    batch = torch.export.Dim("batch")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it is told of every package that is not there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own parts, about themselves
         torch.onnx.export(
-            model, (example,), path, input_names=["x"], output_names=["logits"], dynamic_shapes=({0: batch},),
+            model, example, path, input_names=model.names, output_names=["logits"], dynamic_shapes=model.shapes(),
             dynamo=True, external_data=False, verbose=False,
         )  # fmt: skip
 
 
-def _load_onnx(path: Path, model: Standalone) -> Callable[[Tensor], Tensor]:
+def _load_onnx(path: Path, model: Standalone) -> Callable[..., Tensor]:
     session: Any = _need("onnxruntime").InferenceSession(str(path))
-    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return lambda *parts: torch.from_numpy(
+        session.run(None, {name: v.numpy() for name, v in zip(model.names, parts, strict=True)})[0]
+    )
 
 
 def _need(package: str) -> Any:
@@ -191,19 +233,32 @@ def _result(simulation: Simulation) -> str:
     return "logits" if simulation.task.units is None else "predicted"
 
 
+def _names(simulation: Simulation) -> list[str]:
+    return ["x"] if simulation.data.layout is None else simulation.data.layout.names
+
+
 def _shape(simulation: Simulation) -> str:
-    return _inputs(simulation.data.clients[0].test[0].dtype, simulation.data.shape)
+    if (layout := simulation.data.layout) is not None:
+        return _parts(layout)
+    return "x: " + _inputs(simulation.data.clients[0].train[0].dtype, simulation.data.shape)
 
 
 def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(kind).removeprefix('torch.')} (N, {', '.join(map(str, shape))})"
 
 
+def _parts(layout: Layout) -> str:
+    """Several inputs, in words."""
+    kinds = {"floats": "float32", "integers": "int64", "bools": "bool"}
+    return "; ".join(f"{f.name}: {_inputs(getattr(torch, kinds[f.kind]), f.shape)}" for f in layout.fields)
+
+
 def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     data, task = s.data, s.task
     return loading(
-        path, model, data.shape, data.classes, data.clients[0].test[0].dtype, data.class_names,
+        path, model, data.shape, data.classes, data.clients[0].train[0].dtype, data.class_names,
         outputs=task.outputs(data), units=task.units is not None, table=data.clients[0].schema is not None,
+        layout=data.layout, bare=s.fitted.bare,
     )  # fmt: skip
 
 
@@ -218,18 +273,27 @@ def loading(
     outputs: int | None = None,
     units: bool = False,
     table: bool = False,
+    layout: Layout | None = None,
+    bare: bool = True,
 ) -> str:
     """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values.
 
     `outputs`: how many numbers the model returns, by default one for each class; `units`: whether output.scale and
-    output.shift are there too; `table`: its inputs come from a table.
+    output.shift are there too; `table`: its inputs come from a table; `layout`: that of several inputs; `bare`: the network
+    returns one tensor alone.
     """
     scaled = kind == torch.uint8
     own = not hasattr(models, model["name"])
     more = {"outputs": outputs} if not own and outputs not in (None, classes) else {}
     given = ", ".join(f"{k}={v!r}" for k, v in {**model, **more}.items() if k not in ("name", "weights"))
-    said = f"net.eval()({'x * scale + shift' if scaled else 'x'})"
+    called = "x * scale + shift" if scaled else "x"
+    if layout is not None:
+        called = ", ".join(f"{name}={name}" if layout.named else name for name in layout.names)
+    said = f"net.eval()({called})" if bare else f"model.outputs_of(net.eval()({called}))"
     torchvision = model["name"] == "resnet18" and model.get("stem") == "imagenet" and shape[0] == 3
+    make = f"{'' if own else 'fs.models.'}{model['name']}(data{', ' + given if given else ''})"
+    note = "  # a model of your own" if own else ""
+    note = f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else note
     return "\n".join([
         "from types import SimpleNamespace",
         "import fedselect as fs",
@@ -239,12 +303,11 @@ def loading(
         *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
         *(["unit, zero = values.pop('output.scale'), values.pop('output.shift')"] if units else []),
         f"data = SimpleNamespace(shape={shape}, classes={classes})",
-        f"net = {'' if own else 'fs.models.'}{model['name']}(data{', ' + given if given else ''}).build()"
-        + (f"  # or torchvision.models.resnet18(num_classes={classes})" if torchvision else "")
-        + ("  # a model of your own" if own else ""),
+        *([f"net = {make}.build(){note}"] if bare else [f"model = {make}{note}", "net = model.build()"]),
         "net.load_state_dict(values)",
         *(_rows(path) if table else []),
-        f"{f'predicted = {said} * unit + zero' if units else f'logits = {said}'}  # x: {_inputs(kind, shape)}",
+        f"{f'predicted = {said} * unit + zero' if units else f'logits = {said}'}  # "
+        + (f"x: {_inputs(kind, shape)}" if layout is None else _parts(layout)),
         *_classes(names),
     ])  # fmt: skip
 
@@ -269,7 +332,7 @@ def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "",
         f"net = torch.export.load({str(path)!r}).module()",
         *(_rows(path) if table else []),
-        f"{_result(s)} = net(x)  # x: {_shape(s)}",
+        f"{_result(s)} = net({', '.join(_names(s))})  # {_shape(s)}",
         *_classes(s.data.class_names),
     ])  # fmt: skip
 
@@ -281,13 +344,13 @@ def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "",
         f"net = onnxruntime.InferenceSession({str(path)!r})",
         *([*_rows(path), "x = x.numpy()"] if table else []),
-        f"({_result(s)},) = net.run(None, {{'x': x}})  # x: {_shape(s)}, a NumPy array",
+        f"({_result(s)},) = net.run(None, {{{', '.join(f'{n!r}: {n}' for n in _names(s))}}})  # {_shape(s)}, a NumPy array",
         *_classes(s.data.class_names),
     ])  # fmt: skip
 
 
 FORMS: dict[
-    str, tuple[Callable[[Standalone, Tensor, Path], None], Callable[[Path, Standalone], Callable[[Tensor], Tensor]]]
+    str, tuple[Callable[[Standalone, tuple[Tensor, ...], Path], None], Callable[[Path, Standalone], Callable[..., Tensor]]]
 ] = {
     "safetensors": (_write_safetensors, _load_safetensors),
     "pt2": (_write_pt2, _load_pt2),

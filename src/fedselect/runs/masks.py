@@ -75,7 +75,7 @@ def federation(s: Simulation) -> dict[str, Any]:
                 "name": client.name or str(i),
                 "classes": [names[c] if c < len(names) else str(c) for c in s.data.labels(i)],
                 "train": len(client.train[1]),
-                "test": len(client.test[1]),
+                "test": client.tested,
             }
             for i, client in enumerate(s.data.clients)
         ],

@@ -69,6 +69,14 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
     return line
 
 
+def bars(console: Console) -> Progress:
+    """Bars with a name and a note each."""
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(), console=console,
+    )  # fmt: skip
+
+
 @contextmanager
 def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
     """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
@@ -79,25 +87,21 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
     if not console.is_terminal:
         yield _lines(console, name)
         return
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bars:
-        total = bars.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
+    with bars(console) as drawn:
+        total = drawn.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
         tasks: dict[str, object] = {}
-        waiting = [bars.add_task(opening(), total=None, note="")]
+        waiting = [drawn.add_task(opening(), total=None, note="")]
 
         def draw(config: Config, record: Record) -> None:
             while waiting:
-                bars.remove_task(waiting.pop())
+                drawn.remove_task(waiting.pop())
             key = name(config)
             if key not in tasks:
-                tasks[key] = bars.add_task(key, total=config.rounds, note="")
+                tasks[key] = drawn.add_task(key, total=config.rounds, note="")
             task = tasks[key]
-            bars.update(task, completed=record["round"], note=describe(record, config.measured()[0]))  # type: ignore[arg-type]
+            drawn.update(task, completed=record["round"], note=describe(record, config.measured()[0]))  # type: ignore[arg-type]
             if record["round"] == config.rounds and total is not None:
-                bars.update(total, advance=1)
-                bars.remove_task(task)  # type: ignore[arg-type]
+                drawn.update(total, advance=1)
+                drawn.remove_task(task)  # type: ignore[arg-type]
 
         yield draw

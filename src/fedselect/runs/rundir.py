@@ -3,7 +3,8 @@
 A run directory holds config.json, task.json (what is measured), federation.json (who has what), schema.json (the columns, of
 tables), metrics.jsonl (a line a round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the
 method measures it), groups.json (who shares with whom, if the method makes groups), summary.json (when finished), failed.json
-(if its numbers stopped being finite) and checkpoint/.
+(if its numbers stopped being finite) and checkpoint/. One that `result.save` wrote in a program has result.json and the models
+in place of checkpoint/, and is for reading alone.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -25,7 +26,7 @@ from fedselect.tasks import Classification, Measure
 BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
 FILES = {
     *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
-    "summary.json", "failed.json", "report.html", ".lock",
+    "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors", "masks.safetensors",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
@@ -197,8 +198,19 @@ def check_client(out: Path, client: int) -> None:
         raise InputError(f"there is no client {client} in {out}; there are 0 to {len(there) - 1}.")
 
 
+def saved(out: Path) -> bool:
+    """Whether this is what `result.save` wrote in a program: numbers and models of a run that no command can repeat."""
+    return (out / "result.json").exists()
+
+
+def check_not_saved(out: Path) -> None:
+    if saved(out):
+        raise RunError(f"{out} was saved by a program, without its data and model; in Python: fs.load_result({str(out)!r})")
+
+
 def reopen(out: Path) -> tuple[Config, Simulation]:
     """A run as its last checkpoint left it."""
+    check_not_saved(out)
     if (out / "compare.json").exists():
         raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():

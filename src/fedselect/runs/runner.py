@@ -1,14 +1,12 @@
 """Runs in directories: one run, or a comparison of many, each resumable at any moment. What lies there: rundir.py."""
 
-import datetime
 import gc
 import json
 import os
 import re
 import signal
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,13 @@ from fedselect.core.files import check_folder_name, disk, empty, is_unused, lock
 from fedselect.data import Federation
 from fedselect.runs import grouped, persistence, schemas
 from fedselect.runs.config import Config
-from fedselect.runs.environment import environment
 from fedselect.runs.kept import KeptFile
 from fedselect.runs.masks import MaskLog, federation
 from fedselect.runs.rundir import (
     BEGIN,
     again,
     check_links,
+    check_not_saved,
     deployed,
     done,
     failure,
@@ -39,11 +37,11 @@ from fedselect.runs.rundir import (
     read_configs,
     write_measures,
 )
-from fedselect.simulate import Result, Simulation, ranks
+from fedselect.runs.summary import summarise
+from fedselect.simulate import Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
-from fedselect.simulate.records import Record, evaluated, means
+from fedselect.simulate.records import Record, evaluated
 from fedselect.simulate.stack import Stack, form, stacks
-from fedselect.tasks import Spread
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import learned
 
@@ -65,8 +63,8 @@ class Comparison:
     runs: dict[str, Config]  # by name of the run directory
 
 
-def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> Result:
-    """A new run in a new directory."""
+def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Record]:
+    """A new run in a new directory; returns its history."""
     if ranks.rank() == 0:
         _may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
@@ -78,7 +76,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
         ranks.everywhere(None)  # wait for the directory
         with _withdrawn(out):
             (run,) = go_on([out], stop, watch, begun=(config, simulation))
-        return Result(run.simulation, run.history)
+        return run.history
 
 
 def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
@@ -119,6 +117,7 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
         if out.is_dir() and any(out.iterdir()) and is_unused(out):
             raise RunError(f"{out} is of a run that was stopped before it began; start it again with the command you used.")
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
+    check_not_saved(out)
     if deployed(out):
         raise RunError(f"{out} was deployed; go on with: {again(out)}")
     with _locked(out), ctrl_c() as stop:
@@ -284,7 +283,7 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        tested = [len(c.test[1]) for c in self.simulation.data.clients]
+        tested = [c.tested for c in self.simulation.data.clients]
         summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
         if cross is not None:
             summary["cross"] = [[known(v) for v in row] for row in cross]
@@ -348,43 +347,6 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             spent += one
         if stopping and runs:
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
-
-
-def summarise(config: Config, history: list[Record], tested: Sequence[int | None]) -> dict[str, Any]:
-    """The small outcome of a run: what a table needs, and what a reader must know to trust it.
-
-    tested: on how many samples each client measures.
-    """
-    metrics = config.measured()
-    headline = metrics[0].name
-    kept = [r for r in history if r[headline] is not None]
-    if not kept:
-        raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
-    last = kept[-1]
-    tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
-    own = [a for a in last["clients"][headline] if a is not None]
-    return {
-        "method": config.method["name"],
-        "data": config.data["name"],
-        "model": config.model["name"],
-        "seed": config.seed,
-        "score": config.score,
-        "view": config.make_method().view,  # the one that the headline is of
-        "headline": headline,
-        "rounds": last["round"],
-        **{name: last[name] for name in means(metrics) if name not in ("train_loss", "share")},
-        f"{headline}_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
-        "curve": [[r["round"], r[headline]] for r in kept],
-        "std_clients": round(statistics.pstdev(own), 6),
-        "clients": last["clients"][headline],
-        "over_clients": {m.name: Spread.of(m, last["clients"][m.name], tested).to_json() for m in metrics},
-        "share": last["share"],
-        "bytes_up": sum(r["bytes_up"] for r in history),
-        "bytes_down": sum(r["bytes_down"] for r in history),
-        "seconds": round(sum(r["seconds"] for r in history), 3),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "environment": environment(config.device, config.precision),
-    }
 
 
 def _may_write(out: Path, overwrite: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import read_json, write_json
-from fedselect.data import Federation
+from fedselect.data import Federation, Schema
 
 NAME = "schema.json"
 
@@ -23,6 +23,15 @@ def check(out: Path, data: Federation) -> None:
     """Refuse to go on with a model whose inputs would now be others."""
     if (out / NAME).exists() and read_json(out / NAME, "put it back as it was.") != _found(data):
         raise RunError(f"the table of {out} was changed since the run began; put it back as it was, or start another run.")
+
+
+def read(out: Path, clients: int) -> list[Schema | None]:
+    """Each client's schema, where the data is a table."""
+    if not (out / NAME).exists():
+        return [None] * clients
+    said = read_json(out / NAME, "put it back as it was.")
+    own = said["clients"] if "clients" in said else [said] * clients
+    return [Schema.from_json(s) for s in own]
 
 
 def _found(data: Federation) -> dict[str, Any] | None:

@@ -261,14 +261,30 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
             f"{place} was made with clients in a {said.get('store', 'resident')} store, and this run has a {store.kind} one; "
             "resume with the memory and the chunk it was made with."
         )
-    simulation.round = int(said["round"])
-    simulation.server = _placed(nested("server", tensors), simulation.device)
-    simulation.memory = _placed(nested("aggregate", tensors), simulation.device)
     rows = nested("rows", tensors)
     if store.kind == Store.kind:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
-    store.load(rows)
-    store.joined = ranks.own_rows(tensors["joined"])
+    put_back(simulation, {
+        "round": int(said["round"]), "server": nested("server", tensors), "memory": nested("aggregate", tensors), "rows": rows,
+        "joined": ranks.own_rows(tensors["joined"]),
+    })  # fmt: skip
+
+
+def standing(simulation: "Simulation") -> dict[str, Any]:
+    """Where a simulation of one process stands, in memory of its own."""
+    s = simulation
+    states = {"server": s.server, "memory": s.memory, "rows": s.store.dump()}
+    copies = {k: {n: {m: v.cpu().clone() for m, v in t.items()} for n, t in state.items()} for k, state in states.items()}
+    return {"round": s.round, "joined": s.store.joined.clone(), **copies}
+
+
+def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
+    """Put a simulation there."""
+    simulation.round = stands["round"]
+    simulation.server = _placed(stands["server"], simulation.device)
+    simulation.memory = _placed(stands["memory"], simulation.device)
+    simulation.store.load(stands["rows"])
+    simulation.store.joined = stands["joined"]
 
 
 def _placed(state: State, device: torch.device) -> State:

@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedselect.aggregate import codec
-from fedselect.aggregate.aggregator import Aggregator, Mean, check_aggregator
+from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
-from fedselect.methods.method import Down, Method, Received, check_clients, check_method, check_upload, exact, for_clients
-from fedselect.models import Model
+from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import (
+    Network,
+    as_aggregator,
     as_federation,
+    as_method,
     as_model,
     as_task,
     check_present,
@@ -33,15 +35,16 @@ from fedselect.simulate.inputs import (
     pick_precision,
 )
 from fedselect.simulate.jobs import Asked, Full, Job
-from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, means
+from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, validated
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
+from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import Aim, Batch, one_by_one, step
+from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
@@ -57,7 +60,7 @@ class Simulation:
     """A federation in one process, round by round.
 
     `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
-    where it has the same hardware. `Result(simulation, history)` takes out models and masks.
+    where it has the same hardware. `fs.Result(simulation, history)` takes out models and masks.
 
     `task`: what outputs and targets mean, by default what the data is for. `headline`: the metric that tables show first, one
     of the task's. `metrics`: others of the task that are also measured, by name. `aggregator`: how uploads become the shared
@@ -65,18 +68,19 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations. `rounds`: how many there will be in all, for a schedule that depends on it.
+    evaluations. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
+    will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with default options.
     """
 
     def __init__(
         self,
-        method: Method,
-        model: Model | nn.Module,
+        method: Method | str,
+        model: Network,
         data: Federation | Iterable[ClientData],
         *,
         seed: int = 0,
         training: Training | None = None,
-        task: Task | None = None,
+        task: Task | str | None = None,
         headline: str | None = None,
         metrics: Sequence[str] = (),
         fraction: float = 1.0,
@@ -87,41 +91,51 @@ class Simulation:
         precision: str = "auto",
         deterministic: bool = False,
         eval_every: int = 1,
-        aggregator: Aggregator | None = None,
+        val: bool = False,
+        aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
     ) -> None:
-        check_method(method)
-        self.aggregator = Mean() if aggregator is None else aggregator
-        check_aggregator(self.aggregator)
+        method = as_method(method)
+        self.aggregator = as_aggregator(aggregator)
         if training is not None and not isinstance(training, Training):
             raise InputError(f"training must be fs.Training(...), not {training!r}.")
-        model, data = as_model(model), as_federation(data)
+        data = as_federation(data)
+        task = as_task(task, data)
+        model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
         check_ranges(deterministic=deterministic, headline=headline, metrics=metrics)
+        if not isinstance(val, bool):
+            raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
+        if val and not data.has("val"):
+            raise InputError(
+                "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
+            )
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
-        self.method, self.model, self.data, self.seed, self.fraction = method, model, data, seed, fraction
+        self.method: Method = method
+        self.model, self.data, self.seed, self.fraction = model, data, seed, fraction
         self.training, self.total = training or Training(), rounds
         self.training.check_rounds(rounds)
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
-        self.task = fit(as_task(task, data), data, self._from == 0)
+        self.asked = task  # as it was given; it may learn from the data
+        self.task = fit(task, data, self._from == 0)
         self.metrics = self.task.measured(headline, metrics)
         same = self.task.measured(asked=[m.name for m in self.metrics])
         self._kept = [m.name for m in same]  # whatever the headline, so that a checkpoint goes with any
         keep_memory()
-        self.eval_every, self.deterministic = eval_every, deterministic
+        self.eval_every, self.deterministic, self.val = eval_every, deterministic, val
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(model, self.device, self.precision)
+        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
@@ -138,6 +152,35 @@ class Simulation:
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         self.store = self._new_store(rows, self._try_join())
+        if val:
+            self.need(method.view)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """How it was made and where it stands: all else, such as recorded steps, a process makes for itself."""
+        late = (int((self._from > 0).sum()), int(self._from.max()) + 1)
+        first, *others = [m.name for m in self.metrics]
+        how = {
+            "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
+            "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
+            "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
+            "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
+            "aggregator": self.aggregator, "rounds": self.total,
+        }  # fmt: skip
+        return {"given": (self.method, self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were given when it was first made
+            self.__init__(*state["given"], **state["how"])  # type: ignore[misc]
+        checkpoint.put_back(self, state["stands"])
+
+    def __repr__(self) -> str:
+        return f"Simulation({self.method}, {self.model}, {self.clients} clients, after round {self.round})"
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """What is recorded of each client."""
+        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val))
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
@@ -177,7 +220,7 @@ class Simulation:
             del state, scores
         count = max(1, builtins.round(self.fraction * len(present)))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
-        notes, finite = Notes(self.clients, columns(self.metrics)), Finite(self.data)
+        notes, finite = Notes(self.clients, self._columns), Finite(self.data)
         folded = self.aggregator.fold(self.memory, self._shared())
         extras: list[State] = []
         order: list[Tensor] = []
@@ -231,7 +274,7 @@ class Simulation:
     def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
         """Every process gets the same record, or the same error."""
         finite.settle(self.round)
-        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in columns(self.metrics)}
+        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in self._columns}
         found = ranks.everywhere((notes.lists(), finite.problem))
         problem = next((p for _, p in found if p), None)
         if problem:
@@ -243,11 +286,11 @@ class Simulation:
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
-            **{k: mean_of(lists[k]) for k in means(self.metrics)},
+            **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
         }
-        if self.round <= self.eval_every:
+        if self.round <= self.eval_every and self.data.has("test"):
             check_defined(record, self.metrics)
         return record
 
@@ -265,6 +308,25 @@ class Simulation:
             return clone(self.method.local(state))
         return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
+    @property
+    def inputs(self) -> Split:
+        """All clients' training inputs, as they are given to models."""
+        return self._split["train"]
+
+    def masks(self) -> Tree:
+        """Which parameters are personal: {name: bool (clients, ...)}."""
+        if not bool(self.store.joined.any()):
+            raise InputError("no client has joined yet, so there are no masks; run a round first.")
+        found = self.method.mask(self.model, self.store.take(torch.arange(self.clients), self.device))
+        shapes = {n: (self.clients, *self.initial[n].shape) for n in found}
+        return {n: m.clone() if isinstance(m, Tensor) else torch.full(shapes[n], m) for n, m in found.items()}
+
+    def personal(self, client: int) -> Tree:
+        """One client's model as a state_dict for the plain module."""
+        if not 0 <= client < self.clients:
+            raise InputError(f"there is no client {client}; there are 0 to {self.clients - 1}.")
+        return self.model.state_dict({n: v[0].cpu() for n, v in self.models([client]).items()})
+
     def need(self, view: str) -> None:
         """Refuse what needs a view of clients' models that are not kept."""
         if view == "local" and self.store.forgets:
@@ -275,6 +337,8 @@ class Simulation:
 
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
+        if not self.data.has("test"):
+            raise InputError("no client has test data to try models on; give fs.ClientData(test=...).")
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
         mine = ranks.own(torch.arange(self.clients))
         for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
@@ -287,6 +351,12 @@ class Simulation:
             out[r :: len(found)] = theirs[r :: len(found)]
         return out
 
+    @property
+    def whole_inputs(self) -> bool:
+        """Whether among the inputs are whole numbers, as for an embedding."""
+        layout = self.data.layout
+        return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
+
     def out_of_rows(self, ids: Tensor) -> InputError:
         """What to say where an embedding has no row for an input of these clients."""
         low, high = self._ends(ids)
@@ -297,8 +367,10 @@ class Simulation:
 
     def _ends(self, ids: Tensor) -> tuple[str, str]:
         """The least and the greatest whole number among the inputs of these clients, and whose it is."""
+        layout = self.data.layout
         parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
-        found = [(int(end), self.data.clients[i].name or i) for i, x in parts for end in x.aminmax()]
+        given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
+        found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
         return f"{low} (client {a})", f"{high} (client {b})"
 
@@ -314,12 +386,16 @@ class Simulation:
                     local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
+                own = self.method.local(state) if self.method.view == "local" else merged
+                held = (yield Job("score", ids, self.round - 1, {"model": own}, part="val")) if self.val else {}
             except Full:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
+            for name, values in held.items():
+                notes.add(validated(name), ids, values)
             notes.add("share", ids, self._share(state))
             finite.watch(ids, merged)
             if len(present) > self.chunk:
@@ -479,24 +555,18 @@ class Simulation:
         size = min(self.training.batch_size, int(train.n[0]))
         samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
         batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
-        why, others = "", self.fitted.others()
-        for _ in range(2):
-            tree = {n: v.clone() for n, v in expand(self.initial, 1).items()}
-            memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in self.training.the_optimizer.memory}
-            everything = dict.fromkeys(self.model.params, True)
-            try:
-                step(self.fitted, tree, memory, batch, Aim(everything, 0.01, Goal(self.task)), self.training)
-                break
-            except InputError as e:
-                if size > 1:
-                    raise
-                raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
-            except torch.cuda.OutOfMemoryError:
-                raise RunError(TOO_LARGE) from None
-            except RuntimeError as e:
-                if not self.fitted.stackable:
-                    raise InputError(f"{self.model.name} cannot be trained on inputs of shape {self.data.shape}: {e}") from e
-                self.fitted.stackable, why = False, str(e).splitlines()[0]
+        others = self.fitted.others()
+        try:
+            why = try_step(self.fitted, self.initial, batch, Goal(self.task), self.training)
+        except InputError as e:
+            if size > 1:
+                raise
+            raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
+        except torch.cuda.OutOfMemoryError:
+            raise RunError(TOO_LARGE) from None
+        except RuntimeError as e:
+            given = self.data.layout or f"of shape {self.data.shape}"
+            raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
         self.fitted.check_others(others)
         if why:
             said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."

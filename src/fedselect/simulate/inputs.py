@@ -1,8 +1,9 @@
 """What a simulation is given: made into what it works with, or refused in a sentence."""
 
+import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict
@@ -10,18 +11,25 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from fedselect.aggregate.aggregator import Aggregator
+from fedselect.aggregate import AGGREGATORS
+from fedselect.aggregate.aggregator import Aggregator, Mean, check_aggregator
 from fedselect.core.errors import InputError
+from fedselect.core.options import build, find, named
 from fedselect.data import ClientData, Federation
-from fedselect.models import Model
+from fedselect.methods import METHODS
+from fedselect.methods.method import Method, check_method
+from fedselect.models import MODELS, Model
 from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
+
+Network = Model | nn.Module | Callable[[], nn.Module] | str
+"""A model, a module, a function that makes one, or the name of one."""
 
 
 class RunOptions(TypedDict, total=False):
     """How clients are run, whatever the method: options of Simulation that `run` passes on."""
 
-    task: Task | None
+    task: Task | str | None
     headline: str | None
     metrics: Sequence[str]
     fraction: float
@@ -32,7 +40,8 @@ class RunOptions(TypedDict, total=False):
     precision: str
     deterministic: bool
     eval_every: int
-    aggregator: Aggregator | None
+    val: bool
+    aggregator: Aggregator | str | None
 
 
 def pick_device(name: str) -> torch.device:
@@ -85,20 +94,65 @@ def deterministic(on: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = fill
 
 
-def as_model(model: Model | nn.Module) -> Model:
-    if isinstance(model, nn.Module):
+def as_method(method: Method | str) -> Method:
+    """The method that was given, or the one of this name."""
+    if callable(method) and getattr(method, "__name__", "") in {f.__name__ for f in METHODS.values()}:
+        raise InputError(f"method must be a method with its options; call it: fs.{method.__name__}().")
+    found = build("method", named(method, METHODS), METHODS, {}) if isinstance(method, str) else method
+    check_method(found)
+    return found
+
+
+def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
+    """The aggregator that was given, or the one of this name; else the mean."""
+    if isinstance(aggregator, str):
+        aggregator = build("aggregator", named(aggregator, AGGREGATORS), AGGREGATORS, {})
+    found = Mean() if aggregator is None else aggregator
+    check_aggregator(found)
+    return found
+
+
+def as_model(model: Network, data: Federation, task: Task) -> Model:
+    """The model that was given, or the one of this name for this data and task."""
+    if isinstance(model, str):
+        return make_model(named(model, MODELS), {}, data, task)
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, nn.Module) and callable(model) and (lacks := _needed(model)):
+        name = getattr(model, "__name__", "model")
+        raise InputError(f"model must be a module, or made without arguments; {name} needs {lacks}: lambda: {name}(...).")
+    if isinstance(model, nn.Module) or callable(model):
         return Model.wrap(model)
-    if not isinstance(model, Model):
-        raise InputError(f"model must be a module, or what makes one: fs.Model.wrap(MyNet), not {model!r}.")
-    return model
+    raise InputError(f"model must be a module, a function that makes one, or one of {', '.join(MODELS)}, not {model!r}.")
 
 
-def as_task(task: Task | None, data: Federation) -> Task:
-    """The task that was given, or the one that the data is for."""
+def _needed(make: Callable[..., Any]) -> str:
+    """The arguments without which a function cannot be called, by name."""
+    try:
+        known = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # written in C, or none that can be read
+        return ""
+    own = [p for p in known if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return ", ".join(p.name for p in own if p.default is p.empty)
+
+
+def make_model(name: str, options: Mapping[str, Any], data: Federation, task: Task) -> Model:
+    """A model by name, made for this data, with as many outputs as the task needs."""
+    factory = find("model", name, MODELS)
+    if why := task.unfit_data(data):
+        raise InputError(why)
+    asked = {"outputs": task.outputs(data)} if "outputs" in inspect.signature(factory).parameters else {}
+    return build("model", name, MODELS, options, data=data, **asked)
+
+
+def as_task(task: Task | str | None, data: Federation) -> Task:
+    """The task that was given, or the one of this name; else the one that the data is for."""
     if task is None:
         task = TASKS[suited(data) or "classification"]()
+    if isinstance(task, str):
+        task = build("task", named(task, TASKS), TASKS, {})
     if not isinstance(task, Task):
-        raise InputError(f"task must be a task such as fs.Classification(), not {task!r}.")
+        raise InputError(f"task must be a task such as fs.Classification(), or one of {', '.join(TASKS)}, not {task!r}.")
     try:
         hash(task)
     except TypeError:
@@ -121,9 +175,13 @@ def fit(task: Task, data: Federation, there: Tensor) -> Task:
 def as_federation(data: Federation | Iterable[ClientData]) -> Federation:
     if isinstance(data, Federation):
         return data
-    clients = [data] if isinstance(data, ClientData) else list(data)
+    if isinstance(data, str):
+        raise InputError(f"data must be a Federation or a list of fs.ClientData; load a data set by name: fs.load({data!r}).")
+    clients = [data] if isinstance(data, ClientData) else list(data) if isinstance(data, Iterable) else [data]
     if not all(isinstance(c, ClientData) for c in clients):
-        raise InputError("data must be a Federation or a list of fs.ClientData.")
+        raise InputError(
+            "data must be a Federation or a list of fs.ClientData; from arrays: fs.Federation.from_arrays(x, y, client)."
+        )
     return Federation(clients)
 
 

@@ -14,7 +14,7 @@ from fedselect.training.work import Work
 class Job:
     """Something that clients do, all alike: join, a round of training, merging with the server, or a test.
 
-    A test is of the tree state["model"] on the clients' own test data.
+    A test is of the tree state["model"] on the clients' own data of one part.
     """
 
     what: Literal["join", "client", "personal", "score"]
@@ -22,6 +22,7 @@ class Job:
     round: int
     state: State = field(default_factory=dict)
     down: Down = field(default_factory=lambda: Down({}))
+    part: Literal["train", "val", "test"] = "test"
 
     def heard(self) -> State:
         """What the server tells these clients, as they get it: a row for each."""

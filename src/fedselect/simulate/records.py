@@ -27,6 +27,11 @@ def columns(metrics: Sequence[Measure]) -> tuple[str, ...]:
     return (*means(metrics), *SENT)
 
 
+def validated(metric: str) -> str:
+    """What a metric is called where it is of validation data, which records have beside the others if a run asks for it."""
+    return f"val_{metric.removeprefix('test_')}"
+
+
 def figures(metrics: Sequence[Measure]) -> dict[str, Measure]:
     """What is measured of each client, by column: the metrics, the headline also by view."""
     views = {f"{metrics[0].name}_{view}": metrics[0] for view in ("local", "merged")}

@@ -37,10 +37,11 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
-    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every)
+    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val)
     how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    return repr(run.model.module), shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
+    ends = (repr(run.model.module), run.model.output, run.data.layout)
+    return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 
 class Stack:
@@ -129,7 +130,7 @@ class Stack:
             with precision(runs[0].precision):
                 answer = self._done(whole, who, jobs)
         except IndexError as e:
-            if runs[0]._split["train"].x.dtype != torch.int64:
+            if not runs[0].whole_inputs:
                 raise
             raise runs[0].out_of_rows(jobs[0].ids) from e
         if len(jobs) == 1:
@@ -139,8 +140,8 @@ class Stack:
     def _done(self, whole: Job, who: list[int], jobs: list[Job]) -> Any:
         """The answer to jobs that were put together into one."""
         if whole.what == "score":
-            test = self._split["test"].rows(self._at(who, jobs))
-            return score(self._programs, whole.state["model"], test, self.runs[0].metrics)
+            own = self._split[whole.part].rows(self._at(who, jobs))
+            return score(self._programs, whole.state["model"], own, self.runs[0].metrics)
         methods = [self.runs[i]._for(j.ids) for i, j in zip(who, jobs, strict=True)]
         counts = [len(j.ids) for j in jobs]
         method = methods[0] if len(jobs) == 1 else _join(methods, counts, self.runs[0].device)
@@ -204,7 +205,7 @@ def _pool(splits: Sequence[Split]) -> Split:
         at += len(s.x)
     sizes = tuple(n for s in splits for n in s.sizes or ())
     x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
-    return replace(splits[0], x=x, y=y, start=start, n=n, sizes=sizes)
+    return replace(splits[0], x=x, y=y, start=start.clamp_max(max(0, len(x) - 1)), n=n, sizes=sizes)
 
 
 def _alike(states: Sequence[State], counts: list[int]) -> list[State]:

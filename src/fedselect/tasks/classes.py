@@ -139,6 +139,12 @@ class Classification(Weighted):
         every = every if weights is None else every * weights
         return (1 - self.label_smoothing) * own + self.label_smoothing * every.mean(-1)
 
+    def decided(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(-1)
+
     def outputs(self, data: Targets) -> int:
         return data.classes
 
@@ -184,6 +190,14 @@ class Binary(Weighted):
         logit, weights = _logit(outputs), self.weights(outputs)
         plain = F.binary_cross_entropy_with_logits(logit, targets.to(logit.dtype), reduction="none")
         return plain if weights is None else plain * weights[targets]
+
+    def decided(self, outputs: Tensor) -> Tensor:
+        return (_logit(outputs) > 0).long()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Of no and of yes: (N, 2)."""
+        yes = _logit(outputs).sigmoid()
+        return torch.stack([1 - yes, yes], -1)
 
     def outputs(self, data: Targets) -> int:
         return 1
@@ -236,6 +250,12 @@ class Multilabel(Task):
         """The mean over labels of -log p(target)."""
         return _of_labels(outputs, targets)
 
+    def decided(self, outputs: Tensor) -> Tensor:
+        return (outputs > 0).long()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
     def unfit_data(self, data: Targets) -> str:
         if len(data.target_shape) == 1 and not data.classes and all(bool(((y == 0) | (y == 1)).all()) for y in at_hand(data)):
             return ""
@@ -265,6 +285,12 @@ class Sequences(Task):
         """The mean over a sample's positions of -log p(target)."""
         total, count = self._summed(self._of_positions(outputs, targets), targets)
         return total / count.clamp_min(1)
+
+    def decided(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(-1)
 
     def outputs(self, data: Targets) -> int:
         return data.classes

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.tasks.metrics import LOSS, Each, Metric
 
 COLUMNS = ("train_loss", "share", "bytes_up", "bytes_down", "round", "seconds", "clients")
@@ -37,7 +38,7 @@ class Known(Targets, Protocol):
     def targets(self) -> Iterable[Tensor]: ...
 
 
-class Task(ABC):
+class Task(Shown, ABC):
     """A loss, metrics, and what data and model must look like. The first metric is a run's headline, unless it names another.
 
     Outputs and targets have a row for each sample of one client. Every task is also measured by its loss: `test_loss`.
@@ -91,6 +92,14 @@ class Task(ABC):
             return outputs
         scale, shift = (constant(numbers, outputs.dtype, outputs.device) for numbers in self.units)
         return outputs * scale + shift
+
+    def decided(self, outputs: Tensor) -> Tensor:
+        """What a model says: classes for a task of classes, else its outputs in the units of targets."""
+        return self.predicted(outputs)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """How likely each class is, (N, ..., K)."""
+        raise InputError(f"the task {type(self).__name__} has no probabilities; use predict.")
 
     def measured(self, headline: str | None = None, asked: Sequence[str] = ()) -> tuple[Metric, ...]:
         """The metrics of a run, its headline first: those of the task, and of its others those that are asked for."""

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
-from fedselect.models import Model, Output
+from fedselect.models import Layout, Model, Output
 from fedselect.tasks.task import Targets, Task
 from fedselect.training.stacked import Forward, Taps
 
@@ -23,9 +23,20 @@ class Fitted:
     """
 
     stackable = True  # until it turns out to use something that cannot run for all clients at once
+    compiling = False  # until it turns out to run for all clients at once only if it is told that it is being compiled
 
-    def __init__(self, model: Model, device: torch.device | str = "cpu", precision: str = "float32") -> None:
+    def __init__(
+        self,
+        model: Model,
+        device: torch.device | str = "cpu",
+        precision: str = "float32",
+        *,
+        layout: Layout | None = None,
+    ) -> None:
         self.model = model
+        self.bare = True  # whether the module returns one tensor alone
+        self.layout = layout  # of several inputs: how they lie in the one tensor of a batch
+        self._floats = model.module.get_parameter(model.params[0]).dtype
         self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
@@ -44,16 +55,23 @@ class Fitted:
         self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
         self.module.register_forward_hook(self._write_back)
         if model.head is not None:
-            self.module.get_submodule(model.head).register_forward_pre_hook(self._see)
+            self.module.get_submodule(model.head).register_forward_pre_hook(self._see, with_kwargs=True)
 
-    def apply(self, tree: Tree, x: Tensor, train: bool = False) -> Output:
-        """One client's forward pass; in training its running statistics are updated in `tree`, in place."""
+    def apply(self, tree: Tree, x: Tensor, train: bool = False, *, floats: torch.dtype | None = None) -> Output:
+        """One client's forward pass; in training its running statistics are updated in `tree`, in place.
+
+        `floats`: the type in which inputs that are floats are given to the module, if another than the model's.
+        """
+        if self.layout is not None:
+            args, named = self.layout.unpack(x, floats or self._floats)
+        else:
+            args, named = (x if floats is None or not x.is_floating_point() else x.to(floats),), {}
         if self._train != train:
             self.module.train(train)
             self._train = train
         with self._features(tree) as seen:
-            logits = functional_call(self.module, tree, (x,))
-            return Output(logits, seen[-1] if seen else None)
+            returned = functional_call(self.module, tree, args, named)
+            return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
 
     def check(self, x: Tensor, task: Task, data: Targets) -> Tensor:
         """Run one batch and complain in words when the model does not fit the data; returns its outputs."""
@@ -68,15 +86,15 @@ class Fitted:
                 out = self.apply(values, x)
             self.taps, self._dead = mode.crops(), {}
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
-            raise InputError(f"{model.name} cannot take inputs of shape {tuple(x.shape[1:])}: {e}") from e
+            given = f"of shape {tuple(x.shape[1:])}" if self.layout is None else str(self.layout)
+            number = self.layout is None and not x.is_floating_point()
+            whole = " (whole numbers are for an embedding; give measurements as floats)" if number else ""
+            raise InputError(f"{model.name} cannot take inputs {given}: {e}{whole}") from e
         finally:
             if handle is not None:
                 handle.remove()
-        if not isinstance(out.logits, Tensor):
-            raise InputError(
-                f"{model.name} returns a {type(out.logits).__name__}; wrap it in a module that returns one tensor alone."
-            )
-        if why := "give a row for each." if len(out.logits) != len(x) else task.unfit_outputs(out.logits, data):
+        rows = len(out.logits) if out.logits.ndim else 0
+        if why := "give a row for each." if rows != len(x) else task.unfit_outputs(out.logits, data):
             raise InputError(f"{model.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; {why}")
         if model.head_was_guessed and inner and inner[-1] is not out.logits:
             raise InputError(
@@ -108,11 +126,12 @@ class Fitted:
                 self._dead[n] = marks.flatten()
         return self._dead
 
-    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._seen.append(inputs[0])
+    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        self._seen.append(inputs[0] if inputs else next(iter(named.values())))
 
     def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
+        self.bare = isinstance(output, Tensor)
         for n, (home, key) in self._homes.items() if self._train and self._values else ():
             now = home._buffers[key]
             if now is not None and now is not self._values[n]:

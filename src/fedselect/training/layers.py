@@ -3,6 +3,7 @@
 On a GPU the products and sums run in our kernels; the plain PyTorch here is their twin, and what a CPU runs.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -202,8 +203,17 @@ def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pai
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """A batched matrix product whose rows do not depend on how many clients are stacked.
 
-    On a CPU a batch of one is summed in another order than a longer batch; a lone client is therefore run as two.
+    On a CPU a batch of one is summed in another order than a longer batch; a lone client is therefore run as two. And where in
+    memory a client's matrices begin may decide how MKL sums: each result gets rows of zeros until the next one begins at
+    a multiple of 64 bytes, and factors of odd sizes lie as they are multiplied.
     """
-    if len(a) == 1 and a.device.type == "cpu":
+    if a.device.type != "cpu":
+        return torch.bmm(a, b)
+    rows, line = a.shape[1], 64 // a.element_size()
+    if b.stride(2) != 1 and b.shape[1] % line:
+        b = b.contiguous()
+    if more := -rows % (line // math.gcd(b.shape[2], line)):
+        return bmm(F.pad(a, (0, 0, 0, more)), b)[:, :rows].contiguous()
+    if len(a) == 1:
         return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
     return torch.bmm(a, b)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+from fedselect.core.shown import Shown
 from fedselect.core.tree import Scalar
 
 
-class Optimizer(ABC):
+class Optimizer(Shown, ABC):
     """How entries follow their gradients. Every round starts with an empty memory."""
 
     memory: ClassVar[tuple[str, ...]] = ()
@@ -124,7 +125,7 @@ class AdamW(Adam):
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-class Schedule(ABC):
+class Schedule(Shown, ABC):
     """What all learning rates of a round are multiplied by."""
 
     needs_rounds: ClassVar[bool] = True

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedselect.core.errors import InputError
-from fedselect.core.options import Option, find, options
+from fedselect.core.options import Option, find, named, options
+from fedselect.core.shown import Shown
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 
 SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
@@ -20,7 +21,7 @@ SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Shown):
     """How every client trains, whatever the method: an optimizer on shuffled batches, and a schedule of the learning rates.
 
     An optimizer or schedule is a name, and takes its options from here, or an object that has its own.
@@ -56,6 +57,9 @@ class Training:
     decay_every: int = 1
 
     def __post_init__(self) -> None:
+        for kind, (table, _, _) in SEAMS.items():
+            if isinstance(name := getattr(self, kind), str):
+                object.__setattr__(self, kind, named(name, table))
         if self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
         if self.clip is not None and not self.clip > 0.0:

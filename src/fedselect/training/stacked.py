@@ -2,7 +2,9 @@
 (convolution, Linear, BatchNorm) or not keyed by client (dropout).
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.training import layers
+from fedselect.training import layers, tails
 from fedselect.training.layers import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
@@ -48,8 +50,11 @@ class Forward(TorchFunctionMode):
     number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
     """
 
-    def __init__(self, key: Tensor | None, stacked: bool, precision: str = "float32", watch: bool = True) -> None:
+    def __init__(
+        self, key: Tensor | None, stacked: bool, precision: str = "float32", watch: bool = True, compiling: bool = False
+    ) -> None:
         super().__init__()
+        self._compiling = compiling and stacked
         watch = watch and not stacked  # vmap itself refuses to draw
         self._draws: Any = _Draws() if watch else None  # type: ignore[no-untyped-call]
         self.key = key
@@ -69,6 +74,8 @@ class Forward(TorchFunctionMode):
         self._attention = sdpa_kernel(SDPBackend.MATH)  # the fused ones do not run for all clients at once
         if self.stacked:
             self._attention.__enter__()
+        self._told = said_to_be_compiling() if self._compiling else nullcontext()
+        self._told.__enter__()
         if self._draws is not None:
             self._draws.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -80,11 +87,13 @@ class Forward(TorchFunctionMode):
             self._draws.__exit__(kind, value, trace)
         if self.stacked:
             self._attention.__exit__(kind, value, trace)
+        self._told.__exit__(kind, value, trace)
         drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._drawn))
         if kind is None and self.key is not None and drew:
             raise InputError(
                 "the model draws random numbers other than by dropout while training; its numbers would depend on how "
-                "clients are stacked. Use nn.Dropout; attention draws by itself and wants none (layer.self_attn.dropout = 0.0)."
+                "clients are stacked. Use nn.Dropout, and set the dropout of nn.MultiheadAttention to 0 "
+                "(layer.self_attn.dropout = 0.0)."
             )
 
     def __torch_function__(
@@ -116,10 +125,16 @@ class Forward(TorchFunctionMode):
             return _group_norm(*args, **kwargs)
         if func is F.embedding:
             return _embedding(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and (
+            self.stacked or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
+        ):
+            return self._attend(*args, **kwargs)
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if self.stacked and func is torch.conv1d:
             return self._conv1d(*args, **kwargs)
+        if self.stacked and tails.uneven(func, args, kwargs):
+            return tails.filled(func, args, kwargs)
         if self.stacked and func in _SLOW:
             self.slow.add(func.__name__)
         if func in _CHANNEL_DROPOUTS:
@@ -169,6 +184,24 @@ class Forward(TorchFunctionMode):
             count *= side
         keep = random.uniform(random.fold(self.key, self.calls), count).view(shape) >= p
         return x * keep / (1.0 - p) if p < 1.0 else x * 0.0
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Attention in plain products: the fused ones run neither for all clients at once nor with keyed dropout."""
+        if enable_gqa:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+        scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if attn_mask is None:
+            weights = scores.softmax(-1)
+        else:
+            scores = torch.where(attn_mask, scores, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+            nothing = (scores == -torch.inf).all(-1, keepdim=True)  # to attend to: such a row is zeros
+            weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
+        return self._dropout(weights.to(v.dtype), dropout_p) @ v
 
     def _conv2d(
         self,
@@ -258,6 +291,23 @@ class Forward(TorchFunctionMode):
         shift = -mean * scale if bias is None else bias - mean * scale
         shape = (-1, *([1] * (x.ndim - 2)))
         return shift.view(shape).addcmul(x, scale.view(shape))
+
+
+@contextmanager
+def said_to_be_compiling() -> Iterator[None]:
+    """Let a model's code believe that it is being compiled. Code that asks for it then looks at no tensor's values to decide
+    what to do, which it cannot for all clients at once; Hugging Face's masks are of this kind. The flag is torch's own: where
+    a torch has none, nothing is said, and such a model runs client by client."""
+    flags: Any = torch.compiler
+    before = getattr(flags, "_is_compiling_flag", None)
+    if before is None:
+        yield
+        return
+    flags._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        flags._is_compiling_flag = before
 
 
 def _looks(func: Callable[..., Any]) -> bool:

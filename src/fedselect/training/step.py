@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.core.tree import Mask, Scalar, State, Tree, along, rows, take
+from fedselect.core.tree import Mask, Scalar, State, Tree, along, expand, rows, take
 from fedselect.models import Model, Output
 from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
@@ -72,7 +72,7 @@ def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         return out.logits, out.logits if out.features is None else out.features
 
     alone = one_by_one(fitted, x.device)
-    with torch.no_grad(), precision(fitted.precision), Forward(None, not alone, fitted.precision, watch=False):
+    with torch.no_grad(), precision(fitted.precision), Forward(None, not alone, fitted.precision, False, fitted.compiling):
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
@@ -102,7 +102,7 @@ def step(
         return crops[n].of(v) if n in crops else v
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
-    forward = Forward(None, not alone, fitted.precision, watch=not fitted.steady)
+    forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
     with torch.enable_grad(), precision(fitted.precision), forward as mode:
         mode.rectified = shortcuts.rectified
         losses = _losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
@@ -129,12 +129,34 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
     leaves = {n: tree[n] for n in _trained(fitted.model, aim.only)}
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
-    with torch.no_grad(), Forward(None, True, fitted.precision) as mode:
+    with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         _losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
+
+
+def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
+    """One step of one client from these values, thrown away, which settles how clients of this model run: all at once, all at
+    once if its code is told that it is being compiled, or one by one; then what comes back says why.
+    """
+    why = ""
+    while True:
+        tree = {n: v.clone() for n, v in expand(values, 1).items()}
+        memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in training.the_optimizer.memory}
+        try:
+            step(fitted, tree, memory, batch, Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal), training)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as e:
+            if not fitted.stackable:
+                raise
+            why = why or str(e).splitlines()[0]
+            fitted.stackable = not fitted.compiling
+            fitted.compiling = fitted.stackable
+        else:
+            return "" if fitted.stackable else why
 
 
 @contextmanager
@@ -157,7 +179,7 @@ def _trained(model: Model, only: Mask) -> list[str]:
 def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
     if fitted.precision != "bf16":
         return fitted.apply(values, x, train)
-    out = fitted.apply(values, x.bfloat16() if x.is_floating_point() else x, train)
+    out = fitted.apply(values, x, train, floats=torch.bfloat16)
     return Output(out.logits.float(), None if out.features is None else out.features.float())
 
 

@@ -1,0 +1,284 @@
+"""A result as a folder: what `fedselect report` reads of a run directory, and every client's model as safetensors.
+
+result.json says what the models take and what their outputs mean. No pickle: whoever loads a result runs no code of it.
+"""
+
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedselect.aggregate import AGGREGATORS
+from fedselect.core.errors import InputError, RunError
+from fedselect.core.files import is_unused, read_json, replace, write_bytes, write_json
+from fedselect.core.options import build
+from fedselect.core.shown import made
+from fedselect.core.tree import Tree
+from fedselect.methods import METHODS
+from fedselect.methods.groups import Groups
+from fedselect.models import Layout, Model
+from fedselect.models.networks import rebuilt, recipe
+from fedselect.report import check_page, gather, page, write_report
+from fedselect.results.predictor import Inputs, Predictor
+from fedselect.results.source import Live, Source, plain
+from fedselect.runs import grouped, persistence, rundir, schemas
+from fedselect.runs.environment import environment
+from fedselect.runs.masks import MaskLog, federation
+from fedselect.runs.summary import summary
+from fedselect.simulate import Simulation
+from fedselect.simulate.records import Record
+from fedselect.tasks import TASKS, Measure, Task
+from fedselect.tasks.task import learned
+
+if TYPE_CHECKING:
+    from fedselect.results.result import Result
+
+FORMAT = 1
+ADVICE = "save the result again."
+
+
+def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int, Tree]], out: Path, overwrite: bool) -> Path:
+    """Write a result with its models, by client, into a new folder, whole or not at all."""
+    if (out.exists() or out.is_symlink()) and not is_unused(out):
+        if not overwrite:
+            raise InputError(f"{out} exists already; choose another folder, or replace a saved result with overwrite=True.")
+        if not rundir.saved(out) or not rundir.is_run(out):
+            raise InputError(f"{out} holds something other than a saved result, so it is left as it is; choose another folder.")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is not a directory; make it first, or choose another place.")
+    if isinstance(source, Saved):
+        before = source.place
+
+        def write(fresh: Path) -> None:
+            shutil.copytree(before, fresh)
+
+        replace(out, write)
+    elif isinstance(source, Live):
+        simulation = source.simulation
+        models = _stacked(trees(), simulation)
+        masks = {n: _short(m) for n, m in simulation.masks().items()}
+
+        def write_all(fresh: Path) -> None:
+            fresh.mkdir()
+            _write_run(fresh, simulation, history)
+            write_json(fresh / "result.json", _about(simulation))
+            save_file(models, fresh / "models.safetensors")
+            save_file(masks, fresh / "masks.safetensors")
+
+        replace(out, write_all)
+    return out
+
+
+def report(source: Source, history: Sequence[Record], out: Path) -> Path:
+    """The page of a result."""
+    check_page(out)
+    if isinstance(source, Saved):
+        return write_report([source.place], out)
+    assert isinstance(source, Live)
+    with tempfile.TemporaryDirectory() as place:
+        _write_run(Path(place), source.simulation, history)
+        data = gather([Path(place)])
+    for run in data["runs"]:
+        run["path"] = "in memory"
+    write_bytes(out, page(data).encode())
+    return out
+
+
+def load_result(
+    directory: str | Path, model: nn.Module | Model | Callable[[], nn.Module] | None = None, task: Task | None = None
+) -> "Result":
+    """A result that `result.save` wrote, or a run directory of the command line, whose data is then read again.
+
+    `model`: the network, or what makes it, to predict with; networks of `fs.models` need none. `task`: one of your own.
+    """
+    from fedselect.results.result import Result
+
+    place = Path(directory).expanduser()
+    if rundir.saved(place):
+        return Result(Saved(place, model, task), rundir.read_records(place / "metrics.jsonl"))
+    if not (place / "config.json").exists() and not (place / "compare.json").exists():
+        raise RunError(f"{place} is no saved result and no run directory; give the folder that result.save wrote.")
+    _, simulation = rundir.reopen(place)
+    records = rundir.read_records(place / "metrics.jsonl", growing=not rundir.finished(place))
+    return Result(simulation, records[: simulation.round])
+
+
+class Saved:
+    """A folder that `save` wrote. Values are read when they are asked for."""
+
+    def __init__(self, place: Path, model: Any = None, task: Task | None = None) -> None:
+        self.place, self._model, self._task = place, model, task
+        self._about = read_json(place / "result.json", ADVICE)
+        if self._about.get("format") != FORMAT:
+            raise RunError(f"{place} has format {self._about.get('format')}, this version reads {FORMAT}; {ADVICE}")
+        try:
+            clients = read_json(place / "federation.json", ADVICE)["clients"]
+            self.names: list[str] = [c["name"] for c in clients]
+            self.tested: list[int | None] = [c["test"] for c in clients]
+            self.method, self.round = str(self._about["method"]), int(self._about["round"])
+        except (KeyError, TypeError) as e:
+            raise RunError(f"{place} is damaged: {e} is missing; {ADVICE}") from None
+
+    @cached_property
+    def metrics(self) -> Sequence[Measure]:
+        return rundir.measures(self.place)
+
+    @cached_property
+    def _values(self) -> dict[str, Tree]:
+        """Clients' values, stacked, and what all have alike."""
+        found: dict[str, Tree] = {"clients": {}, "constants": {}}
+        for key, v in self._read("models.safetensors").items():
+            kind, _, name = key.partition("/")
+            found[kind][name] = v
+        return found
+
+    @property
+    def predictor(self) -> Predictor:
+        said = self._about
+        scale, shift = (None if v is None else torch.tensor(v).view(-1, 1, 1) for v in (said["scale"], said["shift"]))
+        layout = None if said["layout"] is None else Layout.from_json(said["layout"])
+        inputs = Inputs(tuple(said["shape"]), getattr(torch, said["kind"]), scale, shift, layout)
+        own = schemas.read(self.place, len(self.names))
+        meant = (self._meant(), tuple(said["target_shape"]), tuple(said["class_names"]), own)
+        return Predictor(self._network(), said["output"], inputs, *meant)
+
+    def _network(self) -> Callable[[], nn.Module]:
+        model = self._model
+        if model is None and self._about["recipe"] is None:
+            raise InputError(
+                f"{self.place} has the values of {self._about['model']} but not its code; give what makes it: "
+                f"fs.load_result({str(self.place)!r}, model=...)."
+            )
+        if model is None:
+            return rebuilt(self._about["recipe"])
+        if isinstance(model, nn.Module):
+            return partial(copy.deepcopy, model)
+        return model.build if isinstance(model, Model) else model
+
+    def _meant(self) -> Task:
+        if self._task is not None:
+            return self._task
+        said = dict(self._about["task"])
+        name = said.pop("name")
+        if name not in TASKS:
+            raise InputError(f"the task {name} is not in fs.TASKS; give it: fs.load_result({str(self.place)!r}, task=...).")
+        return build("task", name, TASKS, said)
+
+    def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
+        return {i: {n: v[i] for n, v in self._values["clients"].items()} for i in ids}
+
+    def state_dict(self, tree: Tree) -> Tree:
+        full = {**self._values["constants"], **tree}
+        return {n: full[self._about["tied"].get(n, n)].clone() for n in self._about["order"]}
+
+    def scored(self, part: str, trees: Mapping[int, Tree]) -> dict[str, list[float]]:
+        raise InputError(
+            f"{self.place} has no data to score models on, and no scores on {part} data; "
+            + ("score it in the run: fs.run(..., val=True)." if part == "val" else "score them before saving.")
+        )
+
+    def masks(self) -> Tree:
+        shapes = self._values["clients"]
+        return {n: m.expand(shapes[n].shape).clone() for n, m in self._read("masks.safetensors").items()}
+
+    def persistence(self) -> Tree:
+        found = persistence.read(self.place)
+        if found is None:
+            return {}
+        columns = found["persistence"].items()
+        return {n: torch.tensor([float("nan") if x is None else x for x in v], dtype=torch.float64) for n, v in columns}
+
+    def groups(self) -> Groups | None:
+        found: Groups | None = self._about["groups"]
+        return found
+
+    def _read(self, name: str) -> Tree:
+        try:
+            return load_file(self.place / name)
+        except (OSError, SafetensorError) as e:
+            raise RunError(f"{self.place / name} cannot be read ({e}); {ADVICE}") from None
+
+
+def _stacked(trees: Mapping[int, Tree], s: Simulation) -> Tree:
+    """Every client's model, stacked, and what all have alike."""
+    found = {f"clients/{n}": torch.stack([trees[i][n] for i in range(s.clients)]) for n in s.initial}
+    return {**found, **{f"constants/{n}": v.contiguous() for n, v in s.model.constants.items()}}
+
+
+def _short(mask: Tensor) -> Tensor:
+    """One truth value where all are the same."""
+    whole = mask.cpu()
+    return torch.tensor(bool(whole.all())) if bool(whole.all()) or not bool(whole.any()) else whole.contiguous()
+
+
+def _about(s: Simulation) -> dict[str, Any]:
+    """What the models take, and what their outputs mean."""
+    inputs = Inputs.of(s)
+    return {
+        "format": FORMAT,
+        "round": s.round,
+        "method": repr(s.method),
+        "model": s.model.name,
+        "recipe": recipe(s.model),
+        "order": list(s.model.module.state_dict()),
+        "tied": s.model.tied,
+        "shape": inputs.shape,
+        "kind": str(inputs.kind).removeprefix("torch."),
+        "scale": None if inputs.scale is None else inputs.scale.flatten().tolist(),
+        "shift": None if inputs.shift is None else inputs.shift.flatten().tolist(),
+        "layout": None if inputs.layout is None else inputs.layout.to_json(),
+        "output": s.model.output,
+        "target_shape": s.data.target_shape,
+        "class_names": list(s.data.class_names),
+        "task": _entry(s.task, TASKS),
+        "groups": s.groups(),
+    }
+
+
+def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
+    """What the report reads of a run directory."""
+    config = {
+        "method": _entry(s.method, METHODS),
+        "data": {"name": s.data.name},
+        "model": {"name": s.model.name},
+        "training": {n: plain(v) for n, v in made(s.training).options.items()},
+        "task": _entry(s.asked, TASKS),
+        "aggregate": _entry(s.aggregator, AGGREGATORS),
+        "rounds": s.round,
+        "seed": s.seed,
+        "fraction": s.fraction,
+    }
+    write_json(out / "config.json", config)
+    rundir.write_measures(out, s.metrics, learned(s.asked, s.task))
+    write_json(out / "federation.json", federation(s))
+    schemas.keep(out, s.data)
+    write_bytes(out / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in history).encode())
+    if s.store.kind == "resident":
+        MaskLog(out, s.round, s).add()
+        if found := persistence.find(s):
+            write_json(out / persistence.NAME, found)
+    if found := grouped.find(s.groups()):
+        write_json(out / grouped.NAME, found)
+    if any(r[s.metrics[0].name] is not None for r in history):
+        names = {n: config[n]["name"] for n in ("method", "data", "model")}  # type: ignore[index]
+        about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
+        tested = [c.tested for c in s.data.clients]
+        write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))
+
+
+def _entry(thing: Any, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """A thing as configurations have it: its name in a table, or its class, and its options."""
+    how = made(thing)
+    name = next((n for n, f in table.items() if getattr(f, "__name__", "") == how.name), how.name)
+    given = {n: v for k, o in how.options.items() for n, v in (made(o).options if is_dataclass(o) else {k: o}).items()}
+    return {"name": name, **{n: plain(v) for n, v in given.items()}}

@@ -1,0 +1,127 @@
+"""Predictor: raw inputs to predictions, with the values of one client's model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedselect.core.errors import DataError, InputError
+from fedselect.core.tree import Tree
+from fedselect.data import Schema, arrays
+from fedselect.models import Layout
+from fedselect.models.inputs import are_several
+from fedselect.models.outputs import outputs_of
+from fedselect.simulate import Simulation
+from fedselect.tasks import Task
+
+BATCH = 256  # samples at a time
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model takes: shape and type of one input; of pictures as bytes, pixel * scale + shift by channel; of several
+    inputs, how they lie in one tensor."""
+
+    shape: tuple[int, ...]
+    kind: torch.dtype
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    layout: Layout | None = None
+
+    @classmethod
+    def of(cls, simulation: Simulation) -> "Inputs":
+        split = simulation.inputs
+        scale, shift = (None if v is None else v.cpu() for v in (split.scale, split.shift))
+        return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift, simulation.data.layout)
+
+    def made(self, x: Any) -> Tensor:
+        """Inputs as one tensor, of raw ones."""
+        if self.layout is not None and not _lie_in(self.layout, x):
+            x = self.layout.pack(arrays.inputs(x, "x"))
+        if are_several(x):
+            raise DataError(
+                f"x is a {type(x).__name__}; the model takes one input: give an array or a list, a row for each sample."
+            )
+        found: Tensor = arrays.inputs(x, "x")
+        shape = ", ".join(map(str, ("N", *self.shape)))
+        if tuple(found.shape) == self.shape:
+            raise DataError(f"x is one sample, of shape {self.shape}; give a row for each sample, ({shape}): x[None].")
+        if tuple(found.shape[1:]) != self.shape or not found.ndim:
+            raise DataError(f"x has the shape {tuple(found.shape)}; the model takes ({shape}).")
+        if (self.kind == torch.uint8) != (found.dtype == torch.uint8) or (
+            self.kind == torch.int64 and found.is_floating_point()
+        ):
+            said = str(self.kind).removeprefix("torch.")
+            raise DataError(f"x is of type {str(found.dtype).removeprefix('torch.')}; the model was trained on {said}.")
+        found = found.detach().cpu()
+        if self.scale is not None and self.shift is not None:
+            return found.to(self.scale.dtype) * self.scale + self.shift
+        return found.to(self.kind)
+
+    def given(self, made: Tensor, floats: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """What the network is called with: arguments by place, and by name; `floats`: the type of those that are."""
+        if self.layout is not None:
+            return self.layout.unpack(made, floats)
+        return (made.to(floats) if made.is_floating_point() else made,), {}
+
+
+def _lie_in(layout: Layout, x: Any) -> bool:
+    """Whether inputs are packed already, as a federation holds them."""
+    return isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] == layout.width
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network without values, what it takes, and what its outputs mean."""
+
+    build: Callable[[], nn.Module]
+    output: str | int | None  # of what the network returns, which holds the outputs
+    inputs: Inputs
+    task: Task
+    target_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    schemas: Sequence[Schema | None]  # of tables, by client
+
+    def predict(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
+        """What a client's model says: classes by name where they have names, numbers in the units of targets."""
+        said = self.task.decided(self._outputs(values, client, x))
+        if said.is_floating_point():
+            return said.reshape(len(said), *self.target_shape).numpy()
+        return self._named(said.numpy())
+
+    def probabilities(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
+        return self.task.probabilities(self._outputs(values, client, x)).numpy()
+
+    def _outputs(self, values: Tree, client: int, x: Any) -> Tensor:
+        net = self.build()
+        try:
+            net.load_state_dict(values)
+        except RuntimeError as e:
+            why = " ".join(str(e).split())
+            raise InputError(f"the network is not the one that was trained; give that one ({why}).") from None
+        net.eval()
+        schema = self.schemas[client]
+        if schema is not None and not isinstance(x, Tensor | np.ndarray):
+            x = schema.features(x)
+        made = self.inputs.made(x)
+        kind = next(v.dtype for v in net.parameters() if v.is_floating_point())
+        parts = []
+        with torch.no_grad():
+            for some in torch.split(made, BATCH):
+                args, named = self.inputs.given(some, kind)
+                parts.append(outputs_of(net(*args, **named), self.output, type(net).__name__))
+        return torch.cat(parts)
+
+    def _named(self, classes: NDArray[Any]) -> NDArray[Any]:
+        """Classes as the data had them: texts, whole numbers, or truth values."""
+        names = self.class_names
+        if not names or self.target_shape:
+            return classes
+        if set(names) <= {"False", "True"}:
+            return np.array([n == "True" for n in names]).take(classes)
+        whole = all(n.lstrip("-").isdecimal() and str(int(n)) == n for n in names)
+        return np.array([int(n) for n in names] if whole else list(names)).take(classes)

@@ -1,0 +1,208 @@
+"""Result: what a run leaves, whether it is in memory or was saved."""
+
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Tree
+from fedselect.methods.groups import members
+from fedselect.results import folder, showing
+from fedselect.results.source import Live, Source
+from fedselect.simulate import Simulation
+from fedselect.simulate.records import Record, validated
+from fedselect.tasks import Spread
+from fedselect.tasks.metrics import LOSS, known
+
+PARTS = ("train", "val", "test")
+
+
+class Result:
+    """What a run leaves: its history, and every client's model, scores and predictions.
+
+    `fs.run` returns one, `fs.load_result` reads one from a folder; `fs.Result(simulation, history)` makes one of a simulation
+    that was stepped by hand. Models are merged and fine-tuned once, and kept.
+    """
+
+    def __init__(self, simulation: Simulation | Source, history: list[Record]) -> None:
+        self._source: Source = Live(simulation) if isinstance(simulation, Simulation) else simulation
+        self.history = history
+        self._kept: tuple[int, dict[int, Tree]] = (-1, {})  # final models of a round, by client
+
+    def __repr__(self) -> str:
+        return showing.text(self._table())
+
+    def _repr_html_(self) -> str:
+        return showing.html(self._table())
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulation as it stands, of a result in memory."""
+        if not isinstance(self._source, Live):
+            raise InputError("this result was loaded from a folder, which has its models and numbers but no simulation.")
+        return self._source.simulation
+
+    @property
+    def headline(self) -> float:
+        """Mean over clients of the headline metric, each client's model on its own test data, as last evaluated."""
+        return float(self._last()[self._source.metrics[0].name])
+
+    @property
+    def accuracy(self) -> float:
+        """The same of the accuracy, where the task has one."""
+        if "accuracy" not in (last := self._last()):
+            there = ", ".join(m.name for m in self._source.metrics)
+            raise InputError(f"this task has no accuracy; it has {there}, and result.headline is the first.")
+        return float(last["accuracy"])
+
+    @property
+    def clients(self) -> list[Record]:
+        """One entry for each client: what was last measured."""
+        lists = self._last()["clients"]
+        return [{k: v[i] for k, v in lists.items()} for i in range(len(self._source.names))]
+
+    def scores(self, part: str = "test") -> list[Record]:
+        """Every metric of every client's model on its own data: a row for each client, ready for pandas.DataFrame(...).
+
+        `part`: test, as last evaluated; val, or train. A metric that is not defined is None.
+        """
+        if part not in PARTS:
+            raise InputError(f"part is {' or '.join(PARTS)}, not {part!r}.")
+        measured = [m.name for m in self._source.metrics]
+        columns = {name: validated(name) if part == "val" else name for name in measured}
+        last = next((r for r in reversed(self.history) if r[measured[0]] is not None), None)
+        if part != "train" and last is not None and all(c in last["clients"] for c in columns.values()):
+            found = {name: last["clients"][column] for name, column in columns.items()}
+        else:
+            values = self._source.scored(part, self._trees(range(len(self._source.names))))
+            found = {name: [known(v) for v in values[name]] for name in measured}
+        said = {name: f"{part}_loss" if name == LOSS else name for name in measured}
+        return [
+            {"client": who, **{said[name]: found[name][i] for name in measured}} for i, who in enumerate(self._source.names)
+        ]
+
+    def over_clients(self, metric: str | None = None) -> Spread:
+        """A metric over clients, by default the headline: mean, worst tenth, weighted by test samples, and who has it."""
+        measured = {m.name: m for m in self._source.metrics}
+        name = metric or next(iter(measured))
+        if name not in measured:
+            raise InputError(f"this run did not measure {name!r}; it measured {', '.join(measured)}: metrics=[{name!r}].")
+        return Spread.of(measured[name], self._last()["clients"][name], self._source.tested)
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(r["bytes_up"] for r in self.history)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(r["bytes_down"] for r in self.history)
+
+    @property
+    def masks(self) -> Tree:
+        """Which parameters are personal: {name: bool (clients, ...)}."""
+        return self._source.masks()
+
+    @property
+    def persistence(self) -> Tree:
+        """How much of its disagreement with the others persists in each client: {name: (clients,)}, NaN where not tested."""
+        if not (found := self._source.persistence()):
+            raise InputError(f"{self._method} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
+        return found
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The clients of each group, such as share a head, in the order of their first; who is not tested is in none."""
+        if (found := self._source.groups()) is None:
+            raise InputError(f"{self._method} makes no groups; use fs.FedAlike(), or fs.diagnose(data).")
+        return members(found)
+
+    def cross(self) -> Tensor:
+        """The headline metric of client i's model on client j's test data: (i, j)."""
+        return self.simulation.cross()
+
+    def to_dataframe(self) -> Any:
+        """The history as a pandas DataFrame: a row for each round and client."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_dataframe needs pandas; install it with: pip install pandas") from None
+        return pandas.DataFrame([
+            {"round": r["round"], "client": i, "name": name, **{k: v[i] for k, v in r["clients"].items()}}
+            for r in self.history
+            for i, name in enumerate(self._source.names)
+        ])  # fmt: skip
+
+    def personal(self, client: int | str) -> Tree:
+        """One client's model, by its number or name, as a state_dict for the plain module."""
+        i = self._number(client)
+        return self._source.state_dict(self._trees([i])[i])
+
+    def models(self) -> list[Tree]:
+        """Every client's model, as state_dicts in the order of clients."""
+        trees = self._trees(range(len(self._source.names)))
+        return [self._source.state_dict(trees[i]) for i in sorted(trees)]
+
+    def predict(self, client: int | str, x: Any) -> NDArray[Any]:
+        """What a client's model says of raw inputs: classes, by name where they have names, or numbers in their own units.
+
+        `x`: an array or tensor with a row for each sample, pictures as uint8 if the model was trained on such; where the data
+        was a table, also a DataFrame or a dict of its columns; of several inputs, a dict or tuple of arrays as in the data. One
+        array comes back, with a row for each sample.
+        """
+        i = self._number(client)
+        return self._source.predictor.predict(self.personal(i), i, x)
+
+    def predict_proba(self, client: int | str, x: Any) -> NDArray[Any]:
+        """How likely each class is in the eyes of a client's model: a row for each sample, a column for each class."""
+        i = self._number(client)
+        return self._source.predictor.probabilities(self.personal(i), i, x)
+
+    def save(self, directory: str | Path, overwrite: bool = False) -> Path:
+        """Write history, scores, masks and every client's model into a new folder: JSON and safetensors.
+
+        `fs.load_result` reads it, and `fedselect report` draws it. `overwrite` replaces what `save` wrote there before.
+        """
+        every = range(len(self._source.names))
+        return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the report, one page that opens in a browser, and return where it is; needs plotly."""
+        self._last()
+        return folder.report(self._source, self.history, Path(path).expanduser())
+
+    def _trees(self, ids: Any) -> dict[int, Tree]:
+        """Clients' final models. What was once merged and fine-tuned is kept, until the simulation goes on."""
+        if self._kept[0] != self._source.round:
+            self._kept = (self._source.round, {})
+        kept = self._kept[1]
+        if new := [i for i in ids if i not in kept]:
+            kept |= self._source.trees(new)
+        return {i: kept[i] for i in ids}
+
+    def _number(self, client: int | str) -> int:
+        names = self._source.names
+        if isinstance(client, str):
+            if names.count(client) != 1:
+                why = "two clients have that name; use their numbers" if client in names else f"there are {_few(names)}"
+                raise InputError(f"there is no one client {client!r}; {why}.")
+            return names.index(client)
+        if not isinstance(client, Integral) or not 0 <= client < len(names):
+            raise InputError(f"there is no client {client}; there are 0 to {len(names) - 1}.")
+        return int(client)
+
+    @property
+    def _method(self) -> str:
+        return self._source.method.partition("(")[0]
+
+    def _table(self) -> showing.Table:
+        return showing.table(self._source, self.history)
+
+    def _last(self) -> Record:
+        return showing.last(self._source, self.history)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -1,0 +1,101 @@
+"""run and compare: whole runs in memory, in one call."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack
+
+from fedselect.core.errors import InputError, TrainingError
+from fedselect.core.shown import made
+from fedselect.data import ClientData, Federation
+from fedselect.methods.method import Method
+from fedselect.results.progress import bar
+from fedselect.results.result import Result
+from fedselect.simulate import Simulation
+from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_model, as_task, check_late, check_ranges
+from fedselect.simulate.records import Record
+from fedselect.simulate.stack import Stack, stacks
+from fedselect.training.settings import Training
+
+
+def run(
+    method: Method | str,
+    *,
+    model: Network,
+    data: Federation | Iterable[ClientData],
+    rounds: int = 30,
+    seed: int = 0,
+    training: Training | None = None,
+    progress: bool = False,
+    on_round: Callable[[Record], None] | None = None,
+    **how: Unpack[RunOptions],
+) -> Result:
+    """Train a federation in memory. `progress` shows a bar, `on_round` is given each round's record.
+
+    `how`: task, headline, metrics, aggregator, val, fraction, late, chunk, rows, device, precision, deterministic and
+    eval_every; Simulation explains them.
+    """
+    _check_rounds(rounds, how)
+    simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
+    history: list[Record] = []
+    with bar(progress, rounds, simulation.metrics[0]) as show:
+        for r in range(rounds):
+            history.append(simulation.step(evaluate=True if r == rounds - 1 else None))
+            show(made(simulation.method).name, history[-1])
+            if on_round is not None:
+                on_round(history[-1])
+    return Result(simulation, history)
+
+
+def compare(
+    methods: Mapping[str, Method | str],
+    *,
+    model: Network,
+    data: Federation | Iterable[ClientData],
+    rounds: int = 30,
+    seeds: Iterable[int] = (0,),
+    training: Training | None = None,
+    progress: bool = False,
+    **how: Unpack[RunOptions],
+) -> dict[tuple[str, int], Result | TrainingError]:
+    """Every method with every seed, by (name, seed), in memory; runs of the same shapes are batched into one training run.
+
+    Each comes out as `run` would have it: to the bit on a CPU, up to rounding on a GPU. A run whose numbers stop being finite
+    has its error in place of a result, and the others go on. `progress` shows a bar.
+    """
+    if not isinstance(methods, Mapping):
+        raise InputError(
+            f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
+        )
+    _check_rounds(rounds, how)
+    data, seeds = as_federation(data), list(seeds)
+    model = as_model(model, data, as_task(how.get("task"), data))
+    runs = {
+        (name, seed): Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
+        for name, method in methods.items()
+        for seed in seeds
+    }
+    alike: dict[Any, list[tuple[str, int]]] = {}
+    for key, simulation in runs.items():
+        alike.setdefault(stacks(simulation) or key, []).append(key)
+    found: dict[tuple[str, int], Result | TrainingError] = {key: Result(s, []) for key, s in runs.items()}
+    headline = next((s.metrics[0] for s in runs.values()), None)
+    with bar(progress and headline is not None, rounds * len(runs), headline) as show:
+        for keys in alike.values():
+            left, stack = keys, Stack([runs[key] for key in keys])
+            for r in range(rounds):
+                outcomes = dict(zip(left, stack.step(evaluate=True if r == rounds - 1 else None), strict=True))
+                for key, outcome in outcomes.items():
+                    result = found[key]
+                    if isinstance(outcome, TrainingError):
+                        found[key] = outcome
+                    elif isinstance(result, Result):
+                        result.history.append(outcome)
+                        show(f"{key[0]} seed {key[1]}", outcome)
+                left = [key for key in left if isinstance(found[key], Result)]
+                if not left:
+                    break
+    return found
+
+
+def _check_rounds(rounds: int, how: RunOptions) -> None:
+    check_ranges(rounds=rounds)
+    check_late(how.get("late"), rounds)

@@ -1,0 +1,97 @@
+"""A result as a small table, for prompts and notebooks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedselect.core.errors import InputError
+from fedselect.core.shown import html_table
+from fedselect.results.source import Source
+from fedselect.simulate.records import Record
+from fedselect.tasks import Measure, Spread
+
+MOST = 10  # clients that are shown
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, the heads of columns, rows of clients, and rows that sum them up."""
+
+    caption: str
+    heads: list[str]
+    rows: list[list[str]]
+    sums: list[list[str]]
+
+
+def last(source: Source, history: Sequence[Record]) -> Record:
+    """The last round that was scored."""
+    headline = source.metrics[0].name
+    for record in reversed(history):
+        if record[headline] is not None:
+            return record
+    if not any(source.tested):
+        raise InputError(
+            "no client has test data, so nothing was scored; give fs.ClientData(test=...), or look at train_loss in "
+            "result.history."
+        )
+    raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if history else 'the history is empty'}.")
+
+
+def table(source: Source, history: Sequence[Record]) -> Table:
+    """The last scores of each client, and over clients; without any, the training losses."""
+    clients = len(source.names)
+    who = f"{clients} client{'' if clients == 1 else 's'}"
+    caption = f"Result of {source.method}: {who}, {len(history)} round{'' if len(history) == 1 else 's'}"
+    if not history:
+        return Table(caption, ["client"], _cut([[name] for name in source.names], 1), [])
+    try:
+        record, metrics = last(source, history), list(source.metrics)
+        caption += f", own test data after round {record['round']}"
+    except InputError:
+        record, metrics = history[-1], [Measure("train_loss", more_is_better=False)]
+        caption += ", nothing was tested"
+    lists = record["clients"]
+    shares = any(lists["share"])
+    heads = ["client", *(m.title for m in metrics), *(["share"] if shares else [])]
+    rows = [
+        [name, *(_shown(m, lists[m.name][i]) for m in metrics), *([_share(lists["share"][i])] if shares else [])]
+        for i, name in enumerate(source.names)
+    ]
+    spreads = [(m, Spread.of(m, lists[m.name])) for m in metrics]
+    sums = [["mean", *(_shown(m, s.mean) for m, s in spreads), *([_share(record["share"])] if shares else [])]]
+    if clients > 1:
+        sums.append(["worst tenth", *(_shown(m, s.worst_tenth) for m, s in spreads), *([""] if shares else [])])
+    return Table(caption, heads, _cut(rows, len(heads)), sums)
+
+
+def text(found: Table) -> str:
+    """For a prompt: names to the left, numbers to the right."""
+    lines = [found.heads, *found.rows, *found.sums]
+    wide = [max(len(line[i]) for line in lines) for i in range(len(found.heads))]
+
+    def said(line: list[str]) -> str:
+        numbers = [cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True)]
+        return "  ".join([line[0].ljust(wide[0]), *numbers]).rstrip()
+
+    rule = "-" * (sum(wide) + 2 * (len(wide) - 1))
+    return "\n".join([found.caption, said(found.heads), rule, *map(said, found.rows), *([rule] if found.sums else []),
+                      *map(said, found.sums)])  # fmt: skip
+
+
+def html(found: Table) -> str:
+    """For a notebook."""
+    return html_table(found.caption, found.heads, found.rows, found.sums)
+
+
+def _cut(rows: list[list[str]], columns: int) -> list[list[str]]:
+    """The first clients, and how many more there are."""
+    if len(rows) <= MOST:
+        return rows
+    return [*rows[: MOST - 1], [f"... {len(rows) - MOST + 1} more", *[""] * (columns - 1)]]
+
+
+def _shown(measure: Measure, value: float | None) -> str:
+    return "" if value is None else measure.show(value)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

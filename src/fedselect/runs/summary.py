@@ -1,0 +1,59 @@
+"""summary.json: the small outcome of a run."""
+
+import datetime
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedselect.core.errors import RunError
+from fedselect.runs.config import Config
+from fedselect.runs.environment import environment
+from fedselect.simulate.records import Record, means
+from fedselect.tasks import Measure, Spread
+
+
+def summarise(config: Config, history: Sequence[Record], tested: Sequence[int | None]) -> dict[str, Any]:
+    """The outcome of a run of this configuration; tested: on how many samples each client measures."""
+    about = {
+        "method": config.method["name"],
+        "data": config.data["name"],
+        "model": config.model["name"],
+        "seed": config.seed,
+        "score": config.score,
+        "view": config.make_method().view,  # the one that the headline is of
+    }
+    return summary(about, config.measured(), history, tested, environment(config.device, config.precision))
+
+
+def summary(
+    about: Mapping[str, Any],
+    metrics: Sequence[Measure],
+    history: Sequence[Record],
+    tested: Sequence[int | None],
+    made_on: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a table needs, and what a reader must know to trust it: what ran, how it came out, and where."""
+    headline = metrics[0].name
+    kept = [r for r in history if r[headline] is not None]
+    if not kept:
+        raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
+    last = kept[-1]
+    tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
+    own = [a for a in last["clients"][headline] if a is not None]
+    return {
+        **about,
+        "headline": headline,
+        "rounds": last["round"],
+        **{name: last[name] for name in means(metrics) if name not in ("train_loss", "share")},
+        f"{headline}_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
+        "curve": [[r["round"], r[headline]] for r in kept],
+        "std_clients": round(statistics.pstdev(own), 6),
+        "clients": last["clients"][headline],
+        "over_clients": {m.name: Spread.of(m, last["clients"][m.name], tested).to_json() for m in metrics},
+        "share": last["share"],
+        "bytes_up": sum(r["bytes_up"] for r in history),
+        "bytes_down": sum(r["bytes_down"] for r in history),
+        "seconds": round(sum(r["seconds"] for r in history), 3),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "environment": dict(made_on),
+    }
