@@ -270,7 +270,7 @@ def heat(panels: list[Table]) -> Figure:
         ax.imshow(values, cmap="Oranges", vmin=0, vmax=10, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
             ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="white" if value > 6 else "black")
-        ax.set_xticks(range(len(panel["kinds"])), panel["kinds"])
+        ax.set_xticks(range(len(panel["kinds"])), [kind.replace(" ", "\n") for kind in panel["kinds"]], fontsize=6.5)
         ax.set_yticks(range(len(panel["rows"])), panel["rows"])
         ax.set_title(panel["title"], fontsize=8)
         ax.tick_params(length=0)

@@ -135,7 +135,7 @@ def test_rows_of_a_table_go_through_the_clients_schema():
         (0, [["a"] * 4], "x has inputs that are texts"),
         (3, X, "there is no client 3; there are 0 to 2"),
         (None, X, "there is no client None"),
-        ("east", X, "there is no one client 'east'; there are north, south, west"),
+        ("east", X, "there is no client 'east'; there are north, south, west"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(classes, client, x, said):

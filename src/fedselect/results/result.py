@@ -185,9 +185,10 @@ class Result:
     def _number(self, client: int | str) -> int:
         names = self._source.names
         if isinstance(client, str):
-            if names.count(client) != 1:
-                why = "two clients have that name; use their numbers" if client in names else f"there are {_few(names)}"
-                raise InputError(f"there is no one client {client!r}; {why}.")
+            if client not in names:
+                raise InputError(f"there is no client {client!r}; there are {_few(names)}.")
+            if names.count(client) > 1:
+                raise InputError(f"several clients are called {client!r}; use their numbers.")
             return names.index(client)
         if not isinstance(client, Integral) or not 0 <= client < len(names):
             raise InputError(f"there is no client {client}; there are 0 to {len(names) - 1}.")
