@@ -3,9 +3,11 @@
 Simulated attacks on digits; every number is the mean accuracy of the honest clients after the last round. Writes
 results/robust.json, from which scripts/robust.py makes docs/robust.md.
 
-    python benchmarks/robust.py [--out results/robust.json] [--seeds 0,1,2,3,4] [--explore]
+    python benchmarks/robust.py [--out results/robust.json] [--seeds 0,1,2,3,4] [--methods fedalike] [--explore]
 
-`--explore` takes other seeds and tries several values of the defences' options; it writes nothing.
+`--methods` measures these methods alone: in a file that is there already, their rows take the place of the old ones, and
+"again" says when and by which commit they were measured. `--explore` takes other seeds and tries several values of the
+defences' options; it writes nothing.
 """
 
 import argparse
@@ -147,22 +149,21 @@ def little(steps: Tensor, marks: Tensor, strength: float) -> Tensor:
 
 
 def spoil_heads(run: fs.Simulation, who: tuple[int, ...], kind: str, strength: float) -> None:
-    """FedAlike's heads travel beside the aggregator: bad clients change them, too."""
+    """FedAlike's heads travel beside the aggregator: bad clients change them too. Their profiles are those of their data."""
     received = run._received
 
     def spoiled(*args: Any) -> fs.Received:
         got = received(*args)
         bad = torch.isin(got.ids, torch.tensor(who))
         extra = dict(got.extra)
-        for half in ("first", "second"):
-            extra[half] = {}
-            for n, v in got.extra[half].items():
-                before = run.server["heads"][n][got.ids]
-                step = strength * (v - before)[bad]
-                if kind == "little":
-                    step = little((v - before)[~bad], torch.ones_like(v[~bad], dtype=torch.bool), strength).expand_as(step)
-                extra[half][n] = v.clone()
-                extra[half][n][bad] = before[bad] + step
+        extra["head"] = {}
+        for n, v in got.extra["head"].items():
+            before = run.server["heads"][n][got.ids]
+            step = strength * (v - before)[bad]
+            if kind == "little":
+                step = little((v - before)[~bad], torch.ones_like(v[~bad], dtype=torch.bool), strength).expand_as(step)
+            extra["head"][n] = v.clone()
+            extra["head"][n][bad] = before[bad] + step
         return replace(got, extra=extra)
 
     run._received = spoiled  # type: ignore[method-assign]
@@ -351,23 +352,40 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    made = {
+    here = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "commit": commit,
         "machine": f"{platform.machine()}, 1 CPU thread, torch {torch.__version__}",
+    }
+    settings = {
         "seeds": seeds,
         "clients": CLIENTS,
         "rounds": ROUNDS,
         "defences": {n: {"kind": type(a).__name__, **vars(a)} for n, a in DEFENCES.items()},
+    }
+    before = json.loads(args.out.read_text(encoding="utf-8")) if set(methods) < set(METHODS) and args.out.exists() else {}
+    if before and {k: before[k] for k in settings} != settings:
+        parser.error(f"{args.out} was measured with other settings; measure all methods, or give another --out.")
+    found = {
         "attacked": list(outcomes(attacked(seeds, DEFENCES, methods), DEFENCES)),
         "honest": list(outcomes(honest(seeds, DEFENCES, methods), DEFENCES)),
     }
-    show(made["attacked"], "attack", "accuracy")
-    show(made["honest"], "shift", "accuracy")
+    show(found["attacked"], "attack", "accuracy")
+    show(found["honest"], "shift", "accuracy")
+    made = {**here, **settings, **found}
+    if before:
+        made = {
+            **{k: before[k] for k in here},
+            "again": {**before.get("again", {}), **dict.fromkeys(methods, here)},
+            **settings,
+        }
+        for part, rows in found.items():
+            kept = [r for r in before[part] if r["method"] not in methods]
+            made[part] = sorted(kept + rows, key=lambda r: r["method"])
     lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in ("attacked", "honest")}
     head = ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in made.items() if k not in lines)
-    rows = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
-    args.out.write_text(f"{{\n {head},\n {rows}\n}}\n", encoding="utf-8")
+    tables = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
+    args.out.write_text(f"{{\n {head},\n {tables}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
