@@ -60,6 +60,8 @@ ATTACKS = {
     "small steps": ("little", 1.5),
 }
 """By name: the kind of attack, and its strength."""
+PROFILES: dict[str, float | None] = {"true": None, "opposite halves": -1.0, "one half": 0.0}
+"""What a bad client sends FedAlike as its profile: large noise, and for its second half so many times that; None: the truth."""
 SHIFTS: dict[str, dict[str, Any]] = {
     "none": {"shift": "none"},
     "labels": {"classes_per_client": 2},
@@ -169,6 +171,23 @@ def spoil_heads(run: fs.Simulation, who: tuple[int, ...], kind: str, strength: f
     run._received = spoiled  # type: ignore[method-assign]
 
 
+def spoil_profiles(run: fs.Simulation, case: Case) -> None:
+    """Bad clients train as all do, but the profiles by which FedAlike groups are noise; they claim to have every class."""
+    received, times = run._received, PROFILES[str(case.attack)]
+    if times is None:
+        return
+
+    def spoiled(*args: Any) -> fs.Received:
+        got = received(*args)
+        sent = {n: v.clone() for n, v in got.extra["profile"].items()}
+        bad = torch.isin(got.ids, torch.tensor(case.who))
+        noise = 1e3 * torch.randn(sent["first"][bad].shape, generator=torch.Generator().manual_seed(case.seed))
+        sent["first"][bad], sent["second"][bad], sent["has"][bad] = noise, times * noise, True
+        return replace(got, extra={**got.extra, "profile": sent})
+
+    run._received = spoiled  # type: ignore[method-assign]
+
+
 def triggered(x: Tensor) -> Tensor:
     """With a bright corner, which no digit has."""
     x = x.clone()
@@ -193,7 +212,7 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         rounds=ROUNDS, seed=case.seed, device="cpu",
     ).complete()  # fmt: skip
     data, aggregator = config.make_data(), defences[case.defence]
-    if case.attack is not None:
+    if case.attack in ATTACKS:
         kind, strength = ATTACKS[case.attack]
         clients = [poisoned(c, kind) if i in case.who else c for i, c in enumerate(data.clients)]
         data = replace(data, clients=clients)
@@ -202,7 +221,9 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         config.make_method(), config.make_model(data), data, seed=case.seed, training=config.make_training(),
         aggregator=aggregator, rounds=ROUNDS, eval_every=ROUNDS, device="cpu",
     )  # fmt: skip
-    if case.attack is not None and case.method == "fedalike":
+    if case.attack in PROFILES:
+        spoil_profiles(run, case)
+    elif case.attack is not None and case.method == "fedalike":
         spoil_heads(run, case.who, *ATTACKS[case.attack])
     return run
 
@@ -252,7 +273,11 @@ def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, 
         out["accuracy"] = round(100 * statistics.fmean(figures[c] for c in honest), 4)
         if case.attack is None:
             out["shared"] = digest(run.server["params"])[:16]
-        if case.attack and ATTACKS[case.attack][0] == "backdoor":
+        if case.attack in PROFILES:
+            groups = run.method.groups(run.server)
+            assert groups is not None
+            out["groups"] = len(groups[honest].unique())
+        if case.attack in ATTACKS and ATTACKS[case.attack][0] == "backdoor":
             out["fooled"] = round(fooled(run, honest), 4)
         yield out
 
@@ -274,6 +299,17 @@ def honest(seeds: list[int], defences: Iterable[str], methods: Iterable[str]) ->
         for shift in SHIFTS
         for defence in defences
         for seed in seeds
+    ]
+
+
+def profiled(seeds: list[int], methods: Iterable[str]) -> list[Case]:
+    """One bad client, if FedAlike is among the methods."""
+    return [
+        Case("fedalike", "mean", seed, shift, attack, 1)
+        for shift in ("five classes", "groups", "meaning")
+        for attack in PROFILES
+        for seed in seeds
+        if "fedalike" in methods
     ]
 
 
@@ -366,13 +402,18 @@ def main() -> None:
     before = json.loads(args.out.read_text(encoding="utf-8")) if set(methods) < set(METHODS) and args.out.exists() else {}
     if before and {k: before[k] for k in settings} != settings:
         parser.error(f"{args.out} was measured with other settings; measure all methods, or give another --out.")
-    found = {
+    found: dict[str, list[dict[str, Any]]] = {
         "attacked": list(outcomes(attacked(seeds, DEFENCES, methods), DEFENCES)),
         "honest": list(outcomes(honest(seeds, DEFENCES, methods), DEFENCES)),
+        "profiles": list(outcomes(profiled(seeds, methods), DEFENCES)),
     }
     show(found["attacked"], "attack", "accuracy")
     show(found["honest"], "shift", "accuracy")
-    made = {**here, **settings, **found}
+    for what in ("accuracy", "groups"):
+        for shift in dict.fromkeys(r["shift"] for r in found["profiles"]):
+            print(shift)
+            show([r for r in found["profiles"] if r["shift"] == shift], "attack", what)
+    made: dict[str, Any] = {**here, **settings, **found}
     if before:
         made = {
             **{k: before[k] for k in here},
@@ -380,9 +421,9 @@ def main() -> None:
             **settings,
         }
         for part, rows in found.items():
-            kept = [r for r in before[part] if r["method"] not in methods]
+            kept = [r for r in before.get(part, []) if r["method"] not in methods]
             made[part] = sorted(kept + rows, key=lambda r: r["method"])
-    lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in ("attacked", "honest")}
+    lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in found}
     head = ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in made.items() if k not in lines)
     tables = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
     args.out.write_text(f"{{\n {head},\n {tables}\n}}\n", encoding="utf-8")
