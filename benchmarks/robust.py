@@ -60,8 +60,8 @@ ATTACKS = {
     "small steps": ("little", 1.5),
 }
 """By name: the kind of attack, and its strength."""
-PROFILES: dict[str, float | None] = {"true": None, "opposite halves": -1.0, "one half": 0.0}
-"""What a bad client sends FedAlike as its profile: large noise, and for its second half so many times that; None: the truth."""
+PROFILES = ("true", "times 1000", "opposite halves", "huge half")
+"""What a bad client sends FedAlike as its profile; the last two are noise, and for the second half its opposite, or zeros."""
 SHIFTS: dict[str, dict[str, Any]] = {
     "none": {"shift": "none"},
     "labels": {"classes_per_client": 2},
@@ -172,17 +172,25 @@ def spoil_heads(run: fs.Simulation, who: tuple[int, ...], kind: str, strength: f
 
 
 def spoil_profiles(run: fs.Simulation, case: Case) -> None:
-    """Bad clients train as all do, but the profiles by which FedAlike groups are noise; they claim to have every class."""
-    received, times = run._received, PROFILES[str(case.attack)]
-    if times is None:
-        return
+    """Bad clients train as all do, but the profiles by which FedAlike groups are false.
+
+    Noise has every class. Beside honest profiles (root mean square) it is 2 times as large in "opposite halves", 1000 times in
+    "huge half".
+    """
+    received = run._received
 
     def spoiled(*args: Any) -> fs.Received:
         got = received(*args)
         sent = {n: v.clone() for n, v in got.extra["profile"].items()}
         bad = torch.isin(got.ids, torch.tensor(case.who))
-        noise = 1e3 * torch.randn(sent["first"][bad].shape, generator=torch.Generator().manual_seed(case.seed))
-        sent["first"][bad], sent["second"][bad], sent["has"][bad] = noise, times * noise, True
+        if case.attack == "times 1000":
+            for half in ("first", "second"):
+                sent[half][bad] *= 1000
+        else:
+            size = sent["first"][~bad][sent["has"][~bad]].square().mean().sqrt()
+            noise = size * torch.randn(sent["first"][bad].shape, generator=torch.Generator().manual_seed(case.seed))
+            first, second = (2, -2) if case.attack == "opposite halves" else (1000, 0)
+            sent["first"][bad], sent["second"][bad], sent["has"][bad] = first * noise, second * noise, True
         return replace(got, extra={**got.extra, "profile": sent})
 
     run._received = spoiled  # type: ignore[method-assign]
@@ -222,7 +230,8 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         aggregator=aggregator, rounds=ROUNDS, eval_every=ROUNDS, device="cpu",
     )  # fmt: skip
     if case.attack in PROFILES:
-        spoil_profiles(run, case)
+        if case.attack != "true":
+            spoil_profiles(run, case)
     elif case.attack is not None and case.method == "fedalike":
         spoil_heads(run, case.who, *ATTACKS[case.attack])
     return run
