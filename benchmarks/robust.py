@@ -264,6 +264,7 @@ def outcomes(cases: Iterable[Case], defences: dict[str, fs.Aggregator]) -> Itera
 
 
 def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, Any]]:
+    """Under attack, of FedAlike also how many groups honest clients are in, and how many bad ones are in none of these."""
     stack, here = Stack(runs), list(range(len(runs)))
     last: dict[int, Any] = {}
     for r in range(ROUNDS):
@@ -282,10 +283,11 @@ def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, 
         out["accuracy"] = round(100 * statistics.fmean(figures[c] for c in honest), 4)
         if case.attack is None:
             out["shared"] = digest(run.server["params"])[:16]
-        if case.attack in PROFILES:
-            groups = run.method.groups(run.server)
-            assert groups is not None
-            out["groups"] = len(groups[honest].unique())
+        groups = run.method.groups(run.server)
+        if groups is not None and case.bad:
+            mine = set(groups[honest].tolist())
+            out["groups"] = len(mine)
+            out["apart"] = sum(int(groups[c]) not in mine for c in case.who)
         if case.attack in ATTACKS and ATTACKS[case.attack][0] == "backdoor":
             out["fooled"] = round(fooled(run, honest), 4)
         yield out
