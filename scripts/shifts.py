@@ -38,32 +38,35 @@ in uneven numbers, concentration 0.5), `meaning` (each client has its own permut
 rotation, colours and darkness), `groups` (two groups, one with reversed labels), `motley` (these mixed: two clients
 without a difference, three with their own labels, three with their own camera, two with two classes).
 
-[FedAlike](methods/fedalike.md) is ours. It finds out which clients agree about the head, and these share one.
-[FedPersist](methods/fedpersist.md) is our earlier rule: a client keeps the last layer in which it persistently
-disagrees. *Late head + FT* is FedPer that shares the head for the first ten rounds. *FT*: fine-tuned at the end, as
-FedBABU, FedAlike and FedPersist always are. *Told who is alike* is FedAlike that is told which clients should share a head
-(those with their own labels or with two classes alone, all others together, or by group) and need not find out. It is no
-method you can run on data you do not know, so it has no part in the best of a column or in regret.
+[FedAlike](methods/fedalike.md) is ours. It finds out, before anything is trained, whose classes look alike, and these clients
+share a head. *Late head + FT* is FedPer that shares the head for the first ten rounds. *FT*: fine-tuned at the end, as FedBABU
+and FedAlike always are. *Told who is alike* is FedAlike that is told which clients should share a head (those with their own
+labels or with two classes alone, all others together, or by group). It has no part in the best of a column or in regret, nor
+is it a ceiling: it shares one head among all cameras, and is fine-tuned as FedAvg + FT is.
 
 ![Regret of each method in each kind of difference](img/shifts.svg)
 
-What to take from it. FedAlike leads clearly where groups of clients contradict each other (`groups`), and is close to the
-best in most other kinds. Its weak spot is `dirichlet`: clients with the same classes in uneven numbers get a head each,
-though one head would serve all. FedPAC + FT is its equal in the mean on CIFAR-10, and better wherever one head serves all,
-but not on digits. On natural sets most fine-tuned methods are level; on PACS FedBABU is four points ahead.
+What to take from it. FedAlike has the highest mean and the smallest worst regret on CIFAR-10 and on digits, in both beyond two
+standard errors of the difference to the next best, and costs no more work than FedAvg + FT. It leads most where groups of
+clients contradict each other (`groups`, `motley`), and is FedAvg + FT where they do not (`none`, `labels`, `five classes`). Its
+weak spot is `meaning`: some clients with permuted labels are put together by chance, two points behind a late personal head.
+On natural sets most fine-tuned methods are level.
 
 How these numbers came about. FedAlike was developed on held-out samples of digits, CIFAR-10 and the natural sets (seeds 200
-and above), with throw-away programs that are not kept; how much noise counts beside difference was chosen there too
-([FedAlike](methods/fedalike.md#where-implementations-differ-and-what-we-chose)). An earlier version that compared all
-clients in all classes ran on test samples first (six kinds, seeds 20 to 24): on CIFAR-10 it was 1.1 points ahead of
-FedPAC + FT in the mean, and 1.1 behind in `labels`. After that the rule changed once, on held-out samples, two kinds were
-added, and every method ran once more with seeds nobody had looked at: 30 to 34. On digits FedAlike had then still the rates
-that were tuned for the earlier rule, and fell 5.9 points behind in `motley`; it was tuned anew on held-out samples, and all
-methods ran again, with seeds 40 to 44. On AudioMNIST, HAR and heart disease its rates are those tuned for the earlier rule.
-Digits has no official test set, so a sample that one seed tests on may be held out with another. Ditto, FedPAC and
-FedSelect were tuned without fine-tuning, and are fine-tuned as FedAvg + FT is; for FedSelect on AudioMNIST that rate is far too
-high. PACS starts from ImageNet features that were put together from public parts, not from torchvision's file. Mini-ImageNet
-is missing here: with 100 classes and from scratch it costs many times what CIFAR-10 does.
+and above), with throw-away programs that are not kept. Earlier versions of it, which compared how clients pull the head, had
+run on test samples before, and fell short where classes come in uneven numbers (seeds 20 to 24, 30 to 34 and, on digits, 40
+to 44); knowing that, we looked for another rule. The rule as it stands then met seeds that nobody had looked at, 50 to 54. It
+was run twice there, because the first time rounding gave clients without two classes in common a vote (digits: mean 89.5 in
+place of 89.4; CIFAR-10: `labels` 84.0 both times). Nothing else was changed in between. Digits has no official test set, so a
+sample that one seed tests on may be held out with another.
+
+On CIFAR-10, time on the GPU was enough for four methods in all eight kinds. The others ran in the first four, where FedBABU
+was first in `dirichlet` (61.6) and none of them elsewhere, and in all eight with seeds 30 to 34, where each had a lower mean
+than FedAvg + FT. FedPAC + FT broke down in one federation of `dirichlet` (48.7 with seed 51, 60.7 to 64.3 with the others).
+Without that seed FedAlike is 0.4 ± 0.1 ahead of it in the mean. Ditto, FedPAC and FedSelect were tuned without
+fine-tuning, and are fine-tuned as FedAvg + FT is; for FedSelect on AudioMNIST that rate is far too high. PACS was not run with
+this version of the rule; with an earlier one FedBABU was four points ahead of it there. Mini-ImageNet is missing: with 100
+classes and from scratch it costs many times what CIFAR-10 does.
 
 `scripts/shifts.py` makes this page from `results/`; no number in its tables is typed.
 """
@@ -251,9 +254,10 @@ def headline(results: Path) -> str:
     columns = found["natural"]["columns"]
     rows = rows_of(columns)
     mean = accuracies(columns, rows).mean((1, 2))
-    best = int(mean.argmax())
-    said = f"{rows[best]} has {mean[best]:.1f}, {OURS} {mean[rows.index(str(OURS))]:.1f}"
-    clients = "20 speakers, 46 devices of 23 people, 4 hospitals, 4 styles of picture"
+    ours = rows.index(str(OURS))
+    best = max((i for i in range(len(rows)) if i != ours), key=lambda i: float(mean[i]))
+    said = f"{OURS} has {mean[ours]:.1f}, {rows[best]} {mean[best]:.1f}"
+    clients = "20 speakers, 46 devices of 23 people, 4 hospitals"
     out.append(f"- {clients}: most fine-tuned methods are close; in the mean {said}.")
     return "\n".join(out) + "\n"
 

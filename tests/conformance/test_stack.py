@@ -245,7 +245,7 @@ def test_a_model_too_large_for_one_step_is_not_taken_for_one_that_cannot_stack(m
         raise torch.cuda.OutOfMemoryError("no room")
 
     data = federation()
-    monkeypatch.setattr("fedselect.simulate.engine.step", full)
+    monkeypatch.setattr("fedselect.training.step.step", full)
     with pytest.raises(fs.RunError, match="one client alone does not fit"):
         Simulation(fs.FedAvg(), MODELS["mlp"](data), data)
 

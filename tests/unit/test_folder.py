@@ -76,7 +76,7 @@ def test_a_network_of_ones_own_is_given_again(tmp_path):
 
 
 def test_groups_and_persistence_come_back(tmp_path):
-    alike = fs.run(fs.FedAlike(heads="0 0 1", window=2, epochs=1), model="mlp", data=DATA, rounds=4)
+    alike = fs.run(fs.FedAlike(heads="0 0 1", epochs=1), model="mlp", data=DATA, rounds=4)
     alike.save(tmp_path / "alike")
     assert fs.load_result(tmp_path / "alike").groups == alike.groups == [[0, 1], [2]]
     persist = fs.run(fs.FedPersist(window=2, epochs=1), model="mlp", data=DATA, rounds=4)
