@@ -3,9 +3,11 @@
 Simulated attacks on digits; every number is the mean accuracy of the honest clients after the last round. Writes
 results/robust.json, from which scripts/robust.py makes docs/robust.md.
 
-    python benchmarks/robust.py [--out results/robust.json] [--seeds 0,1,2,3,4] [--explore]
+    python benchmarks/robust.py [--out results/robust.json] [--seeds 0,1,2,3,4] [--methods fedalike] [--explore]
 
-`--explore` takes other seeds and tries several values of the defences' options; it writes nothing.
+`--methods` measures these methods alone: in a file that is there already, their rows take the place of the old ones, and
+"again" says when and by which commit they were measured. `--explore` takes other seeds and tries several values of the
+defences' options; it writes nothing.
 """
 
 import argparse
@@ -58,6 +60,8 @@ ATTACKS = {
     "small steps": ("little", 1.5),
 }
 """By name: the kind of attack, and its strength."""
+PROFILES = ("true", "times 1000", "opposite halves", "huge half")
+"""What a bad client sends FedAlike as its profile; the last two are noise, and for the second half its opposite, or zeros."""
 SHIFTS: dict[str, dict[str, Any]] = {
     "none": {"shift": "none"},
     "labels": {"classes_per_client": 2},
@@ -147,23 +151,47 @@ def little(steps: Tensor, marks: Tensor, strength: float) -> Tensor:
 
 
 def spoil_heads(run: fs.Simulation, who: tuple[int, ...], kind: str, strength: float) -> None:
-    """FedAlike's heads travel beside the aggregator: bad clients change them, too."""
+    """FedAlike's heads travel beside the aggregator: bad clients change them too. Their profiles are those of their data."""
     received = run._received
 
     def spoiled(*args: Any) -> fs.Received:
         got = received(*args)
         bad = torch.isin(got.ids, torch.tensor(who))
         extra = dict(got.extra)
-        for half in ("first", "second"):
-            extra[half] = {}
-            for n, v in got.extra[half].items():
-                before = run.server["heads"][n][got.ids]
-                step = strength * (v - before)[bad]
-                if kind == "little":
-                    step = little((v - before)[~bad], torch.ones_like(v[~bad], dtype=torch.bool), strength).expand_as(step)
-                extra[half][n] = v.clone()
-                extra[half][n][bad] = before[bad] + step
+        extra["head"] = {}
+        for n, v in got.extra["head"].items():
+            before = run.server["heads"][n][got.ids]
+            step = strength * (v - before)[bad]
+            if kind == "little":
+                step = little((v - before)[~bad], torch.ones_like(v[~bad], dtype=torch.bool), strength).expand_as(step)
+            extra["head"][n] = v.clone()
+            extra["head"][n][bad] = before[bad] + step
         return replace(got, extra=extra)
+
+    run._received = spoiled  # type: ignore[method-assign]
+
+
+def spoil_profiles(run: fs.Simulation, case: Case) -> None:
+    """Bad clients train as all do, but the profiles by which FedAlike groups are false.
+
+    Noise has every class. Beside honest profiles (root mean square) it is 2 times as large in "opposite halves", 1000 times in
+    "huge half".
+    """
+    received = run._received
+
+    def spoiled(*args: Any) -> fs.Received:
+        got = received(*args)
+        sent = {n: v.clone() for n, v in got.extra["profile"].items()}
+        bad = torch.isin(got.ids, torch.tensor(case.who))
+        if case.attack == "times 1000":
+            for half in ("first", "second"):
+                sent[half][bad] *= 1000
+        else:
+            size = sent["first"][~bad][sent["has"][~bad]].square().mean().sqrt()
+            noise = size * torch.randn(sent["first"][bad].shape, generator=torch.Generator().manual_seed(case.seed))
+            first, second = (2, -2) if case.attack == "opposite halves" else (1000, 0)
+            sent["first"][bad], sent["second"][bad], sent["has"][bad] = first * noise, second * noise, True
+        return replace(got, extra={**got.extra, "profile": sent})
 
     run._received = spoiled  # type: ignore[method-assign]
 
@@ -192,7 +220,7 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         rounds=ROUNDS, seed=case.seed, device="cpu",
     ).complete()  # fmt: skip
     data, aggregator = config.make_data(), defences[case.defence]
-    if case.attack is not None:
+    if case.attack in ATTACKS:
         kind, strength = ATTACKS[case.attack]
         clients = [poisoned(c, kind) if i in case.who else c for i, c in enumerate(data.clients)]
         data = replace(data, clients=clients)
@@ -201,7 +229,10 @@ def simulation(case: Case, defences: dict[str, fs.Aggregator]) -> fs.Simulation:
         config.make_method(), config.make_model(data), data, seed=case.seed, training=config.make_training(),
         aggregator=aggregator, rounds=ROUNDS, eval_every=ROUNDS, device="cpu",
     )  # fmt: skip
-    if case.attack is not None and case.method == "fedalike":
+    if case.attack in PROFILES:
+        if case.attack != "true":
+            spoil_profiles(run, case)
+    elif case.attack is not None and case.method == "fedalike":
         spoil_heads(run, case.who, *ATTACKS[case.attack])
     return run
 
@@ -233,6 +264,7 @@ def outcomes(cases: Iterable[Case], defences: dict[str, fs.Aggregator]) -> Itera
 
 
 def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, Any]]:
+    """Under attack, of FedAlike also how many groups honest clients are in, and how many bad ones are in none of these."""
     stack, here = Stack(runs), list(range(len(runs)))
     last: dict[int, Any] = {}
     for r in range(ROUNDS):
@@ -251,7 +283,12 @@ def trained(cases: list[Case], runs: list[fs.Simulation]) -> Iterator[dict[str, 
         out["accuracy"] = round(100 * statistics.fmean(figures[c] for c in honest), 4)
         if case.attack is None:
             out["shared"] = digest(run.server["params"])[:16]
-        if case.attack and ATTACKS[case.attack][0] == "backdoor":
+        groups = run.method.groups(run.server)
+        if groups is not None and case.bad:
+            mine = set(groups[honest].tolist())
+            out["groups"] = len(mine)
+            out["apart"] = sum(int(groups[c]) not in mine for c in case.who)
+        if case.attack in ATTACKS and ATTACKS[case.attack][0] == "backdoor":
             out["fooled"] = round(fooled(run, honest), 4)
         yield out
 
@@ -273,6 +310,17 @@ def honest(seeds: list[int], defences: Iterable[str], methods: Iterable[str]) ->
         for shift in SHIFTS
         for defence in defences
         for seed in seeds
+    ]
+
+
+def profiled(seeds: list[int], methods: Iterable[str]) -> list[Case]:
+    """One bad client, if FedAlike is among the methods."""
+    return [
+        Case("fedalike", "mean", seed, shift, attack, 1)
+        for shift in ("five classes", "groups", "meaning")
+        for attack in PROFILES
+        for seed in seeds
+        if "fedalike" in methods
     ]
 
 
@@ -351,23 +399,45 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    made = {
+    here = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "commit": commit,
         "machine": f"{platform.machine()}, 1 CPU thread, torch {torch.__version__}",
+    }
+    settings = {
         "seeds": seeds,
         "clients": CLIENTS,
         "rounds": ROUNDS,
         "defences": {n: {"kind": type(a).__name__, **vars(a)} for n, a in DEFENCES.items()},
+    }
+    before = json.loads(args.out.read_text(encoding="utf-8")) if set(methods) < set(METHODS) and args.out.exists() else {}
+    if before and {k: before[k] for k in settings} != settings:
+        parser.error(f"{args.out} was measured with other settings; measure all methods, or give another --out.")
+    found: dict[str, list[dict[str, Any]]] = {
         "attacked": list(outcomes(attacked(seeds, DEFENCES, methods), DEFENCES)),
         "honest": list(outcomes(honest(seeds, DEFENCES, methods), DEFENCES)),
+        "profiles": list(outcomes(profiled(seeds, methods), DEFENCES)),
     }
-    show(made["attacked"], "attack", "accuracy")
-    show(made["honest"], "shift", "accuracy")
-    lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in ("attacked", "honest")}
+    show(found["attacked"], "attack", "accuracy")
+    show(found["honest"], "shift", "accuracy")
+    for what in ("accuracy", "groups"):
+        for shift in dict.fromkeys(r["shift"] for r in found["profiles"]):
+            print(shift)
+            show([r for r in found["profiles"] if r["shift"] == shift], "attack", what)
+    made: dict[str, Any] = {**here, **settings, **found}
+    if before:
+        made = {
+            **{k: before[k] for k in here},
+            "again": {**before.get("again", {}), **dict.fromkeys(methods, here)},
+            **settings,
+        }
+        for part, rows in found.items():
+            kept = [r for r in before.get(part, []) if r["method"] not in methods]
+            made[part] = sorted(kept + rows, key=lambda r: r["method"])
+    lines = {k: ",\n  ".join(map(json.dumps, v)) for k, v in made.items() if k in found}
     head = ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in made.items() if k not in lines)
-    rows = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
-    args.out.write_text(f"{{\n {head},\n {rows}\n}}\n", encoding="utf-8")
+    tables = ",\n ".join(f"{json.dumps(k)}: [\n  {v}\n ]" for k, v in lines.items())
+    args.out.write_text(f"{{\n {head},\n {tables}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,33 @@ def costs(rows: list[Row], method: str) -> str:
     return table(["accuracy, %", *kinds], [[d, *(cell(d, k) for k in kinds)] for d in defences])
 
 
+def profiles(rows: list[Row]) -> str:
+    """False profiles by kinds of difference: the accuracy, and in how many groups honest clients are."""
+    kinds = order(rows, "shift")
+
+    def cell(attack: str, kind: str) -> str:
+        found = of(rows, shift=kind, attack=attack)
+        return f"{mean(found)} ({mean(found, 'groups')})"
+
+    head = ["accuracy, % (groups of honest clients)", *kinds]
+    return table(head, [[a, *(cell(a, k) for k in kinds)] for a in order(rows, "attack")])
+
+
+def made(found: dict[str, Any]) -> str:
+    """With what the numbers were measured, and which of them later than others."""
+    seeds = found["seeds"]
+    again = "".join(
+        f" {NAMES[m]} was measured again: commit {a['commit']}, {a['machine']}, {a['date']}."
+        for m, a in found.get("again", {}).items()
+    )
+    return (
+        f"{found['clients']} clients with digits, mlp, {found['rounds']} rounds, means over seeds {seeds[0]} to {seeds[-1]}. "
+        "Accuracy is that of the honest clients on their own test data after the last round. "
+        f"Commit {found['commit']}, {found['machine']}, {found['date']}.{again} "
+        "To repeat: `python benchmarks/robust.py`, then `python scripts/robust.py`."
+    )
+
+
 def worst(rows: list[Row]) -> float:
     """How many points median or trimmed mean lose most, over methods and kinds."""
     lost = []
@@ -102,14 +129,14 @@ def _place(row: Row) -> int:
 def page(root: Path) -> str:
     found = json.loads((root / RESULTS).read_text(encoding="utf-8"))
     bad, honest = found["attacked"], found["honest"]
-    seeds = found["seeds"]
-    made = (
-        f"{found['clients']} clients with digits, mlp, {found['rounds']} rounds, seeds {seeds[0]} to {seeds[-1]}; the mean "
-        f"accuracy of the honest clients on their own test data after the last round. Commit {found['commit']}, "
-        f"{found['machine']}, {found['date']}; `python benchmarks/robust.py`, then `python scripts/robust.py`."
+    false = found["profiles"]
+    cost = float(mean(of(false, shift="groups", attack="true"))) - float(
+        mean(of(false, shift="groups", attack="opposite halves"))
     )
     return Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True).render(
-        made=made,
+        made=made(found),
+        profiles=profiles(false),
+        profile_cost=f"{cost:.1f}",
         worst=f"{worst(honest):.0f}",
         acc=lambda m, d, attack, count: mean(of(bad, method=m, defence=d, attack=attack, bad=count)),
         attacked=each(bad, lambda m: attacked(bad, m, "accuracy")),
