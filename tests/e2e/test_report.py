@@ -363,7 +363,7 @@ def test_where_clients_keep_disagreeing_is_shown_for_runs_that_measure_it_alone(
 
 
 def test_who_shares_a_head_is_shown_for_runs_that_have_groups_alone(browser, compared, tmp_path):
-    runner.start(config("fedalike", 0), tmp_path / "p")
+    runner.start(config("fedalike", 0, epochs=1), tmp_path / "p")
     drawn = "!document.querySelector('#heads').hidden"
     show(browser, compared)
     assert not browser.ask(drawn)
