@@ -54,7 +54,7 @@ def layers(side: int) -> Counter[Layer]:
         found[Layer(m.in_channels, m.out_channels, *map(tuple, (size, kernel, m.stride, padding)))] += 1
 
     data = fs.Federation([fs.ClientData(*[(torch.zeros(1, 3, side, side), torch.zeros(1, dtype=torch.int64))] * 2)], 10)
-    module = fs.models.resnet18(data)._build()
+    module = fs.models.resnet18(data).build()
     for m in module.modules():
         if isinstance(m, torch.nn.Conv2d):
             m.register_forward_hook(note)

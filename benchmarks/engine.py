@@ -33,7 +33,7 @@ def images(shape: tuple[int, ...], samples: int) -> fs.Federation:
 def one_after_another(sim: Simulation, epochs: int) -> Callable[[], None]:
     """The usual loop, with modules and optimizers made beforehand."""
     train, size = sim._split["train"], sim.training.batch_size
-    modules = [sim.model._build().to(sim.device) for _ in range(CLIENTS)]
+    modules = [sim.model.build().to(sim.device) for _ in range(CLIENTS)]
     makers = [lambda m=m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=sim.training.momentum) for m in modules]
 
     def run() -> None:

@@ -57,7 +57,7 @@ def engine(sim: Simulation, clients: int, passes: int) -> tuple[Callable[[], Non
 def loop(sim: Simulation, clients: int, passes: int) -> tuple[Callable[[], None], int]:
     mask = masks(sim, clients)
     both = [mask, negate(mask)]
-    modules = [sim.model._build().cuda().train() for _ in range(clients)]
+    modules = [sim.model.build().cuda().train() for _ in range(clients)]
     train = sim._split["train"]
     zero = torch.zeros(1, dtype=torch.int64, device="cuda")
 
@@ -112,7 +112,7 @@ def operations(sim: Simulation) -> float:
         nonlocal total
         total += 6 * o.numel() * m.weight[0].numel()
 
-    module = sim.model._build()
+    module = sim.model.build()
     for m in module.modules():
         if isinstance(m, torch.nn.Conv2d | torch.nn.Linear):
             m.register_forward_hook(count)

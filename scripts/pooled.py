@@ -21,7 +21,7 @@ from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
 from fedselect.simulate import Simulation
 from fedselect.training.step import precision
-from fedselect.training.work import walk
+from fedselect.training.work import predictions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -43,7 +43,7 @@ def answers(apart: Simulation, models: Tree) -> dict[str, float]:
         own[i, 0, client.train[1].unique()] = True
     found = torch.zeros(3, apart.clients, device=apart.device)
     with precision(apart.precision):
-        for logits, _, y, inside in walk(apart._programs, models, test):
+        for logits, _, y, inside in predictions(apart._programs, models, test):
             said, among = logits.argmax(-1), logits.masked_fill(~own, -torch.inf).argmax(-1)
             stray = ~own.expand_as(logits).gather(-1, said.unsqueeze(-1)).squeeze(-1)
             found += torch.stack([(inside & of).sum(1) for of in (said == y, among == y, stray)])
