@@ -88,7 +88,7 @@ class FedAlike(Method):
         at = got.ids.argsort()
         state = {**server, "params": merge(got.heard, got.mean, server["params"])}
         ids = got.ids[at].to(server["who"]["group"].device)
-        if self.heads == FIND and "profile" in got.extra:
+        if self.heads == FIND:
             state = _grouped(state, ids, {n: v[at] for n, v in got.extra["profile"].items()})
         group = state["who"]["group"]
         # whoever has not taken part yet begins with the mean of all heads
