@@ -18,6 +18,7 @@ from fedselect.data import load, places
 from fedselect.data.cifar import CIFAR10_CLASSES, cifar10, cifar10c_published, cifar100
 from fedselect.data.folders import domains, image_folder, officehome
 from fedselect.data.hub import from_datasets
+from fedselect.data.images import Images
 from fedselect.data.miniimagenet import miniimagenet
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
@@ -383,6 +384,29 @@ def test_miniimagenet_folder_with_csv(tmp_path, mini, patches):
     assert got.y.tolist() == [0, 1, 2] * 4
     assert np.flatnonzero(got.test).tolist() == [9, 10, 11]
     assert miniimagenet(mini, size=84).x.shape == (12, 84, 84, 3)
+
+
+def test_fewer_classes_are_evenly_spaced_and_numbered_anew(tmp_path, mini, patches):
+    split_csv(mini / "train.csv", range(9))
+    split_csv(mini / "test.csv", range(9, 12))
+    got = miniimagenet(tmp_path, size=32, classes=2)  # 0 * 3 // 2 and 1 * 3 // 2 of three
+    assert got.class_names == ("n00", "n01")
+    assert got.y.tolist() == [0, 1] * 4
+    assert np.array_equal(got.x, patches[[0, 1, 3, 4, 6, 7, 9, 10]])
+    assert np.flatnonzero(got.test).tolist() == [6, 7]
+    assert miniimagenet(tmp_path, size=32, classes=1).y.tolist() == [0] * 4
+    assert len(miniimagenet(tmp_path, size=32, classes=200).y) == 12
+    with pytest.raises(InputError, match="classes must be at least 1, not 0"):
+        miniimagenet(tmp_path, classes=0)
+
+
+def test_only_keeps_domains_and_the_order_asked_for():
+    images = Images("x", np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1), np.array([0, 1, 2, 0, 1, 2]), ("a", "b", "c"),
+                    domain=np.arange(6), domain_names=tuple("uvwxyz"))  # fmt: skip
+    got = images.only([2, 0])
+    assert got.class_names == ("c", "a")
+    assert got.x.ravel().tolist() == got.domain.tolist() == [0, 2, 3, 5]
+    assert got.y.tolist() == [1, 0, 1, 0]
 
 
 def test_the_few_shot_split_becomes_one_pool(tmp_path, mini):

@@ -1,6 +1,7 @@
 """Images: a labelled set of pictures as a source hands it over, before it is dealt to clients."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,3 +38,12 @@ class Images:
                 raise DataError(f"{self.name}: {len(self.x)} images but {len(rows)} {what}.")
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.class_names):
             raise DataError(f"{self.name}: labels must lie in 0 to {len(self.class_names) - 1}.")
+
+    def only(self, classes: Sequence[int]) -> "Images":
+        """The pictures of these classes, which are numbered anew in this order."""
+        numbers = np.full(len(self.class_names), -1)
+        numbers[list(classes)] = np.arange(len(classes))
+        rows = np.flatnonzero(numbers[self.y] >= 0)
+        marks = {name: None if (old := getattr(self, name)) is None else old[rows] for name in ("test", "domain")}
+        names = tuple(self.class_names[c] for c in classes)
+        return replace(self, x=self.x[rows], y=numbers[self.y[rows]], class_names=names, **marks)

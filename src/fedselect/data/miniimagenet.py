@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedselect.core.errors import DataError
+from fedselect.core.errors import DataError, InputError
 from fedselect.data.cache import IMAGENET_MEAN, IMAGENET_STD, Parquet
 from fedselect.data.cifar import official_test
 from fedselect.data.folders import check_size, named, numbered, pictures, read_names
@@ -21,12 +21,23 @@ Row = tuple[Path, str, str]  # file, class, split
 
 
 def miniimagenet(
-    data_dir: Path | None = None, size: int = 84, skip_unreadable: bool = False, progress: Progress | None = None
+    data_dir: Path | None = None,
+    size: int = 84,
+    skip_unreadable: bool = False,
+    classes: int = 100,
+    progress: Progress | None = None,
 ) -> Images:
-    """Mini-ImageNet: a hundred of ImageNet's classes, 600 pictures each (or fewer), 84x84."""
+    """Mini-ImageNet: a hundred of ImageNet's classes, 600 pictures each (or fewer), 84x84.
+
+    With fewer `classes`, these are evenly spaced in the list of all.
+    """
     check_size(size)
     path = find([*TABLES, *FOLDERS], data_dir).resolve()
-    return _folder(path, size, skip_unreadable, progress) if path.is_dir() else _table(path, size, progress)
+    images = _folder(path, size, skip_unreadable, progress) if path.is_dir() else _table(path, size, progress)
+    if classes < 1:
+        raise InputError(f"classes must be at least 1, not {classes}.")
+    many = len(images.class_names)
+    return images if classes >= many else images.only([i * many // classes for i in range(classes)])
 
 
 def _table(path: Path, size: int, progress: Progress | None) -> Images:

@@ -32,7 +32,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "shift": (str, "labels"),
     "augment": (Literal["none", "crop-flip"], "none"),
 }
-READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable", "subset")
+READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable", "subset", "classes")
 Reader = Callable[..., Images]
 Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, ...]]]
 """(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""

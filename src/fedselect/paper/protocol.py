@@ -15,7 +15,7 @@ from fedselect.models import MODELS
 
 COLUMNS = (
     "cifar10", "cifar10c", "miniimagenet", "officehome", "pacs", "digits",
-    "cifar10-shifts", "digits-shifts", "audiomnist", "har", "heart", "pacs-small",
+    "cifar10-shifts", "miniimagenet-shifts", "digits-shifts", "audiomnist", "har", "heart", "pacs-small",
 )  # fmt: skip
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",

@@ -46,7 +46,7 @@ class Run:
 
 LATER: dict[str, Any] = {
     "plugins": [],
-    "data": {"shift": "labels"},
+    "data": {"shift": "labels", "classes": 100},
     "task": {"name": "classification", "class_weights": None, "label_smoothing": 0.0},
     "headline": None,
     "metrics": [],
