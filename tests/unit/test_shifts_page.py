@@ -99,6 +99,27 @@ def test_a_row_that_a_kind_lacks_is_left_out():
     assert shifts.rows_of(target["columns"]) == [OURS, "B"]
 
 
+def test_a_run_that_diverged_is_named_and_its_seed_stands_at_the_mean_of_the_others():
+    columns = made_up()["columns"]
+    row = columns[1]["rows"][2]
+    for name in ("accuracy", "clients", "seeds"):
+        del row[name][1]
+    assert shifts.diverged(columns) == ""
+    row["failed"] = ["client 0, round 8: conv1.weight is no longer finite"]
+    assert shifts.diverged(columns) == "Runs that diverged and are left out of the means: 1 of C in `labels`."
+    acc = shifts.accuracies(columns, list(ROWS))[2][1]
+    assert acc.tolist() == pytest.approx([row["accuracy"][0], statistics.fmean(row["accuracy"]), row["accuracy"][1]])
+
+
+def test_data_sets_of_one_target_have_a_table_each(tmp_path):
+    other = [{**c, "data": "cifar10-shifts", "title": f"pictures {c['setting']}"} for c in made_up()["columns"]]
+    target = made_up()
+    target["columns"] += other
+    assert [[c["data"] for c in own] for own in shifts.by_data(target)] == [["digits-shifts"] * 3, ["cifar10-shifts"] * 3]
+    heads = [line for line in shifts.section(target) if line.startswith("## ")]
+    assert heads == ["## digits", "## pictures"]
+
+
 def test_ours_is_compared_with_the_best_others_seed_by_seed():
     columns = made_up()["columns"]
     for k, column in enumerate(columns):  # C has the highest mean of the others; B falls less far below the best
