@@ -4,7 +4,6 @@ result.json says what the models take and what their outputs mean. No pickle: wh
 """
 
 import copy
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedselect.aggregate import AGGREGATORS
+from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import is_unused, read_json, replace, write_bytes, write_json
 from fedselect.core.options import build
@@ -262,7 +262,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))
     write_json(out / "federation.json", federation(s))
     schemas.keep(out, s.data)
-    write_bytes(out / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in history).encode())
+    write_bytes(out / "metrics.jsonl", "".join(map(sums.to_line, history)).encode())
     if s.store.kind == "resident":
         MaskLog(out, s.round, s).add()
         if found := persistence.find(s):
