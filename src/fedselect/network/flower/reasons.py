@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 NOTHING = "it did not say why"
+REFUSED = (
+    f"{NOTHING}, as where the server refuses the time or the signature of its requests: compare the clocks of both machines"
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUTINE = re.compile(r"^(\S+Z )?\W*(INFO|DEBUG)\b|^[\W_]*$")  # lines that are no reason: routine notes, and brackets
 _CODES = {
@@ -18,31 +21,28 @@ _CODES = {
 
 
 def of_log(log: Path, code: int | None) -> str:
-    """Why a process ended, from what it last said of an exit in its log, or else from its last line that is more than a note."""
+    """Why a process ended, from what it said of an exit in its log, or else from its last line that is more than a note."""
     if turned_away(log):
         return (
             "the server does not know this client's node.key (use the client folder of the same site), or another copy of this "
             "client is connected (stop it)."
         )
-    if unauthorized(log):
-        return (
-            "the server does not accept the time or the signature of this client's requests: compare the clocks of both machines, "
-            f"and use the client folder of the same site ({log} says more)."
-        )
-    _, found, said = log.read_text(errors="replace").rpartition("Exit Code:")
-    told = _COLOUR.sub("", said).partition("For more information")[0]
-    words = " ".join(told.split()[-30:]) if found else _last(told)
-    return f"{words or NOTHING} (code {code}; {log} says more)."
+    what, said = _last_start(log)
+    _, found, told = said.rpartition("Exit Code:")
+    words = " ".join(told.partition("For more information")[0].split()[-30:]) if found else _last(told)
+    return f"{words or (REFUSED if what == 'SuperNode' else NOTHING)} (code {code}; {log} says more)."
 
 
 def turned_away(log: Path) -> bool:
     """Whether the server refused the SuperNode that was last started."""
-    return "Failed to activate SuperNode" in log.read_text(errors="replace").rpartition("Starting Flower SuperNode")[2]
+    return "Failed to activate SuperNode" in _last_start(log)[1]
 
 
-def unauthorized(log: Path) -> bool:
-    """Whether the server did not believe the signature of the SuperNode that was last started, or its time."""
-    return "401 Unauthorized" in log.read_text(errors="replace").rpartition("Starting Flower SuperNode")[2]
+def _last_start(log: Path) -> tuple[str, str]:
+    """What of Flower's was last started, and what its log says since."""
+    _, found, rest = _COLOUR.sub("", log.read_text(errors="replace")).rpartition("Starting Flower ")
+    what, _, said = rest.partition("\n") if found else ("", "", rest)
+    return what, said
 
 
 def of_command(output: str) -> str:
@@ -65,7 +65,8 @@ def of_error(code: int, reason: str) -> str:
         return "was cut off while it sent its reply"
     if code == 3:
         return "got no letter before its time was over; if that happens again, raise --timeout and compare the clocks"
-    return _CODES.get(code) or f"failed: {reason}" + (f" (Flower's code {code})" if reason else f"Flower's code {code}")
+    told = f": {reason}" if reason else ""
+    return _CODES.get(code) or f"failed{told} (Flower's code {code})"
 
 
 def _last(text: str) -> str:
