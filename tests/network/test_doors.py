@@ -63,7 +63,16 @@ def test_nodes_come_in_at_either(ports, path):
     "path",
     [
         *("/v1/control/start-run", "/v1/control/stop-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"),
-        *("/openapi.json", "/", "/v1/fleet", "/v1/fleetx", "//v1/fleet/a", "/health/", "/V1/FLEET/a", "/v1/%63ontrol/list-runs"),
+        *(
+            "/openapi.json",
+            "/",
+            "/v1/fleet",
+            "/v1/fleetx",
+            "//v1/fleet/a",
+            "/health/",
+            "/V1/FLEET/a",
+            "/v1/%63ontrol/list-runs",
+        ),
     ],
 )
 def test_everything_else_is_for_this_machine(ports, path):

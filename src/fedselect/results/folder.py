@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedselect.aggregate import AGGREGATORS
-from fedselect.core import sums
+from fedselect.core import sums, tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import is_unused, read_json, replace, write_bytes, write_json
 from fedselect.core.options import build
@@ -72,8 +70,8 @@ def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int
             fresh.mkdir()
             _write_run(fresh, simulation, history)
             write_json(fresh / "result.json", _about(simulation))
-            save_file(models, fresh / "models.safetensors")
-            save_file(masks, fresh / "masks.safetensors")
+            for name, values in (("models", models), ("masks", masks)):
+                (fresh / f"{name}.safetensors").write_bytes(tensors.to_bytes(values))
 
         replace(out, write_all)
     return out
@@ -203,10 +201,7 @@ class Saved:
         return found
 
     def _read(self, name: str) -> Tree:
-        try:
-            return load_file(self.place / name)
-        except (OSError, SafetensorError) as e:
-            raise RunError(f"{self.place / name} cannot be read ({e}); {ADVICE}") from None
+        return tensors.read(self.place / name, ADVICE)
 
 
 def _stacked(trees: Mapping[int, Tree], s: Simulation) -> Tree:

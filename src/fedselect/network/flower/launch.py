@@ -157,7 +157,7 @@ def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site,
 
 
 def _wait(process: subprocess.Popen[bytes], part: Path, say: Callable[[str], None]) -> int:
-    """Until a SuperNode ends; says when there is no way to the server any more, or the clock is wrong, and when that is over."""
+    """Until a SuperNode ends; says when there is no way to the server any more, when there is one again, and a wrong clock."""
     site, lost, off = Site.read(part), False, False
     while True:
         with suppress(subprocess.TimeoutExpired):
