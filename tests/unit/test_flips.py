@@ -39,15 +39,17 @@ def same(a, b):
 
 
 def flips(path, seed):
-    """The file with one bit flipped, at places all over it; every byte of a small one."""
+    """The file with one bit flipped: in each byte of its beginning and its end, and at places all over it."""
     content, draw = path.read_bytes(), random.Random(seed)
     ends = [*range(min(8, len(content))), *range(max(0, len(content) - 24), len(content))]
     for at in sorted({*ends, *(draw.randrange(len(content)) for _ in range(FLIPS))}):
         flipped = bytearray(content)
         flipped[at] ^= 1 << draw.randrange(8)
         path.write_bytes(flipped)
-        yield at
-    path.write_bytes(content)
+        try:
+            yield at
+        finally:
+            path.write_bytes(content)
 
 
 def check(path, read, called=None):

@@ -125,7 +125,7 @@ def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
     return said, {name: found[name] for name in said["tensors"]}
 
 
-def _first_written(said: Mapping[str, Any]) -> bool:
+def _first_written(said: dict[str, Any]) -> bool:
     """Whether this is a manifest as they were at first, without a checksum; not one whose checksum lost its name."""
     named, last = said.get("tensors"), next(reversed(said), "")
     named_well = isinstance(named, list) and all(isinstance(n, str) for n in named)

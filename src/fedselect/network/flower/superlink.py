@@ -37,7 +37,8 @@ def two_doors(app: App, private: int) -> App:
 
 
 def _for_nodes(scope: Scope) -> bool:
-    return scope["type"] == "http" and (scope["path"] == "/health" or scope["path"].startswith("/v1/fleet/"))
+    path = str(scope.get("path"))
+    return scope["type"] == "http" and (path == "/health" or path.startswith("/v1/fleet/"))
 
 
 def serve(public: str, app: App, host: str, port: int, **options: Any) -> None:
