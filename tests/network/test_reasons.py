@@ -36,6 +36,11 @@ def test_a_process_that_ended(tmp_path, log, said):
     assert said in reasons.of_log(tmp_path / "log.txt", 3)
 
 
+def test_a_process_that_was_killed(tmp_path):
+    (tmp_path / "log.txt").write_text(NOTES + "WARNING: slow\n")
+    assert reasons.of_log(tmp_path / "log.txt", -9).startswith("it was killed by signal 9 (code -9;")
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "said"),
     [

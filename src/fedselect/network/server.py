@@ -254,7 +254,7 @@ class Server:
             if behind.is_ahead(said, self.round, self.accepted[i]):
                 self._ahead[i] = said.newest
             if base < self.accepted[i]:
-                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
+                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], said)
                 self.accepted[i] = base
             self._guests[i], self.tested[i] = Guest(node, said), said.tested
             self._mask(i).write_bytes(said.bits.numpy().tobytes())
@@ -371,11 +371,12 @@ class Server:
         return self._masks / f"{i}.{kind}"
 
 
-def _set_back(lost: int, base: int) -> str:
-    """What a client does whose vault had lost a round, and what its operator can do."""
-    goes = f"it goes on from round {base}" if base else "its personal parameters begin anew"
+def _set_back(lost: int, said: Hello) -> str:
+    """What a client does whose vault has a round no more, and what its operator can do."""
+    has = f"has later rounds (up to {said.newest}) and no longer round {lost}" if said.newest > lost else f"lost round {lost}"
+    goes = f"it goes on from round {said.base}" if said.base else "its personal parameters begin anew"
     copy = "if you have a copy of the vault, stop the client and put it back before the run ends"
-    return f"its vault lost round {lost}, so {goes}; {copy}"
+    return f"its vault {has}, so {goes}; {copy}"
 
 
 def _owner(client: int | None) -> str:

@@ -30,6 +30,8 @@ def of_log(log: Path, code: int | None) -> str:
     what, said = _last_start(log)
     _, found, told = said.rpartition("Exit Code:")
     words = " ".join(told.partition("For more information")[0].split()[-30:]) if found else _last(told)
+    if not found and code is not None and code < 0:
+        words = f"it was killed by signal {-code}"
     return f"{words or (REFUSED if what == 'SuperNode' else NOTHING)} (code {code}; {log} says more)."
 
 
