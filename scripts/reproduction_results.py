@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedselect.core.errors import DataError, InputError
+from fedselect.core.files import read_json
 from fedselect.data.places import find
 from fedselect.paper.outcome import ranks
 from fedselect.paper.plan import FILES, name_of, named
@@ -19,6 +20,7 @@ from fedselect.paper.write import lean
 from fedselect.runs.config import Config
 
 RUNS = "runs.jsonl.gz"
+AGAIN = "make it again with: fedselect reproduce"
 FILED = ("data", "model")  # parts of a configuration that may name files
 Table = dict[str, Any]
 
@@ -121,7 +123,7 @@ def collect(made: Path, results: Path) -> int:
 
 def _take_over(made: Path, results: Path) -> int:
     for path in made.glob("*.json"):
-        own = json.loads(path.read_text(encoding="utf-8"))
+        own = read_json(path, AGAIN)
         if path.name == "tuned.json":  # it may have been made for other targets
             there = results / path.name
             known = json.loads(there.read_text(encoding="utf-8")) if there.exists() else {}
@@ -134,9 +136,9 @@ def _take_over(made: Path, results: Path) -> int:
     _rename(results)
     known = runs(results)
     for place in made.glob("cells/*/summary.json"):
-        config = json.loads((place.parent / "config.json").read_text(encoding="utf-8"))
+        config = read_json(place.parent / "config.json", AGAIN)
         config |= {part: named(config[part]) for part in FILED}
-        known[place.parent.name] = {"config": config, "summary": json.loads(place.read_text(encoding="utf-8"))}
+        known[place.parent.name] = {"config": config, "summary": read_json(place, AGAIN)}
     lines = [json.dumps({"cell": name, **known[name]}, sort_keys=True) + "\n" for name in sorted(known)]
     (results / RUNS).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
     return len(known)

@@ -13,7 +13,8 @@ from PIL import Image
 
 import fedselect as fs
 from fedselect.aggregate import AGGREGATORS
-from fedselect.core import snapshots
+from fedselect.core import snapshots, sums
+from fedselect.core.files import read_json
 from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
@@ -29,7 +30,7 @@ TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client",
 
 def metrics(run):
     """The lines of metrics.jsonl, the times aside."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [sums.from_line(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
@@ -52,7 +53,7 @@ def done(made_once, tmp_path):
 @pytest.fixture
 def halfway(done):
     """The same run as a kill after its second of three rounds leaves it."""
-    raw = json.loads((done / "config.json").read_text())
+    raw = read_json(done / "config.json", "")
     (done / "summary.json").unlink()
     config = runner.Config.from_dict({**raw, "rounds": 3}, "test")
     (done / "config.json").write_text(json.dumps(config.to_json()))
@@ -76,22 +77,22 @@ def test_a_run_leaves_its_directory(done):
     }  # fmt: skip
     assert all(len(values) == 3 for values in last["clients"].values())
     assert last["bytes_up"] == sum(last["clients"]["bytes_up"])
-    summary = json.loads((done / "summary.json").read_text())
+    summary = read_json(done / "summary.json", "")
     assert (summary["accuracy"], summary["method"], summary["seed"]) == (last["accuracy"], "fedselect", 0)
 
 
 def test_the_configuration_is_complete_and_replays(cli, done, tmp_path):
-    config = json.loads((done / "config.json").read_text())
+    config = read_json(done / "config.json", "")
     assert config["method"]["limit"] == 0.3  # a default, written out
     assert config["model"] == {"name": "mlp", "hidden": 8}
     assert cli("run", "--config", done / "config.json", "-q", "--out", tmp_path / "b").code == 0
     assert metrics(tmp_path / "b") == metrics(done)
-    assert json.loads((tmp_path / "b" / "config.json").read_text()) == config
+    assert read_json(tmp_path / "b" / "config.json", "") == config
 
 
 def test_flags_override_a_file(cli, done, tmp_path):
     cli("run", "--config", done / "config.json", "-q", "--rounds", 1, "--limit", 0.1, "--out", tmp_path / "b")
-    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    config = read_json(tmp_path / "b" / "config.json", "")
     assert (config["rounds"], config["method"]["limit"], config["data"]["clients"]) == (1, 0.1, 3)
 
 
@@ -100,7 +101,7 @@ def test_a_run_can_be_scored_on_held_out_training_data(cli, tmp_path):
     args = ("--config", tmp_path / "c.toml", *TINY, "--val", 5, "--rounds", 1)
     assert "own validation data" in cli("run", *args, "--out", tmp_path / "a").out
     assert "own validation data" in cli("compare", *args, "--methods", "fedselect", "--out", tmp_path / "b").out
-    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    summary = read_json(tmp_path / "a" / "summary.json", "")
     assert summary["score"] == "val"
     assert all((5 * accuracy) % 1 == pytest.approx(0) for accuracy in summary["clients"])  # five images each, not ten
     assert "no validation data" in cli("run", *args, "--val", 0, "--out", tmp_path / "c").sentence()
@@ -109,7 +110,7 @@ def test_a_run_can_be_scored_on_held_out_training_data(cli, tmp_path):
 def test_a_sweep_can_be_scored_so_too(cli, tmp_path):
     out = tmp_path / "s"
     assert cli("sweep", *TINY, "--val", 5, "--score", "val", "--limit", "0.1,0.3", "--rounds", 1, "--out", out).code == 0
-    said = [json.loads(p.read_text())["score"] for p in out.glob("*/summary.json")]
+    said = [read_json(p, "")["score"] for p in out.glob("*/summary.json")]
     assert said == ["val", "val"]
     wrong = cli("run", *TINY, "--score", "training", "--out", tmp_path / "w")
     assert wrong.code == 2
@@ -118,11 +119,11 @@ def test_a_sweep_can_be_scored_so_too(cli, tmp_path):
 
 def test_another_method_than_the_files_does_not_inherit_its_options(cli, done, tmp_path):
     assert cli("run", "--config", done / "config.json", "-q", "--method", "local", "--out", tmp_path / "b").code == 0
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["method"] == {"name": "local", "epochs": 3, "lr": 0.1}
+    assert read_json(tmp_path / "b" / "config.json", "")["method"] == {"name": "local", "epochs": 3, "lr": 0.1}
 
 
 def aggregate(run):
-    return json.loads((run / "config.json").read_text())["aggregate"]
+    return read_json(run / "config.json", "")["aggregate"]
 
 
 def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tmp_path):
@@ -133,7 +134,7 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert cli(*args, tmp_path / "ahead", "--server-momentum", "0.5").code == 0
     assert aggregate(tmp_path / "ahead") == {"name": "mean", "server_momentum": 0.5}
     assert metrics(tmp_path / "median") != metrics(done)
-    kept = json.loads((tmp_path / "ahead" / "checkpoint" / "000002" / "manifest.json").read_text())["tensors"]
+    kept = read_json(tmp_path / "ahead" / "checkpoint" / "000002" / "manifest.json", "")["tensors"]
     assert any(name.startswith("aggregate/velocity/") for name in kept)
     assert "there is no aggregator 'medium'" in cli(*args, tmp_path / "c", "--aggregate", "medium").sentence()
     none = cli(*args, tmp_path / "c", "--aggregate", "median", "--server-momentum", "0.5").sentence()
@@ -208,7 +209,7 @@ def test_compare_reads_methods_from_toml_and_a_flag_can_single_one_out(cli, tmp_
     )
     said = cli("compare", "--config", tmp_path / "e.toml", "-q", "--fedrep.lr", 0.5, "--momentum", 0, "--out", tmp_path / "c")
     assert said.code == 0
-    configs = json.loads((tmp_path / "c" / "compare.json").read_text())
+    configs = read_json(tmp_path / "c" / "compare.json", "")
     assert list(configs) == ["fedselect-seed3", "fedrep-seed3", "fedavg-seed3"]
     assert configs["fedselect-seed3"]["method"]["limit"] == 0.2
     assert [c["method"]["lr"] for c in configs.values()] == [0.1, 0.5, 0.1]  # what suits digits, but for what a flag said
@@ -218,13 +219,13 @@ def test_compare_reads_methods_from_toml_and_a_flag_can_single_one_out(cli, tmp_
 def test_a_value_or_a_seed_that_is_said_twice_counts_once(cli, tmp_path):
     said = cli("sweep", *TINY, "--limit", "0.1,0.3,0.1,0.10", "--seeds", "0,0", "--rounds", 1, "--out", tmp_path / "s")
     assert "data, 1 seed " in said.out
-    assert list(json.loads((tmp_path / "s" / "compare.json").read_text())) == [
+    assert list(read_json(tmp_path / "s" / "compare.json", "")) == [
         "fedselect-limit=0.1-seed0",
         "fedselect-limit=0.3-seed0",
     ]
     (tmp_path / "e.toml").write_text('seeds = [0, "0"]\n[methods.local]\n')
     assert cli("compare", *TINY, "--config", tmp_path / "e.toml", "--rounds", 1, "--out", tmp_path / "c").code == 0
-    assert list(json.loads((tmp_path / "c" / "compare.json").read_text())) == ["local-seed0"]
+    assert list(read_json(tmp_path / "c" / "compare.json", "")) == ["local-seed0"]
 
 
 def test_resume_leaves_a_finished_run_as_it_is(cli, done):
@@ -266,7 +267,7 @@ def test_optimizers_are_listed_with_the_defaults_that_runs_have(cli):
 def test_a_tables_options_can_be_named(cli, tmp_path):
     args = ("run", *TINY, "--rounds", 1, "--aggregate.server-momentum", 0.5, "--training.momentum", 0.1, "--data.test", 5)
     assert cli(*args, "--out", tmp_path / "a").code == 0
-    found = json.loads((tmp_path / "a" / "config.json").read_text())
+    found = read_json(tmp_path / "a" / "config.json", "")
     assert (found["aggregate"]["server_momentum"], found["training"]["momentum"], found["data"]["test"]) == (0.5, 0.1, 5)
 
 
@@ -382,7 +383,7 @@ def test_a_path_in_place_of_a_name_says_what_to_type(cli, tmp_path, monkeypatch,
 
 def test_names_may_be_written_as_papers_write_them(cli, tmp_path):
     assert cli("run", *TINY, "--method", "FedAvg", "--data", "Digits", "--optimizer", "Adam", "--out", tmp_path / "a").code == 0
-    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    saved = read_json(tmp_path / "a" / "config.json", "")
     assert (saved["method"]["name"], saved["data"]["name"], saved["training"]["optimizer"]) == ("fedavg", "digits", "adam")
     assert "--mu" in cli("methods", "FedProx").out
     assert "there is no option 'seed'; this command takes several: --seeds 3" in cli("compare", "--seed", 3).sentence()
@@ -475,7 +476,7 @@ def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
     assert cli("export", done, "--client", 0).code == 0
     assert cli("run", *TINY, "--rounds", 1, "--method", "local", "--out", done, "--overwrite").code == 0
     assert len(metrics(done)) == 1
-    assert json.loads((done / "config.json").read_text())["method"]["name"] == "local"
+    assert read_json(done / "config.json", "")["method"]["name"] == "local"
     assert [p.name for p in (done / "checkpoint").iterdir()] == ["000001"]
     assert not (done / "client-0.safetensors").exists()  # a model of the run that is gone
     assert "models and figures made from it there go too" in " ".join(cli("run", "--help").out.replace("│", " ").split())
@@ -505,7 +506,7 @@ def test_masks_of_rounds_that_are_not_recorded_are_not_left_to_stand_for_them(cl
     (out / "summary.json").unlink()
     assert cli("resume", out, "-q").code == 0
     assert not (out / "masks.jsonl").exists()
-    assert len(json.loads((out / "federation.json").read_text())["clients"]) == 3  # whose names the report has
+    assert len(read_json(out / "federation.json", "")["clients"]) == 3  # whose names the report has
 
 
 def test_a_sweep_over_paths_stays_in_its_directory(cli, tmp_path):
@@ -555,7 +556,7 @@ def flip(path, at=-1):
 
 
 def edit(path, **fields):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    path.write_text(json.dumps({**read_json(path, ""), **fields}))
 
 
 def reseal(place, without="", **fields):
@@ -572,7 +573,7 @@ def replace(path, old, new):
 
 def unsealed(run, old, new):
     """A manifest as they were at first, without a checksum, in which something has changed."""
-    said = json.loads(manifest(run).read_text())
+    said = read_json(manifest(run), "")
     said.pop("manifest_sha256")
     manifest(run).write_text(json.dumps(said))
     replace(manifest(run), old, new)
@@ -586,10 +587,11 @@ def manifest(run):
     return run / "checkpoint/000002/manifest.json"
 
 
-def flip_line(run, old, new):
-    """Change the last line of the metrics."""
+def flip_line(run, old, new, checksum=False):
+    """Change the last line of the metrics, by default without its checksum, as lines were at first."""
     first, last = (run / "metrics.jsonl").read_text().splitlines()
     assert old in last
+    last = last if checksum else json.dumps(sums.from_line(last.encode()))
     (run / "metrics.jsonl").write_text(f"{first}\n{last.replace(old, new, 1)}\n")
 
 
@@ -615,6 +617,7 @@ CHECKPOINT_DAMAGE = {
     ),
     "another name in metrics": (lambda r: flip_line(r, '"accuracy_local"', '"accuracy_locbl"'), "it lacks 'accuracy_local'"),
     "another round in metrics": (lambda r: flip_line(r, '"round": 2', '"round": 3'), "it should be of round 2"),
+    "another number in metrics": (lambda r: flip_line(r, "1", "2", checksum=True), "it does not match its checksum"),
 }  # fmt: skip
 DAMAGE = {
     "another format": (lambda r: reseal(manifest(r).parent, format=9), "has format 9, this version reads 1"),
@@ -684,7 +687,7 @@ def test_a_damaged_run_is_refused_with_the_files_name(cli, halfway, damage):
 
 
 def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(cli, halfway):
-    method = json.loads((halfway / "config.json").read_text())["method"]
+    method = read_json(halfway / "config.json", "")["method"]
     edit(halfway / "config.json", seed=5, method={**method, "limit": 0.7})
     said = cli("resume", halfway, "-q").sentence()
     assert (
@@ -706,7 +709,7 @@ def as_of_a_version_without(option, run):
     for place in snapshots.places(run / "checkpoint"):
         config = without(snapshots.manifest(place, "")["config"])
         reseal(place, config=config, run=checkpoint.identity(config))
-    config = json.loads((run / "config.json").read_text())
+    config = read_json(run / "config.json", "")
     (run / "config.json").write_text(json.dumps(without(config)))
 
 
@@ -722,7 +725,7 @@ def test_a_run_that_an_earlier_version_began_goes_on(cli, halfway, tmp_path):
 
 def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
     as_of_a_version_without("first", halfway)
-    method = json.loads((halfway / "config.json").read_text())["method"]
+    method = read_json(halfway / "config.json", "")["method"]
     edit(halfway / "config.json", method={**method, "first": 5})
     assert "000002 is of another configuration (first was 0, is 5); put " in cli("resume", halfway, "-q").sentence()
 
@@ -730,7 +733,7 @@ def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
 def test_a_run_with_another_optimizer_and_a_schedule_is_read_back(cli, tmp_path):
     flags = ("--optimizer", "adamw", "--weight-decay", 0.01, "--schedule", "cosine", "--warmup", 1, "--rounds", 2, "--lr", 0.01)
     assert cli("run", *TINY, "--method", "fedavg", *flags, "-q", "--out", tmp_path / "a").code == 0
-    training = json.loads((tmp_path / "a" / "config.json").read_text())["training"]
+    training = read_json(tmp_path / "a" / "config.json", "")["training"]
     assert (training["optimizer"], training["schedule"], training["warmup"]) == ("adamw", "cosine", 1)
     whole = metrics(tmp_path / "a")
     (tmp_path / "a" / "summary.json").unlink()
@@ -765,7 +768,7 @@ def test_a_comparison_never_throws_away_what_was_trained_with_another_configurat
     assert cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 2, "--out", out).code == 0
     (out / "local-seed0" / "summary.json").unlink()
     shutil.rmtree(out / "fedavg-seed0")  # it would run first
-    asked = json.loads((out / "compare.json").read_text())
+    asked = read_json(out / "compare.json", "")
     edit(out / "compare.json", **{name: {**config, "rounds": 3, "device": "cpu"} for name, config in asked.items()})
     kept = {p: p.read_bytes() for p in (out / "local-seed0").rglob("*") if p.is_file()}
     said = cli("resume", out, "-q").sentence()
@@ -780,12 +783,12 @@ def test_a_comparison_never_throws_away_what_was_trained_with_another_configurat
 @pytest.mark.parametrize("command", ["resume", "report"])
 @pytest.mark.parametrize("text", ['{"method', "{}"], ids=["half of it", "nothing in it"])
 def test_a_damaged_summary_says_how_to_mend_it(cli, done, command, text):
-    whole = json.loads((done / "summary.json").read_text())
+    whole = read_json(done / "summary.json", "")
     (done / "summary.json").write_text(text)
     assert cli(command, done).sentence().endswith(f"delete it, then: fedselect resume {done}\n")
     (done / "summary.json").unlink()
     assert cli("resume", done, "-q").code == 0
-    assert {**json.loads((done / "summary.json").read_text()), "date": whole["date"]} == whole
+    assert {**read_json(done / "summary.json", ""), "date": whole["date"]} == whole
 
 
 def test_a_damaged_list_of_clients_is_written_anew_or_can_be_spared(cli, halfway):
@@ -909,7 +912,7 @@ def test_the_file_of_a_run_keeps_its_method_and_seed_in_a_comparison_and_a_sweep
     assert cli("compare", *file, "--out", tmp_path / "b", "-q").code == 0
     assert cli("compare", *file, "--methods", "fedselect,local", "--out", tmp_path / "c", "-q").code == 0
     assert cli("sweep", *file, "--lr", "0.1,0.2", "--out", tmp_path / "d", "-q").code == 0
-    made = {p.parent.name: json.loads(p.read_text()) for part in "bcd" for p in (tmp_path / part).glob("*/config.json")}
+    made = {p.parent.name: read_json(p, "") for part in "bcd" for p in (tmp_path / part).glob("*/config.json")}
     assert set(made) == {"fedselect-seed5", "local-seed5", "fedselect-lr=0.1-seed5", "fedselect-lr=0.2-seed5"}
     assert {c["method"]["limit"] for c in made.values() if c["method"]["name"] == "fedselect"} == {0.7}
     assert {c["seed"] for c in made.values()} == {5}

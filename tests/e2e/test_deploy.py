@@ -1,8 +1,10 @@
 """A real federation on loopback: SuperLink and SuperNodes as processes, TLS, node keys, vaults; started once for all tests."""
 
-import json
+import http.client
 import shutil
 import signal
+import ssl
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import torch
 from children import PATIENCE, Children, until
 from safetensors.torch import load_file
 
-from fedselect.network.site import free_port
+from fedselect.core.files import read_json
+from fedselect.network.site import Site, free_port
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import read_records
 
@@ -112,7 +115,7 @@ def test_it_runs_to_the_end_and_shows_its_progress(federation):
 
 def test_deployed_is_simulated_to_the_bit(federation):
     out = federation.root / "server" / "runs" / "first"
-    config = Config.from_dict(json.loads((out / "config.json").read_text()), "run")
+    config = Config.from_dict(read_json(out / "config.json", ""), "run")
     simulation = config.simulation()
     records = [simulation.step() for _ in range(ROUNDS)]
     for ours, theirs in zip(read_records(out / "metrics.jsonl"), records, strict=True):
@@ -153,6 +156,31 @@ def test_who_is_connected_and_how_it_went(federation):
     assert f"first: finished, round {ROUNDS} of {ROUNDS}" in said
 
 
+def test_nobody_controls_the_server_through_the_port_of_its_nodes(federation):
+    """There only nodes are let in; who controls it has another port, which is bound to loopback."""
+    part = federation.root / "server"
+    control = tomllib.loads((part / ".flwr" / "config.toml").read_text())["superlink"]["fedselect"]["address"]
+    public = Site.read(part).address
+    assert control.startswith("127.0.0.1:")
+    assert control != public
+
+    def ask(address, path):
+        context = ssl.create_default_context(cafile=str(part / "ca.crt"))
+        there = http.client.HTTPSConnection(address, timeout=PATIENCE, context=context)
+        there.request("POST", path, b"", {"Content-Type": "application/protobuf"})
+        status = there.getresponse().status
+        there.close()
+        return status
+
+    for path in ("/v1/control/list-runs", "/v1/control/stop-run", "/v1/control/register-node", "/v1/runtime/acquire-task"):
+        assert ask(public, path) == 403
+    assert ask(control, "/v1/control/list-runs") == 200
+    assert ask(public, "/v1/fleet/pull-messages") == 401  # without a node's signature
+    listening = Path("/proc/net/tcp").read_text().split()
+    assert f"0100007F:{int(control.partition(':')[2]):04X}" in listening
+    assert f"00000000:{int(control.partition(':')[2]):04X}" not in listening
+
+
 @pytest.mark.parametrize("key", ["unknown", "connected"])
 def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, fork, tmp_path, key):
     stranger = tmp_path / "stranger"
@@ -167,7 +195,7 @@ def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation
 
 
 def test_a_client_of_another_authority_does_not_connect(federation, tmp_path):
-    address = json.loads((federation.root / "federation.json").read_text())["address"]
+    address = read_json(federation.root / "federation.json", "")["address"]
     assert deploy("init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
     done = deploy("client", tmp_path / "other" / "client-0")
     assert done.returncode == 2

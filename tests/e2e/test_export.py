@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save
 
+from fedselect.core.files import read_json
 from fedselect.runs.config import Config
 
 TINY = ("--clients", 3, "--rounds", 2, "-q")
@@ -38,10 +39,10 @@ def check(cli, run, form, client=1):
         pytest.importorskip("onnxruntime")
     said = cli("export", run, "--client", client, "--format", form)
     assert said.code == 0, said
-    x, y = Config.from_dict(json.loads((run / "config.json").read_text()), "test").make_data().clients[client].test
+    x, y = Config.from_dict(read_json(run / "config.json", ""), "test").make_data().clients[client].test
     out = logits(snippet(said), x.numpy() if form == "onnx" else x)
     assert out.shape == (len(y), int(out.shape[1]))
-    recorded = json.loads((run / "summary.json").read_text())["clients"][client]
+    recorded = read_json(run / "summary.json", "")["clients"][client]
     assert float((out.argmax(1) == y).double().mean()) == pytest.approx(recorded, abs=1e-6)
     assert f"accuracy {100 * recorded:.2f}%" in said.out
     assert logits(snippet(said), (x[:1]).numpy() if form == "onnx" else x[:1]).shape[0] == 1  # any number of inputs
@@ -128,7 +129,7 @@ def test_bad_input_gets_one_sentence(cli, tmp_path, monkeypatch):
         in cli("export", run, "--client", 0, "--format", "tflite").sentence()
     )
     assert "is not a run directory" in cli("export", tmp_path, "--client", 0).sentence()
-    (tmp_path / "compare.json").write_text(json.dumps({"a": json.loads((run / "config.json").read_text())}))
+    (tmp_path / "compare.json").write_text(json.dumps({"a": read_json(run / "config.json", "")}))
     assert f"name one of its runs, such as {run}" in cli("export", tmp_path, "--client", 0).sentence()
     assert (
         f"{tmp_path / 'no'} is not a directory" in cli("export", run, "--client", 0, "--out", tmp_path / "no" / "m").sentence()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedselect as fs
-from fedselect.core.files import check_folder_name
+from fedselect.core.files import check_folder_name, read_json
 from fedselect.runs import runner
 from fedselect.runs.config import Config
 
@@ -73,7 +73,7 @@ def begun(one_of_two, tmp_path):
 
 
 def rename(out, old, new):
-    asked = json.loads((out / "compare.json").read_text())
+    asked = read_json(out / "compare.json", "")
     (out / "compare.json").write_text(json.dumps({new if k == old else k: v for k, v in asked.items()}))
 
 

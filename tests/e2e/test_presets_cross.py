@@ -1,12 +1,12 @@
 """Presets, and every client's model on every other client's data."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import fedselect as fs
+from fedselect.core.files import read_json
 from fedselect.methods import METHODS
 from fedselect.paper.protocol import targets
 from fedselect.runs.config import Config
@@ -55,7 +55,7 @@ def test_what_suits_the_data_is_filled_in_where_nothing_is_said():
 
 def test_our_own_values_are_those_that_the_table_beyond_has():
     made, (target,) = config("fedselect", "ours").method, targets("beyond")
-    tuned = json.loads((ROOT / "results" / "tuned.json").read_text())
+    tuned = read_json(ROOT / "results" / "tuned.json", "")
     rates = [tuned[f"fedbabu on {column}"]["chosen"] for column in ("cifar10", "cifar10c", "pacs")]
     for values in (target.rows[0].options, *rates):
         assert {k: made[k] for k in values} == values
@@ -76,12 +76,12 @@ def test_a_personal_rate_follows_the_rate_where_a_method_has_none_of_its_own(dat
 
 def test_a_preset_is_saved_and_replays(cli, tmp_path):
     assert cli("run", *TINY, "--method", "fedrep", "--preset", "authors", "--rounds", 1, "--out", tmp_path / "a").code == 0
-    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    saved = read_json(tmp_path / "a" / "config.json", "")
     assert saved["preset"] == "authors"
     assert saved["method"]["head_epochs"] == 10
     assert saved["training"]["momentum"] == 0.5
     assert cli("run", "--config", tmp_path / "a" / "config.json", "-q", "--out", tmp_path / "b").code == 0
-    assert json.loads((tmp_path / "b" / "config.json").read_text()) == saved
+    assert read_json(tmp_path / "b" / "config.json", "") == saved
 
 
 def test_presets_are_shown(cli):
@@ -120,7 +120,7 @@ def test_cross_of_one_global_model_has_equal_rows(digits):
 
 def test_cross_is_written_and_shown(cli, tmp_path):
     assert cli("run", *TINY, "--rounds", 1, "--cross", "--out", tmp_path / "a").code == 0
-    matrix = json.loads((tmp_path / "a" / "summary.json").read_text())["cross"]
+    matrix = read_json(tmp_path / "a" / "summary.json", "")["cross"]
     assert [len(row) for row in matrix] == [3, 3, 3]
     said = cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 1, "--cross", "--out", tmp_path / "c").out
     assert "others %" in said
@@ -150,7 +150,7 @@ def test_a_preset_comes_over_a_saved_configuration(cli, tmp_path):
     assert cli("run", *TINY, "--rounds", 1, "--lr", 0.3, "--out", tmp_path / "a").code == 0
     saved = tmp_path / "a" / "config.json"
     assert cli("run", "--config", saved, "--preset", "authors", "--every", 2, "-q", "--out", tmp_path / "b").code == 0
-    made = json.loads((tmp_path / "b" / "config.json").read_text())["method"]
+    made = read_json(tmp_path / "b" / "config.json", "")["method"]
     assert (made["lr"], made["scope"], made["every"]) == (0.05, "tensor", 2)
     other = ("--config", tmp_path / "b" / "config.json", "--method", "fedavg")
     assert cli("run", *other, "-q", "--out", tmp_path / "c").code == 0  # the preset was the other method's

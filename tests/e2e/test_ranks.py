@@ -1,13 +1,14 @@
 """One run in several processes: torchrun, gloo, on this machine."""
 
-import json
 import shutil
 import sys
 
 import pytest
 from children import call
 
+from fedselect.core.files import read_json
 from fedselect.network.site import free_port
+from fedselect.runs.rundir import read_records
 
 RUN = [
     "run",
@@ -49,10 +50,7 @@ def finish(processes):
 
 
 def records(out):
-    return [
-        {k: v for k, v in json.loads(line).items() if k != "seconds"}
-        for line in (out / "metrics.jsonl").read_text().splitlines()
-    ]
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_records(out / "metrics.jsonl")]
 
 
 def test_a_command_that_ends_leaves_the_group(tmp_path):
@@ -93,7 +91,7 @@ def test_two_processes_find_what_one_finds(method, start, tmp_path):
     assert [r["bytes_up"] for r in one] == [r["bytes_up"] for r in two]
     for a, b in zip(one, two, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
-    cross = [json.loads((tmp_path / n / "summary.json").read_text())["cross"] for n in "12"]
+    cross = [read_json(tmp_path / n / "summary.json", "")["cross"] for n in "12"]
     assert cross[0] == cross[1]
     assert shown[1].count("round {0}/{0}".format(method[-1])) == 1  # one process speaks
 

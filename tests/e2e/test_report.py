@@ -12,6 +12,7 @@ import pytest
 from browser import Browser, Chromium
 
 from fedselect.core.errors import RunError
+from fedselect.core.files import read_json
 from fedselect.report import gather, page, write_report
 from fedselect.report.figures import _dots
 from fedselect.report.runs import distinct
@@ -47,7 +48,7 @@ def compared(tmp_path_factory):
 
 
 def summaries(out, method):
-    return [json.loads((out / f"{method}-seed{s}" / "summary.json").read_text()) for s in (0, 1)]
+    return [read_json(out / f"{method}-seed{s}" / "summary.json", "") for s in (0, 1)]
 
 
 # ---- without a browser
@@ -72,7 +73,7 @@ def test_it_gathers_what_the_runs_recorded(compared):
     assert len(data["runs"]) == 6
     for run in data["runs"]:
         method = data["groups"][run["group"]]["label"]
-        said = json.loads((compared / f"{method}-seed{run['seed']}" / "summary.json").read_text())
+        said = read_json(compared / f"{method}-seed{run['seed']}" / "summary.json", "")
         assert run["last"]["value"] == said["clients"]
         assert (run["up"][-1], run["down"], run["cross"]) == (said["bytes_up"], said["bytes_down"], said["cross"])
         assert sum(run["clients"]["up"][-1]) == said["bytes_up"]
@@ -134,7 +135,7 @@ def test_the_view_that_counts_is_not_guessed_from_equal_numbers(compared, tmp_pa
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_bytes((compared / "fedavg-seed0" / "config.json").read_bytes())
-    (line,) = (json.loads(m) for m in (compared / "fedavg-seed0" / "metrics.jsonl").read_text().splitlines()[-1:])
+    (line,) = rundir.read_records(compared / "fedavg-seed0" / "metrics.jsonl")[-1:]
     line |= {"round": 1, "accuracy_local": line["accuracy"]}
     line["clients"]["accuracy_local"] = line["clients"]["accuracy"]
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -253,7 +254,7 @@ def test_the_right_local_run_is_taken_whatever_comes_first_and_however_it_was_ex
 def test_training_alone_is_so_whatever_the_aggregator(start):
     """Also of a run from before there were any."""
     alone = start("local")
-    saved = json.loads((alone / "config.json").read_text())
+    saved = read_json(alone / "config.json", "")
     del saved["aggregate"]
     (alone / "config.json").write_text(json.dumps(saved))
     data = gather([alone, start("fedavg"), start("fedavg", aggregate={"server_momentum": 0.5})])
@@ -354,7 +355,7 @@ def test_where_clients_keep_disagreeing_is_shown_for_runs_that_measure_it_alone(
     browser.open(write_report([tmp_path / "p"]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
     assert browser.ask(drawn)
     z = browser.ask("document.querySelector('#persistence .chart').data[0].z")
-    assert z == list(json.loads((tmp_path / "p" / "persistence.json").read_text())["persistence"].values())
+    assert z == list(read_json(tmp_path / "p" / "persistence.json", "")["persistence"].values())
     said = browser.ask("document.querySelector('#persistence figcaption').textContent")
     assert said == " ".join(gather([tmp_path / "p"])["runs"][0]["persistence"]["sentences"])
     browser.click("#persistence summary")
@@ -369,7 +370,7 @@ def test_who_shares_a_head_is_shown_for_runs_that_have_groups_alone(browser, com
     assert not browser.ask(drawn)
     browser.open(write_report([tmp_path / "p"]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
     assert browser.ask(drawn)
-    found = json.loads((tmp_path / "p" / "groups.json").read_text())["groups"]
+    found = read_json(tmp_path / "p" / "groups.json", "")["groups"]
     z = browser.ask("document.querySelector('#heads .chart').data[0].z")
     assert z == [[int(own == group) for own in found] for group in dict.fromkeys(found)]
     said = browser.ask("document.querySelector('#heads figcaption').textContent")
@@ -425,7 +426,7 @@ def deployed(tmp_path):
     turned = {"round": 3, "who": "client 2", "why": "its values are <b>not finite</b>"}
     back = {"round": 2, "who": "client 2", "why": "its vault lost round 1"}
     away = {"missed": {"2": [1, 3]}, "rejected": [turned], "set_back": [back], "absent": {"2": "not connected"}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **away}))
+    path.write_text(json.dumps({**read_json(path, ""), **away}))
     return tmp_path / "d"
 
 
@@ -442,7 +443,7 @@ def networked(deployed):
     (deployed / "plan.json").write_text("{}")
     (deployed / "masks.jsonl").unlink()
     path = deployed / "summary.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "cross"}))
+    path.write_text(json.dumps({k: v for k, v in read_json(path, "").items() if k != "cross"}))
     return deployed
 
 

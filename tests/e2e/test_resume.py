@@ -1,7 +1,6 @@
 """Interrupted at any moment, a run goes on as if it had not been: same metrics, same last checkpoint to the bit."""
 
 import errno
-import json
 import os
 import signal
 
@@ -9,7 +8,7 @@ import pytest
 from children import Children, until
 from safetensors import SafetensorError
 
-from fedselect.core import snapshots
+from fedselect.core import snapshots, sums
 from fedselect.runs import runner
 from fedselect.simulate.engine import Simulation
 
@@ -22,7 +21,7 @@ MAIN = "from fedselect.cli import main; main()"
 
 def outcome(run):
     """Everything that must not depend on interruptions: metrics (times aside), masks and the final state's bytes."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [sums.from_line(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     last = max((run / "checkpoint").glob("[0-9]*"))
     metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
     return metrics, (run / "masks.jsonl").read_bytes(), last.name, (last / "state.safetensors").read_bytes()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedselect as fs
+from fedselect.core.files import read_json
 from fedselect.report.runs import gather
 from fedselect.runs import metric_tables, runner, tables
 from fedselect.runs.config import Config
@@ -54,7 +55,7 @@ def test_every_metric_is_in_tables_and_files(compared, cli):
     assert [row.measure.name for row in found[:4]] == ["accuracy", "f1", "auroc", "test_loss"]
     assert [row.method for row in found[::4]] == [line.method for line in tables.rows(places)]  # best first in both
     last = read_records(places[0] / "metrics.jsonl")[-1]
-    tested = [c["test"] for c in json.loads((places[0] / "federation.json").read_text())["clients"]]
+    tested = [c["test"] for c in read_json(places[0] / "federation.json", "")["clients"]]
     over = outcome(places[0])["over_clients"]["auroc"]
     there = [(v, n) for v, n in zip(last["clients"]["auroc"], tested, strict=True) if v is not None]
     assert (over["defined"], over["clients"]) == (len(there), 4)
@@ -82,7 +83,7 @@ def test_every_metric_is_in_the_report_and_trackers(compared):
 
 def test_a_run_of_before_has_its_headline_over_clients(compared, tmp_path):
     place = Path(shutil.copytree(compared / "local-seed0", tmp_path / "a"))
-    said = json.loads((place / "summary.json").read_text())
+    said = read_json(place / "summary.json", "")
     kept = said.pop("over_clients")
     (place / "summary.json").write_text(json.dumps(said))
     ((measure, spread),) = metric_tables.spreads(place)
@@ -107,8 +108,8 @@ def test_regression_from_the_data_to_an_exported_model(cli, tmp_path, monkeypatc
         "run", "--method", "fedavg+ft", "--data", "rent", "--model", "mlp", "--lr", 0.1, "--rounds", 5, "--out", out, "-q"
     )
     assert said.code == 0, said
-    assert json.loads((out / "config.json").read_text())["task"]["name"] == "regression"
-    told = json.loads((out / "task.json").read_text())["learned"]
+    assert read_json(out / "config.json", "")["task"]["name"] == "regression"
+    told = read_json(out / "task.json", "")["learned"]
     assert float(told["target_mean"]) == pytest.approx(float(torch.cat([c.train[1] for c in rent().clients]).mean()))
     x, y = rent().clients[1].test
     for form in ("safetensors", "pt2"):

@@ -18,14 +18,15 @@ from cryptography import x509
 from PIL import Image
 
 from fedselect.cli import deploy
+from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
-from fedselect.core.files import held, in_use, locked
-from fedselect.network import site
+from fedselect.core.files import held, in_use, locked, read_json
+from fedselect.network import drive, site
 from fedselect.network.drive import prepare, say
 from fedselect.network.flower import control, launch
 from fedselect.network.flower.control import follow
 from fedselect.network.plan import Shape, plan
-from fedselect.network.server import Limits
+from fedselect.network.server import Limits, Outcome
 from fedselect.runs.config import Config
 from fedselect.simulate.records import columns
 from fedselect.tasks import Classification
@@ -505,7 +506,7 @@ def ended(root):
 
 def test_a_run_that_needs_a_plugin_is_resumed_with_it_alone_and_its_status_needs_none(cli, ended, monkeypatch):
     run, asked = ended / "runs" / "broken", []
-    config = json.loads((run / "config.json").read_text())
+    config = read_json(run / "config.json", "")
     (run / "config.json").write_text(json.dumps({**config, "plugins": ["own"]}))
     monkeypatch.setattr(deploy, "submit", lambda *run: asked.append(run))
     said = cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
@@ -673,7 +674,8 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "running")
     seen = []
-    turns = iter(['{"round": 1}\n{"rou', '{"round": 1}\n{"round": 2}\n'])
+    first, second = (sums.to_line(drive._record(Outcome(i), 1, Classification().measured())) for i in (1, 2))
+    turns = iter([first + second[:9], first + second])
 
     def look(out):
         (out / "metrics.jsonl").write_text(text := next(turns))

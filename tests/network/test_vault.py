@@ -1,4 +1,4 @@
-"""The vault: whole or absent, two snapshots, private, and refused where it is somebody else's."""
+"""The vault: whole or absent, the snapshots it is told to keep, private, and refused where it is somebody else's."""
 
 import json
 import os

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedselect as fs
+from fedselect.core.files import read_json
 from fedselect.runs.rundir import is_run
 
 RNG = np.random.default_rng(3)
@@ -165,7 +166,7 @@ def test_what_is_no_result_is_said(tmp_path):
     with pytest.raises(fs.RunError, match=r"is no saved result and no run directory; give the folder that result.save"):
         fs.load_result(tmp_path)
     place = fs.run("fedavg", model="mlp", data=DATA, rounds=1).save(tmp_path / "run")
-    said = json.loads((place / "result.json").read_text())
+    said = read_json(place / "result.json", "")
     (place / "result.json").write_text(json.dumps({**said, "format": 2}))
     with pytest.raises(fs.RunError, match="has format 2, this version reads 1"):
         fs.load_result(place)

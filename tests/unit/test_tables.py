@@ -429,7 +429,7 @@ def test_what_cannot_be_used_says_why(tmp_path, columns, options, said):
         ("a.csv", "x,ü\n0,1\n".encode("latin-1"), "is not UTF-8"),
         ("a.parquet", b"nothing", "cannot be read as a table"),
         ("a.arrow", b"nothing", "cannot be read as a table"),
-        ("a.npz", b"nothing", "cannot be read as a table"),
+        ("a.npz", b"nothing", "is truncated or no npz file"),
         ("a.xlsx", b"nothing", r"give a file ending in .csv, .tsv, .parquet, .arrow, .feather or .npz"),
     ],
 )

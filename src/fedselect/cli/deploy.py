@@ -21,7 +21,7 @@ from fedselect.data.tables import check_options, said_by
 from fedselect.network import site
 from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
-from fedselect.network.flower import launch
+from fedselect.network.flower import launch, reasons
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, digest_of, own_data, undealt
 from fedselect.network.server import Limits
@@ -220,7 +220,7 @@ def client(
     code = launch.work(part, home, part / "log.txt", say, shipped_code)
     if code is None:
         return
-    raise RunError(f"the client ended: {launch.reason(part / 'log.txt', code)}")
+    raise RunError(f"the client ended: {reasons.of_log(part / 'log.txt', code)}")
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
@@ -242,6 +242,10 @@ def run(
             "--resume", help="Go on with a run that was interrupted or whose end a client missed: the last, or --name."
         ),
     ] = False,
+    go_back: Annotated[
+        bool,
+        typer.Option("--go-back", help="With --resume: from an older checkpoint, even where most clients then begin anew."),
+    ] = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
@@ -254,7 +258,9 @@ def run(
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
         config_of(place)  # what cannot be read here is refused before the run goes on
-        submit(part, place)
+        submit(part, place, go_back)
+    elif go_back:
+        raise InputError("--go-back goes with --resume.")
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
         more = flags(ctx.args)

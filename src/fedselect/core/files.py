@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from fedselect.core import sums
 from fedselect.core.errors import BusyError, InputError, RunError
 
 MOMENT = 0.2  # seconds to try for a lock before it counts as taken
@@ -64,8 +65,9 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A table of fields, and its checksum."""
+    write_bytes(path, (json.dumps(sums.sealed(value), indent=2) + "\n").encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -76,6 +78,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
+    """What `write_json` wrote, once its checksum is checked; `what` says what to do where it cannot be used."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -84,7 +87,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read ({e}); {what}") from None
     if not isinstance(found, dict):
         raise RunError(f"{path} holds no table of fields; {what}")
-    return found
+    try:
+        return sums.opened(found)
+    except ValueError as e:
+        raise RunError(f"{path} cannot be used ({e}); {what}") from None
 
 
 @contextmanager

@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from fedselect.core.errors import CheckpointError, RunError
-from fedselect.core.files import disk, is_part, read_json, replace, write_json
+from fedselect.core.files import disk, is_part, read_json, replace, write_bytes
 from fedselect.core.tree import Tree
 
 FORMAT = 1
+SEAL = "manifest_sha256"
 FILES = {"state.safetensors", "manifest.json"}
 
 
@@ -81,7 +82,7 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
 
 def write_manifest(place: Path, said: Mapping[str, Any]) -> None:
     """What a snapshot says of itself, with a checksum of that."""
-    write_json(place / "manifest.json", {**said, "manifest_sha256": _seal(said)})
+    write_bytes(place / "manifest.json", (json.dumps({**said, SEAL: _seal(said)}, indent=2) + "\n").encode())
 
 
 def manifest(place: Path, advice: str) -> dict[str, Any]:
@@ -91,13 +92,8 @@ def manifest(place: Path, advice: str) -> dict[str, Any]:
         said = read_json(path, advice)
     except RunError as e:
         raise CheckpointError(str(e)) from None
-    seal = said.pop("manifest_sha256", None)
-    named = said.get("tensors")
-    if seal is None:  # as manifests were at first
-        whole = isinstance(named, list) and all(isinstance(n, str) for n in named) and isinstance(said.get("format"), int)
-    else:
-        whole = seal == _seal(said)
-    if not whole:
+    seal = said.pop(SEAL, None)
+    if not (_first_written(said) if seal is None else seal == _seal(said)):
         raise CheckpointError(f"{path} is damaged; {advice}")
     return said
 
@@ -127,6 +123,14 @@ def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
     said = checked(place, advice)
     found = load_file(place / "state.safetensors")
     return said, {name: found[name] for name in said["tensors"]}
+
+
+def _first_written(said: dict[str, Any]) -> bool:
+    """Whether this is a manifest as they were at first, without a checksum; not one whose checksum lost its name."""
+    named, last = said.get("tensors"), next(reversed(said), "")
+    named_well = isinstance(named, list) and all(isinstance(n, str) for n in named)
+    lost_name = said.get(last) == _seal({k: v for k, v in said.items() if k != last})
+    return named_well and isinstance(said.get("format"), int) and not lost_name
 
 
 def _seal(said: Mapping[str, Any]) -> str:

@@ -2,23 +2,26 @@
 
 import hashlib
 import io
-import json
 import os
 import threading
+import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedselect.core.errors import DataError
-from fedselect.core.files import held, replace, write_json
+from fedselect.core.errors import DataError, RunError
+from fedselect.core.files import held, read_json, replace, write_json
 from fedselect.data.places import Progress, either, optional, user_cache
 
 Pixels = NDArray[np.uint8]
 CHUNK = 512  # pictures in flight
+PART = 1 << 24  # bytes of a decoded array that have a checksum
 IMAGE_COLUMNS = ("image", "img")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -57,15 +60,18 @@ def decoded_some(
     about = source.stat()
     where = _digest(str(source.resolve()), *shape)
     path = folder / f"{key}-{where}-{_digest(about.st_size, about.st_mtime_ns, count, stamp)}.npy"
-    gaps = path.with_suffix(".gaps.json")
+    about_it = path.with_suffix(".about.json")
     with held(folder / f".{key}-{where}.lock"):
-        skipped = _read_gaps(gaps)
+        skipped = _read_about(path, about_it)
         x = None if skipped is None else _open(path, (count - len(skipped), *shape))
         if x is None or skipped is None or (every and skipped):
+            if path.exists() and about_it.exists() and not (every and skipped):
+                warnings.warn(f"{path} is damaged; what it was made from is decoded again.", stacklevel=2)
             for stale in [*folder.glob(f"{key}-{where}-*"), *folder.glob(f".{key}-{where}-*.part")]:
                 stale.unlink()
             dropped = skipped = []
-            replace(path, lambda fresh: _write(fresh, gaps, count, shape, decode=decode, progress=progress, skipped=dropped))
+            replace(path, lambda fresh: _write(fresh, count, shape, decode=decode, progress=progress, skipped=dropped))
+            write_json(about_it, {"skipped": skipped, "parts": _checksums(path)})
             x = _open(path, (count - len(skipped), *shape))
             assert x is not None
     return x, np.setdiff1d(np.arange(count, dtype=np.int64), np.array(skipped, np.int64))
@@ -84,7 +90,6 @@ def cache_folder() -> Path:
 
 def _write(
     fresh: Path,
-    gaps: Path,
     count: int,
     shape: tuple[int, ...],
     *,
@@ -111,8 +116,6 @@ def _write(
             file.seek(0)
             _write_head(file, (count - len(skipped), *shape))
             assert file.tell() == start  # numpy leaves room for the count to grow
-    if skipped:
-        write_json(gaps, {"skipped": skipped})
 
 
 def _write_head(file: io.BufferedWriter, shape: tuple[int, ...]) -> None:
@@ -128,13 +131,19 @@ def _open(path: Path, shape: tuple[int, ...]) -> Pixels | None:
     return x if x.shape == shape and x.dtype == np.uint8 else None
 
 
-def _read_gaps(path: Path) -> list[int] | None:
+def _read_about(path: Path, about: Path) -> list[int] | None:
+    """The rows that a decoded array leaves out; None where it is not as it was written, or is of an earlier version."""
     try:
-        return [int(i) for i in json.loads(path.read_text())["skipped"]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError):
+        said = read_json(about, "")
+        return [int(i) for i in said["skipped"]] if _checksums(path) == said["parts"] else None
+    except (OSError, RunError, KeyError):
         return None
+
+
+def _checksums(path: Path) -> list[int]:
+    """Of each part of a file."""
+    with path.open("rb") as file:
+        return [zlib.crc32(part) for part in iter(partial(file.read, PART), b"")]
 
 
 def _digest(*parts: object) -> str:
@@ -187,7 +196,7 @@ class Parquet:
         self._lock = threading.Lock()
         read = optional("pyarrow.parquet")
         try:
-            self.files = [read.ParquetFile(path, memory_map=True) for path in paths]
+            self.files = [read.ParquetFile(path, memory_map=True, page_checksum_verification=True) for path in paths]
         except (OSError, ValueError) as e:
             raise DataError(f"{either([str(p) for p in paths])} is damaged or no parquet file ({e}); get it again.") from None
         self.count = sum(int(f.metadata.num_rows) for f in self.files)

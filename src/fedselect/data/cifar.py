@@ -4,8 +4,6 @@ import io
 import pickle
 import tarfile
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedselect.core.errors import DataError, InputError, unknown
+from fedselect.data import archives
 from fedselect.data.cache import Parquet, Pixels
 from fedselect.data.images import Images
 from fedselect.data.places import Progress, find
@@ -96,14 +95,9 @@ def _members(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         yield from ((n, (path / n).read_bytes()) for n in sorted(wanted) if (path / n).is_file())
         return
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                name = member.name.rsplit("/", 1)[-1]
-                if member.isfile() and name in wanted and (file := archive.extractfile(member)):
-                    yield name, file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as e:
-        raise DataError(f"{path} is truncated or damaged ({e}); delete it and get it again.") from None
+    found = archives.members(path, wanted)
+    for name in list(found):
+        yield name, found.pop(name)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -171,14 +165,10 @@ def official_test(split: NDArray[Any], path: Path) -> NDArray[np.bool_]:
 @lru_cache(maxsize=1)  # run after run reads the same file
 def _npz(name: str, path: Path, changed: int) -> Images:
     fields = ("x_train", "y_train", "x_test", "y_test")
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [f for f in fields if f not in file]
-            if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}; save it with {', '.join(fields)}.")
-            x_train, y_train, x_test, y_test = (file[f] for f in fields)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise DataError(f"{path} is truncated or no npz file ({e}); get it again.") from None
+    file = archives.arrays(path)
+    if missing := [f for f in fields if f not in file]:
+        raise DataError(f"{path} lacks {', '.join(missing)}; save it with {', '.join(fields)}.")
+    x_train, y_train, x_test, y_test = (file[f] for f in fields)
     y_train, y_test = y_train.reshape(-1), y_test.reshape(-1)
     for part, x, labels in (("train", x_train, y_train), ("test", x_test, y_test)):
         if x.ndim != 4 or x.shape[-1] != 3:

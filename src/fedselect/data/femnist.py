@@ -6,7 +6,7 @@ labels, of each user. LEAF makes them from 8-bit pictures, and as such they are 
 
 import hashlib
 import json
-import zipfile
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.files import held, replace
+from fedselect.data import archives
 from fedselect.data.cache import Pixels, cache_folder, listing_stamp
 from fedselect.data.federation import Federation
 from fedselect.data.mnist import CLASSES, SIDE
@@ -145,10 +146,13 @@ def _file(file: Path) -> dict[str, tuple[Pixels, Indices]]:
 
 def _read_kept(path: Path) -> Parsed | None:
     """What an earlier run kept; None where it is not there or not whole."""
+    if not path.exists():
+        return None
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-            return arrays["users"], arrays["counts"], arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        kept = archives.arrays(path)
+        return kept["users"], kept["counts"], kept["x"], kept["y"]
+    except (DataError, KeyError):
+        warnings.warn(f"{path} is damaged; what it was made from is read again.", stacklevel=2)
         return None
 
 

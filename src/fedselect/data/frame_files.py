@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedselect.core.errors import DataError, InputError
+from fedselect.data import archives
 from fedselect.data.frame import Frame, is_number
 from fedselect.data.places import either, optional
 
@@ -83,7 +84,7 @@ def _read_csv(path: Path) -> Any:
 
 
 def _read_parquet(path: Path) -> Any:
-    return optional("pyarrow.parquet").read_table(path)
+    return optional("pyarrow.parquet").read_table(path, page_checksum_verification=True)  # where it has checksums
 
 
 def _read_arrow(path: Path) -> Any:
@@ -102,8 +103,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
     Arrays of another length are about the table, not in it.
     """
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        arrays = {name: np.atleast_1d(file[name]) for name in file.files}
+    arrays = {name: np.atleast_1d(v) for name, v in archives.arrays(path).items()}
     count = max((len(v) for v in arrays.values()), default=0)
     named = [str(n) for n in arrays.get("columns", ())]
     found: dict[str, Any] = {}

@@ -3,7 +3,6 @@
 import gzip
 import string
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedselect.core.errors import DataError
+from fedselect.data import archives
 from fedselect.data.cache import Pixels
 from fedselect.data.images import Images
 from fedselect.data.places import Progress, find
@@ -101,6 +101,6 @@ def _bytes(path: Path, name: str) -> tuple[bytes, str]:
         for file in (place / f"{name}{end}" for place in (folder, folder / "raw", folder / "gzip") for end in (".gz", "")):
             if file.is_file():
                 return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()), str(file)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as e:
+    except archives.DAMAGED as e:
         raise DataError(f"{name} of {path} is truncated or damaged ({e}); delete it and get it again.") from None
     raise DataError(f"{folder} lacks {name}.gz; place it there, too.")

@@ -4,7 +4,6 @@ A recording (one repetition of all digits, one execution of an exercise, one pat
 validation and test.
 """
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedselect.core.errors import DataError, InputError
+from fedselect.data import archives
 from fedselect.data.federation import ClientData, Federation
 from fedselect.data.federation import Part as Pair
 from fedselect.data.partition import Indices, Part, Sizes, rng
@@ -114,13 +114,9 @@ def federation(name: str, data: Recorded, parts: Sequence[Part], **how: Any) -> 
 
 def arrays(path: Path, *names: str) -> list[NDArray[Any]]:
     """These arrays of a prepared .npz file, a row a sample."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [n for n in names if n not in file]
-            found = [file[n] for n in names if n in file]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise DataError(f"{path} is truncated or no npz file ({e}); get it again.") from None
-    if missing:
+    file = archives.arrays(path)
+    found = [file[n] for n in names if n in file]
+    if missing := [n for n in names if n not in file]:
         raise DataError(f"{path} lacks {', '.join(missing)}; save it with {', '.join(names)}.")
     if len({len(v) for v in found}) > 1:
         raise DataError(f"{path}: {', '.join(names)} must have a row a sample, not {', '.join(str(len(v)) for v in found)}.")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
 from fedselect.models.networks import conv1d, gru, mlp, resnet18, small_cnn
+from fedselect.models.weights import load_values
 
 MODELS: dict[str, Callable[..., Model]] = {
     "conv1d": conv1d,
@@ -14,4 +15,4 @@ MODELS: dict[str, Callable[..., Model]] = {
     "small_cnn": small_cnn,
 }
 
-__all__ = ["MODELS", "Layout", "Model", "Output", "conv1d", "gru", "mlp", "resnet18", "small_cnn"]
+__all__ = ["MODELS", "Layout", "Model", "Output", "conv1d", "gru", "load_values", "mlp", "resnet18", "small_cnn"]

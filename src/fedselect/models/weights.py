@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedselect.core import tensors
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 
@@ -30,11 +30,18 @@ def read_weights(path: Path, module: nn.Module, head: str) -> Tree:
     return {n: v.to(own[n].dtype) for n, v in found.items()}
 
 
+def load_values(path: str | Path) -> Tree:
+    """The values of an exported model, once the checksum in its safetensors file is checked."""
+    return tensors.read(Path(path), "export it again.")
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no weights file {path}.")
     try:
-        raw = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        raw = (
+            tensors.read(path, "") if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        )
     except Exception:  # fed with something else, the readers may raise nearly anything
         raise InputError(
             f"{path} cannot be read as weights: it is damaged, or holds something other than tensors; "

@@ -73,10 +73,11 @@ class Node:
         accepted = letter.head.get("accepted")
         if not isinstance(accepted, list) or len(accepted) <= self.client or type(asked := accepted[self.client]) is not int:
             raise DataError(f"client {self.client} is none of the clients of this run.")
-        base = max((r for r in self.vault.rounds() if r <= asked), default=0)
+        there = self.vault.rounds()
+        base = max((r for r in there if r <= asked), default=0)
         said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
         mine = self.data.clients[0]
-        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested}
+        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested, "newest": max(there, default=0)}
         if (statistics := self._statistics()) is not None:
             known["statistics"] = statistics
         return self._reply("hello", base, {**known, **said}, parts)
@@ -103,7 +104,8 @@ class Node:
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
         notes = {"base": base, "reply": text, **({"task": told} if told else {})}
-        self.vault.save(round, {**flat("state", state), "reply": body}, notes, keep={base})
+        before = self.vault.notes(base).get("base", 0)  # where the server goes if it loses its newest checkpoint
+        self.vault.save(round, {**flat("state", state), "reply": body}, notes, keep={base, before})
         return reply
 
     def _after(self, letter: Letter) -> Letter:

@@ -1,14 +1,15 @@
 """A deployed run in its run directory: the same files as a simulated one, and resumable at any moment."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedselect.core import sums
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
 from fedselect.methods.groups import groups_of
+from fedselect.network import behind
 from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
@@ -40,11 +41,12 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
     """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
     flat = read_json(out / "plan.json", "it should hold the plan of a deployed run.")
     with locked(out):
+        goes_back = bool(read_json(out / "status.json", "it should say how the run goes.").get("goes_back"))
         say(out, "running")
         try:
             load_plugins()
             need_plugins(flat, "server")
-            away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch)
+            away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -62,12 +64,15 @@ def say(out: Path, status: str, error: str = "", **more: Any) -> None:
     write_json(out / "status.json", {"status": status, "error": error, **more})
 
 
-def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
+def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch, goes_back: bool) -> dict[str, str]:
     """Returns who has no final model yet, and why."""
     server = Server(plan.assignment(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
+    server.goes_back = goes_back
     vault = Vault(out / "checkpoint")
-    told, _ = intact_rounds(out / "metrics.jsonl")
+    told, end = intact_rounds(out / "metrics.jsonl")
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
+    behind.check_any(vault, done)
+    lost = behind.lost(vault.folder, done[-1], end) if done else {}
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
     history: list[Record] = []
     groups = KeptFile(out / grouped.NAME, lambda: grouped.find(groups_of(server.assigned.method, server.state)))
@@ -81,13 +86,14 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
             check_defined(record, server.assigned.metrics)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
-            metrics.write(json.dumps(record) + "\n")
+            metrics.write(sums.to_line(record))
             metrics.flush()
             os.fsync(metrics.fileno())
         watch(plan.config, record)
 
     while server.round < plan.config.rounds:
         outcome = server.step(nodes)
+        outcome.set_back, lost = {**lost, **outcome.set_back}, {}
         if pending is not None:
             finish(pending, outcome)
         pending = _record(outcome, plan.clients, server.assigned.metrics)
@@ -98,6 +104,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     if pending is None:
         raise RunError(f"{out} has no round to finish.")
     last = server.close(nodes)
+    last.set_back = {**lost, **last.set_back}
     if not last.measured:
         mend = last.advice("start the clients, then go on with --resume.")
         raise RunError(f"nobody measured the last round ({last.why()}); {mend}")

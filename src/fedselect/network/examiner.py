@@ -27,6 +27,7 @@ class Hello:
 
     client: int
     base: int
+    newest: int  # the last round in its vault, taken in or not
     bits: Tensor
     samples: int
     tested: int | None  # test samples, where it says so
@@ -79,6 +80,9 @@ class Examiner:
             raise DataError(f"it says it has {samples!r} samples")
         if type(base) is not int or base < 0:
             raise DataError(f"it says it is at round {base!r}")
+        newest = letter.head.get("newest", base)
+        if type(newest) is not int or newest < base:
+            raise DataError(f"it says its newest round is {newest!r}, and that it is at round {base}")
         tested, found = letter.head.get("tested"), letter.head.get("statistics")
         if tested is not None and (type(tested) is not int or not 0 <= tested < LARGEST):
             raise DataError(f"it says it has {tested!r} test samples")
@@ -88,7 +92,7 @@ class Examiner:
         packet = self._packet(letter)
         codec.unmask(packet, self.like)
         known = tuple(map(float, numbers)) if self.statistics else None
-        return Hello(client, base, packet.bits, samples, tested, known)
+        return Hello(client, base, newest, packet.bits, samples, tested, known)
 
     def update(self, letter: Letter, samples: int, params: Tree, usual: float | None = None) -> Update:
         """One client's round, fit to be folded in; `usual`: how long updates were in the last rounds."""

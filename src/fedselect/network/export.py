@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
+from fedselect.core import tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.core.tree import nested
@@ -54,10 +54,11 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     whose = {"run": name} | {k: str(notes[k]) for k in ("client", "federation") if k in notes}  # older vaults do not say
     _check_place(out, whose)
 
+    said = {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}
+
     def write(fresh: Path) -> None:
-        values = {n: v.contiguous() for n, v in {**models[chosen], **beside}.items()}
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            file.write(save(values, {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}))
+            file.write(tensors.to_bytes({**models[chosen], **beside}, said))
 
     replace(out, write)
     if "schema" in notes:

@@ -16,6 +16,7 @@ from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
+from fedselect.network import behind
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
@@ -125,6 +126,8 @@ class Server:
         self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
         self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
         self.task: dict[str, str] = {}
+        self.goes_back = False  # whether clients that are ahead of the server may begin anew
+        self._ahead: dict[int, int] = {}  # clients that are, each with its newest round
         self._examiner = Examiner(assigned, limits.max_norm)
         self._guests: dict[int, Guest] = {}
         private(masks)
@@ -215,6 +218,8 @@ class Server:
                     f"{mend}, then go on with --resume."
                 )
             time.sleep(self.limits.poll)
+        if not self.goes_back:
+            behind.check_ahead(self.round, self._ahead, self._guests)
         for i in range(self.assigned.clients):
             if i not in self._guests:
                 outcome.missed.setdefault(i, "not connected")
@@ -246,8 +251,10 @@ class Server:
                 turned.add(node)
                 outcome.rejected[_name(self.keys, node)] = quoted(str(e))
                 continue
+            if behind.is_ahead(said, self.round, self.accepted[i]):
+                self._ahead[i] = said.newest
             if base < self.accepted[i]:
-                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
+                outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], said)
                 self.accepted[i] = base
             self._guests[i], self.tested[i] = Guest(node, said), said.tested
             self._mask(i).write_bytes(said.bits.numpy().tobytes())
@@ -364,11 +371,12 @@ class Server:
         return self._masks / f"{i}.{kind}"
 
 
-def _set_back(lost: int, base: int) -> str:
-    """What a client does whose vault had lost a round, and what its operator can do."""
-    goes = f"it goes on from round {base}" if base else "its personal parameters begin anew"
+def _set_back(lost: int, said: Hello) -> str:
+    """What a client does whose vault has a round no more, and what its operator can do."""
+    has = f"has later rounds (up to {said.newest}) and no longer round {lost}" if said.newest > lost else f"lost round {lost}"
+    goes = f"it goes on from round {said.base}" if said.base else "its personal parameters begin anew"
     copy = "if you have a copy of the vault, stop the client and put it back before the run ends"
-    return f"its vault lost round {lost}, so {goes}; {copy}"
+    return f"its vault {has}, so {goes}; {copy}"
 
 
 def _owner(client: int | None) -> str:

@@ -67,6 +67,13 @@ class Vault:
             return None
         return Snapshot(round, tensors, said["notes"]) if _noted(said) else None
 
+    def notes(self, round: int) -> dict[str, Any]:
+        """What was noted with a snapshot; nothing where that cannot be read."""
+        try:
+            return dict(snapshots.manifest(snapshots.at(self.folder, round), ADVICE).get("notes", {}))
+        except RunError:
+            return {}
+
     def load(self, round: int) -> Snapshot:
         found = self.find(round)
         if found is None:

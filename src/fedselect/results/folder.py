@@ -4,7 +4,6 @@ result.json says what the models take and what their outputs mean. No pickle: wh
 """
 
 import copy
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedselect.aggregate import AGGREGATORS
+from fedselect.core import sums, tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import is_unused, read_json, replace, write_bytes, write_json
 from fedselect.core.options import build
@@ -72,8 +70,8 @@ def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int
             fresh.mkdir()
             _write_run(fresh, simulation, history)
             write_json(fresh / "result.json", _about(simulation))
-            save_file(models, fresh / "models.safetensors")
-            save_file(masks, fresh / "masks.safetensors")
+            for name, values in (("models", models), ("masks", masks)):
+                (fresh / f"{name}.safetensors").write_bytes(tensors.to_bytes(values))
 
         replace(out, write_all)
     return out
@@ -203,10 +201,7 @@ class Saved:
         return found
 
     def _read(self, name: str) -> Tree:
-        try:
-            return load_file(self.place / name)
-        except (OSError, SafetensorError) as e:
-            raise RunError(f"{self.place / name} cannot be read ({e}); {ADVICE}") from None
+        return tensors.read(self.place / name, ADVICE)
 
 
 def _stacked(trees: Mapping[int, Tree], s: Simulation) -> Tree:
@@ -262,7 +257,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))
     write_json(out / "federation.json", federation(s))
     schemas.keep(out, s.data)
-    write_bytes(out / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in history).encode())
+    write_bytes(out / "metrics.jsonl", "".join(map(sums.to_line, history)).encode())
     if s.store.kind == "resident":
         MaskLog(out, s.round, s).add()
         if found := persistence.find(s):

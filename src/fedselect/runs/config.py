@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator
-from fedselect.core import plugins
+from fedselect.core import plugins, sums
 from fedselect.core.errors import InputError, unknown
 from fedselect.core.options import Option, build, find, named, options, resolve
 from fedselect.data import DATA, Federation
@@ -236,7 +236,10 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {e}.") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path} must hold a table of fields.")
-    return raw
+    try:
+        return sums.opened(raw)
+    except ValueError as e:
+        raise InputError(f"{path} cannot be used: {e}.") from None
 
 
 def task_of(data: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedselect import models
+from fedselect.core import tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.models import Layout
@@ -179,11 +179,11 @@ def _logits(model: Standalone, net: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 def _write_safetensors(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
     values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()} | model.beside
-    path.write_bytes(save(values, {"classes": json.dumps(model.classes)}))
+    path.write_bytes(tensors.to_bytes(values, {"classes": json.dumps(model.classes)}))
 
 
 def _load_safetensors(path: Path, model: Standalone) -> Callable[..., Tensor]:
-    values = load_file(path)
+    values = models.load_values(path)
     loaded = copy.deepcopy(model)
     for v in (*loaded.parameters(), *loaded.beside.values()):
         v.data.fill_(torch.nan)  # what the file does not hold must show
@@ -297,9 +297,8 @@ def loading(
     return "\n".join([
         "from types import SimpleNamespace",
         "import fedselect as fs",
-        "from safetensors.torch import load_file",
         "",
-        f"values = load_file({str(path)!r})",
+        f"values = fs.models.load_values({str(path)!r})",
         *(["scale, shift = values.pop('input.scale'), values.pop('input.shift')"] if scaled else []),
         *(["unit, zero = values.pop('output.scale'), values.pop('output.shift')"] if units else []),
         f"data = SimpleNamespace(shape={shape}, classes={classes})",

@@ -10,7 +10,6 @@ federation.json says whose masks these are: clients with their classes, and the 
 """
 
 import base64
-import json
 import math
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedselect.core import sums
 from fedselect.core.errors import RunError
 from fedselect.core.files import write_bytes
 from fedselect.core.tree import Mask, counts, rows
@@ -37,7 +37,7 @@ class MaskLog:
         """Open the file where a simulation stands: what was written after its round is dropped, for that runs again."""
         self.path, self.rounds, self.simulation = out / "masks.jsonl", rounds, simulation
         kept = [line for line in read_lines(self.path) if line["round"] <= simulation.round]
-        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_bytes(self.path, "".join(map(sums.to_line, kept)).encode())
         self._last = kept[-1]["share"] if kept else None
 
     def add(self) -> None:
@@ -52,7 +52,7 @@ class MaskLog:
         if pairs is not None:
             line["iou"] = pack(pairs)
         with self.path.open("a") as f:
-            f.write(json.dumps(line) + "\n")
+            f.write(sums.to_line(line))
         self._last = share
 
     def sync(self) -> None:
@@ -135,9 +135,9 @@ def _fifth(done: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a masks file; half a line at its end is what a kill, or a run at work, left there."""
-    lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    lines = sums.lines(path.read_bytes() if path.exists() else b"")
     try:
-        return [_checked(json.loads(line)) for line in lines[:-1]]
+        return [_checked(sums.from_line(line)) for line in lines]
     except ValueError as e:
         raise RunError(f"{path} is damaged ({e}); start again with --overwrite.") from None
 

@@ -8,12 +8,12 @@ in place of checkpoint/, and is for reading alone.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import check_folder_name, is_part, is_unused, read_json, write_bytes, write_json
 from fedselect.core.snapshots import places
@@ -151,7 +151,7 @@ def view_of(summary: Mapping[str, Any], found: Mapping[str, Any], headline: str)
 def read_records(path: Path, growing: bool = False) -> list[Record]:
     """The rounds of a metrics file; of one that is being written, those that are whole."""
     content = path.read_bytes() if path.exists() else b""
-    found, damage = _records(path, content[: content.rfind(b"\n") + 1] if growing else content)
+    found, damage = _records(path, sums.lines(content) if growing else content.splitlines())
     if damage:
         raise RunError(f"{damage}; start again with --overwrite.")
     return found
@@ -159,7 +159,7 @@ def read_records(path: Path, growing: bool = False) -> list[Record]:
 
 def intact_rounds(path: Path) -> tuple[int, str]:
     """How many rounds of a metrics file can be read, and what keeps us from reading more."""
-    found, damage = _records(path, path.read_bytes() if path.exists() else b"")
+    found, damage = _records(path, path.read_bytes().splitlines() if path.exists() else [])
     return len(found), damage or f"{path} ends with round {len(found)}"
 
 
@@ -174,13 +174,13 @@ def kept_records(path: Path, rounds: int) -> list[Record]:
     return read_records(path)
 
 
-def _records(path: Path, content: bytes) -> tuple[list[Record], str]:
+def _records(path: Path, lines: list[bytes]) -> tuple[list[Record], str]:
     """The rounds up to the first line that is damaged, and what is wrong with that one."""
     found: list[Record] = []
     known = measures(path.parent)
-    for line in content.splitlines():
+    for line in lines:
         try:
-            record = json.loads(line)
+            record = sums.from_line(line)
             problem = wrong(record, len(found) + 1, known)
         except ValueError as e:
             problem = str(e)

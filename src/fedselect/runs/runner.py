@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
@@ -260,7 +261,7 @@ class _Run:
         self.history.append(record)
         if ranks.rank() == 0:
             with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
-                metrics.write(json.dumps(record) + "\n")
+                metrics.write(sums.to_line(record))
         if self._masks and evaluated(record):
             self._masks.add()
         for file in self._kept if evaluated(record) else []:

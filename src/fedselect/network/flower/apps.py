@@ -16,6 +16,8 @@ from fedselect.core.errors import DataError, FedselectError
 from fedselect.core.files import read_json
 from fedselect.network.client import Node
 from fedselect.network.drive import prepare, serve
+from fedselect.network.flower import reasons
+from fedselect.network.flower.pulls import Pulls
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.plan import Home, Plan, Scalars, check_name, need_plugins
 from fedselect.network.server import Reply
@@ -24,8 +26,6 @@ from fedselect.runs.progress import describe
 from fedselect.simulate.records import Record
 
 SERVER = "FEDSELECT_SERVER"  # the server's folder, where `fedselect deploy server` was started
-POLL = 0.5
-CODES = {2: "raised an error", 5: "is gone", 8: "died while it worked"}
 
 client_app = ClientApp()
 server_app = ServerApp()
@@ -81,7 +81,7 @@ class GridNodes:
         return list(self.grid.get_node_ids())
 
     def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
-        """One message at a time out and one reply at a time in, so that memory holds one model, not one a client."""
+        """One message at a time out and, while they come quickly, one reply in: memory holds one model, not one a client."""
         waiting: dict[str, int] = {}
         for node, letter in letters:
             message = Message(to_record(letter), node, MessageType.TRAIN, ttl=timeout)
@@ -90,21 +90,16 @@ class GridNodes:
                 waiting[sent[0]] = node
             else:
                 yield node, "could not be reached"
-        until = time.monotonic() + timeout
-        while waiting and time.monotonic() < until:
-            for number in list(waiting):
-                for reply in self.grid.pull_messages([number]):
-                    yield waiting.pop(number), _read(reply)
-            if waiting:
-                time.sleep(POLL)
-        for node in waiting.values():
-            yield node, f"no reply within {timeout:g} s"
+        left = set(waiting)
+        for number, reply in Pulls(self.grid.pull_messages).until(time.monotonic() + timeout, left):
+            yield waiting[number], _read(reply)
+        for number in left:
+            yield waiting[number], f"no reply within {timeout:g} s"
 
 
 def _read(message: Message) -> Reply:
     if message.has_error():
-        said = CODES.get(message.error.code, f"failed with Flower's code {message.error.code}")
-        return f"{said}: {message.error.reason}" if message.error.code == 2 else said
+        return reasons.of_error(message.error.code, str(message.error.reason))
     try:
         letter = from_record(message.content)
     except DataError as e:

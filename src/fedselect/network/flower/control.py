@@ -1,6 +1,5 @@
 """Runs from the server's machine: starting one, going on with one, and watching it as a simulated one is watched."""
 
-import json
 import secrets
 import signal
 import time
@@ -21,7 +20,7 @@ from fedselect.network.plan import check_name, plan
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.runs.config import Config
-from fedselect.runs.rundir import finished
+from fedselect.runs.rundir import finished, read_records
 from fedselect.runs.runner import Stopped, Watch
 from fedselect.simulate.records import Record
 
@@ -52,10 +51,10 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     return place
 
 
-def submit(part: Path, place: Path) -> None:
-    """Hand a prepared run to Flower, for the first time or again."""
+def submit(part: Path, place: Path, goes_back: bool = False) -> None:
+    """Hand a prepared run to Flower, for the first time or again; then clients that are ahead may begin anew."""
     _need_server(part)
-    say(place, "submitted")
+    say(place, "submitted", goes_back=goes_back)
     write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
 
 
@@ -145,9 +144,7 @@ def follow(part: Path, out: Path, watch: Watch | None) -> None:
 
 def _records(out: Path) -> list[Record]:
     """The rounds that are written to their end."""
-    path = out / "metrics.jsonl"
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+    return read_records(out / "metrics.jsonl", growing=True)
 
 
 @contextmanager

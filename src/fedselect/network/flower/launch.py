@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, read_json, write_json
-from fedselect.network.flower import guard
+from fedselect.network.flower import clock, guard, reasons
 from fedselect.network.plan import Home
 from fedselect.network.site import Site, check_part, check_port, free_port
 from fedselect.network.vault import private
@@ -62,16 +62,18 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
         check_part(part, SECURE_SERVER)
     host = "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
     check_port(host, site.port)
+    control = free_port()
     env = {**environment(part, not shipped_code), "FEDSELECT_SERVER": str(part)}
     if not (part / "superlink.db").exists():  # Flower's memory of which keys it knows
         write_json(part / "nodes.json", {})
     tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
     secure = ["--insecure"] if site.insecure else [*tls, "--enable-supernode-auth"]
     command = [
-        _tool("flower-superlink"), *secure, "--host", host, "--port", str(site.port), "--database", "superlink.db",
+        sys.executable, "-P", "-m", "fedselect.network.flower.superlink", "--public", f"{host}:{site.port}", *secure,
+        "--host", "127.0.0.1", "--port", str(control), "--database", "superlink.db",
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
-    _write_connection(part, site)
+    _write_connection(part, site, control)
     with held(part / ".lock", wait=False, advice="stop the other server first."), _process(command, part, env, log) as process:
         _until_healthy(part, process, log)
         if not site.insecure:
@@ -87,6 +89,8 @@ def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Ite
     if not site.insecure:
         check_part(part, SECURE_CLIENT)
         check_server(part, site)
+        if why := clock.wrong(part, site):
+            raise InputError(why)
     secure = ["--insecure"] if site.insecure else ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
     command = [
         _tool("flower-supernode"), *secure, "--superlink", site.address, "--host", "127.0.0.1", "--port", str(free_port()),
@@ -116,8 +120,8 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
                     say(said)
                 if _let_in(process, log, begun, Site.read(part), say):
                     say(f"client {home.client} is connected to the server")
-                code = _wait(process, Site.read(part), say)
-            if not _turned_away(log):
+                code = _wait(process, part, say)
+            if not reasons.turned_away(log):
                 return code
             if until is None:
                 until = time.monotonic() + RETRY
@@ -152,9 +156,9 @@ def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site,
     return True
 
 
-def _wait(process: subprocess.Popen[bytes], site: Site, say: Callable[[str], None]) -> int:
-    """Until a SuperNode ends; says when there is no way to the server any more, and when there is one again."""
-    lost = False
+def _wait(process: subprocess.Popen[bytes], part: Path, say: Callable[[str], None]) -> int:
+    """Until a SuperNode ends; says when there is no way to the server any more, when there is one again, and a wrong clock."""
+    site, lost, off = Site.read(part), False, False
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LATE)
@@ -164,6 +168,10 @@ def _wait(process: subprocess.Popen[bytes], site: Site, say: Callable[[str], Non
         if lost and not why:
             say(f"the server at {site.address} answers again")
         lost = why is not None
+        wrong = None if lost else clock.wrong(part, site)
+        if wrong and not off:
+            say(wrong)
+        off = wrong is not None
 
 
 def _since(log: Path, begun: int) -> str:
@@ -193,7 +201,7 @@ def check_server(part: Path, site: Site) -> None:
     except ssl.SSLCertVerificationError as e:
         raise InputError(
             f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
-            f"({e.verify_message}); use the client folder of the same site."
+            f"({e.verify_message}); use the client folder of the same site{_or_clock(e)}."
         ) from None
     except ssl.SSLError as e:
         raise InputError(
@@ -201,6 +209,11 @@ def check_server(part: Path, site: Site) -> None:
         ) from None
     except OSError:
         return
+
+
+def _or_clock(e: ssl.SSLCertVerificationError) -> str:
+    """A certificate whose time has not come or is over may be right, and the clock wrong."""
+    return f", or set this machine's clock: it says {clock.shown()}" if e.verify_code in (9, 10) else ""
 
 
 def submit(part: Path, app: Path) -> str:
@@ -230,7 +243,7 @@ def _flwr(part: Path, *args: str) -> str:
             f"flwr {args[0]} did not answer within {PATIENCE:.0f} seconds; {part / 'log.txt'} may say why."
         ) from None
     if done.returncode != 0 or '"success": false' in done.stdout:
-        raise RunError(f"flwr {args[0]} failed: {_last_line(done.stdout + done.stderr)}")
+        raise RunError(f"flwr {args[0]} failed: {reasons.of_command(done.stdout + done.stderr)}")
     return done.stdout
 
 
@@ -247,13 +260,13 @@ def _register(part: Path, site: Site) -> None:
             write_json(part / "nodes.json", known)
 
 
-def _write_connection(part: Path, site: Site) -> None:
-    """Where Flower's own command finds this SuperLink."""
+def _write_connection(part: Path, site: Site, port: int) -> None:
+    """Where Flower's own command finds this SuperLink, which takes orders from this machine alone."""
     security = "insecure = true" if site.insecure else f'root-certificates = "{part / "ca.crt"}"'
     home = part / ".flwr"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{site.port}"\n{security}\n'
+        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{port}"\n{security}\n'
     )
 
 
@@ -275,23 +288,7 @@ def _until_healthy(part: Path, process: subprocess.Popen[bytes], log: Path) -> N
         if healthy(part):
             return
         time.sleep(0.2)
-    raise RunError(f"the SuperLink did not start: {reason(log, process.poll())}")
-
-
-def reason(log: Path, code: int | None) -> str:
-    """Why a process of Flower's ended, from what it last said of an exit in its log."""
-    if _turned_away(log):
-        return (
-            "the server does not know this client's node.key (use the client folder of the same site), or another copy of this "
-            "client is connected (stop it)."
-        )
-    said = log.read_text().rpartition("Exit Code:")[2].partition("For more information")[0].split()
-    return f"{' '.join(said[-30:]) or 'it said nothing'} (code {code}; {log} says more)."
-
-
-def _turned_away(log: Path) -> bool:
-    """Whether the server refused the SuperNode that was last started."""
-    return "Failed to activate SuperNode" in log.read_text().rpartition("Starting Flower SuperNode")[2]
+    raise RunError(f"the SuperLink did not start: {reasons.of_log(log, process.poll())}")
 
 
 def until_end(process: subprocess.Popen[bytes]) -> int | None:
@@ -342,8 +339,3 @@ def _tool(name: str) -> str:
     if found is None:
         raise InputError(f"{name} was not found; install Flower with: pip install 'fedselect[flower]'")
     return found
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
