@@ -44,6 +44,7 @@ class Images:
         numbers = np.full(len(self.class_names), -1)
         numbers[list(classes)] = np.arange(len(classes))
         rows = np.flatnonzero(numbers[self.y] >= 0)
-        marks = {name: None if (old := getattr(self, name)) is None else old[rows] for name in ("test", "domain")}
+        test = None if self.test is None else self.test[rows]
+        domain = None if self.domain is None else self.domain[rows]
         names = tuple(self.class_names[c] for c in classes)
-        return replace(self, x=self.x[rows], y=numbers[self.y[rows]], class_names=names, **marks)
+        return replace(self, x=self.x[rows], y=numbers[self.y[rows]], class_names=names, test=test, domain=domain)
