@@ -37,6 +37,7 @@ from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
 from fedselect.results import Result, compare, load_result, run
+from fedselect.serve import load_model
 from fedselect.simulate import Simulation
 from fedselect.tasks import TASKS, Binary, Classification, Metric, Multilabel, Regression, Sequences, Spread, Task
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
@@ -129,6 +130,7 @@ __all__ = [
     "from_datasets",
     "layers",
     "load",
+    "load_model",
     "load_result",
     "merge",
     "models",

@@ -9,7 +9,6 @@ import torch
 from children import call
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save
 
 from fedselect.core.files import read_json
 from fedselect.runs.config import Config
@@ -137,10 +136,11 @@ def test_bad_input_gets_one_sentence(cli, tmp_path, monkeypatch):
 
 
 def test_a_file_that_does_not_hold_the_model_is_noticed(cli, tmp_path, monkeypatch):
-    from fedselect.runs import export
+    from fedselect.core import tensors
 
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
-    monkeypatch.setattr(export, "save", lambda values, _: save({n: 1.1 * v for n, v in values.items()}))
+    right = tensors.to_bytes
+    monkeypatch.setattr(tensors, "to_bytes", lambda values, notes: right({n: 1.1 * v for n, v in values.items()}, notes))
     assert "does not give what the model gives" in cli("export", tmp_path / "a", "--client", 0).sentence()
 
 

@@ -100,7 +100,7 @@ def test_a_plan_carries_the_schema_and_the_run_is_the_simulation(folder, cli, tm
     server.close(room)
     out = tmp_path / "model.safetensors"
     said = export_model(tmp_path / "vault-1", out, "r", None)
-    assert (tmp_path / "model.schema.json").stat().st_mode & 0o777 == 0o600
+    assert out.stat().st_mode & 0o777 == 0o600
     scope = {"rows": folder / "b.csv"}
     exec(said.snippet, scope)
     frame = scope["schema"].frame(scope["rows"])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedselect as fs
-from fedselect.results.predictor import BATCH
+from fedselect.serve.predictor import BATCH
 
 RNG = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""Commands about runs that were made: report, export."""
+"""Commands about runs that were made: report, export, predict."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +9,14 @@ from fedselect.cli.terminal import say
 from fedselect.report import write_report
 from fedselect.report.figures import write_figures
 from fedselect.runs import tables
-from fedselect.runs.export import export
+from fedselect.runs.export import card_file, export
+from fedselect.serve import given, load_model
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("report")(report_)
     app.command("export")(export_)
+    app.command("predict")(predict)
 
 
 def report_(
@@ -47,3 +49,18 @@ def export_(
     own = f"client {client}'s {tables.DATA[made.score]} data"
     say(f"wrote {made.path}{unfinished}: {made.headline.name} {made.headline.said(made.value)} on {own}{recorded}")
     say(f"\n{made.snippet}")
+    say(f"# or: fedselect predict {made.path} FILE   (model card: {card_file(made.path)})")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A file of `export` or `deploy export`: safetensors, pt2 or onnx.")],
+    file: Annotated[Path, typer.Argument(help="A table, arrays (.npy, .npz), a picture, or a folder of pictures.")],
+    out: Annotated[Path | None, typer.Option(help="Write CSV there. (default: to the terminal)")] = None,
+    proba: Annotated[bool, typer.Option("--proba", help="Also write how likely each class is.")] = False,
+) -> None:
+    """Predict with one exported model: a line of CSV for each sample."""
+    served = load_model(model)
+    names, x = given.read(served, file)
+    given.write(*given.table(served, names, x, proba), out)
+    if out is not None:
+        say(f"wrote {len(names)} predictions to {out}")

@@ -23,6 +23,11 @@ def to_bytes(values: Tree, notes: Mapping[str, str] | None = None) -> bytes:
 
 def read(path: Path, advice: str) -> Tree:
     """The tensors of a file, once its checksum is checked, if it has one; else `advice` says what to do."""
+    return read_all(path, advice)[0]
+
+
+def read_all(path: Path, advice: str) -> tuple[Tree, dict[str, str]]:
+    """The same with the notes."""
     try:
         with safe_open(path, "pt") as file:
             notes = dict(file.metadata() or {})
@@ -32,7 +37,7 @@ def read(path: Path, advice: str) -> Tree:
     told = notes.pop(KEY, None)
     if told is not None and told != _digest(values, notes):
         raise RunError(f"{path} is damaged: it does not match its checksum; {advice}")
-    return values
+    return values, notes
 
 
 def _digest(values: Tree, notes: Mapping[str, str]) -> str:

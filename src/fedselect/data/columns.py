@@ -83,6 +83,35 @@ class Schema:
             at += len(column.inputs)
         return torch.from_numpy(x)
 
+    def numbers(self, rows: Any) -> Tensor:
+        """Raw rows with one number for each column, float64 (N, columns): categories by their place in the column's list.
+
+        A gap is NaN, and so is a category of no training row. This is what an exported graph takes.
+        """
+        frame = self.frame(rows)
+        x = np.full((len(frame), len(self.columns)), np.nan)
+        for at, column in enumerate(self.columns):
+            if column.kind == "category":
+                code, names = frame.codes(column.name)
+                for i, name in enumerate(names):
+                    if _known(column, frame, code == i, name):
+                        x[code == i, at] = column.categories.index(name)
+            else:
+                x[:, at] = frame.numbers(column.name)
+        return torch.from_numpy(x)
+
+    def numbers_of(self, features: Tensor) -> Tensor:
+        """Numbers that have these features; where a gap left no mark, the mean stands for it."""
+        out, at = torch.full((len(features), len(self.columns)), torch.nan, dtype=torch.float64), 0
+        for i, column in enumerate(self.columns):
+            own, at = features[:, at : at + len(column.inputs)].double(), at + len(column.inputs)
+            if column.kind == "category":
+                out[:, i] = torch.where(own.amax(1) > 0, own.argmax(1).double(), torch.nan)
+            elif column.mean is not None and column.variance is not None:
+                value = own[:, 0] * (math.sqrt(column.variance) or 1.0) + column.mean
+                out[:, i] = torch.where(own[:, 1] > 0, torch.nan, value) if column.gaps else value
+        return out
+
     def targets(self, rows: Any) -> Tensor:
         """Classes by number, int64 (N,), or numbers, float32: (N,), or (N, d) of several columns."""
         frame = self.frame(rows)
@@ -197,14 +226,19 @@ def _numbers(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
 def _categories(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
     code, names = frame.codes(column.name)
     for i, name in enumerate(names):
-        if name in column.categories:
+        if _known(column, frame, code == i, name):
             x[code == i, column.categories.index(name)] = 1
-        else:
-            warnings.warn(
-                f"{frame.source}: column {column.name} is {name!r} in {int((code == i).sum())} row(s) and in no training row; "
-                "it counts as missing there.",
-                stacklevel=4,
-            )
+
+
+def _known(column: Column, frame: Frame, where: NDArray[np.bool_], name: str) -> bool:
+    """Whether training rows had this category; of others there is a warning."""
+    if name not in column.categories:
+        warnings.warn(
+            f"{frame.source}: column {column.name} is {name!r} in {int(where.sum())} row(s) and in no training row; "
+            "it counts as missing there.",
+            stacklevel=5,
+        )
+    return name in column.categories
 
 
 def _column(said: Mapping[str, Any]) -> Column:

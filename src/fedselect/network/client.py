@@ -19,8 +19,11 @@ from fedselect.methods.method import check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
+from fedselect.serve.about import About, about
+from fedselect.serve.predictor import Inputs, Meaning
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
+from fedselect.training.batches import Split
 from fedselect.training.work import score
 
 MODEL = "model"  # the finished model, beside the states of a run
@@ -131,9 +134,18 @@ class Node:
         table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
         table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
-        shape = list(self.assigned.data.shape)
-        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
+        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
+        notes |= {**table, "about": {**self._about(test), "schema": table.get("schema")}}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
+
+    def _about(self, split: Split) -> About:
+        """What the finished model takes, and what its outputs mean."""
+        assigned = self.assigned
+        data = assigned.data
+        scale, shift = (None if v is None else v.cpu() for v in (split.scale, split.shift))
+        inputs = Inputs(tuple(data.shape), self.data.clients[0].train[0].dtype, scale, shift, assigned.layout)
+        meaning = Meaning(assigned.task, tuple(data.target_shape), tuple(assigned.card.get("classes", ())))
+        return about(assigned.model, inputs, meaning)
 
     def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""

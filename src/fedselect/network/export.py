@@ -12,11 +12,11 @@ from fedselect.core import tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.core.tree import nested
-from fedselect.data import Schema
 from fedselect.models import Layout
 from fedselect.network.client import MODEL
 from fedselect.network.vault import Vault
-from fedselect.runs.export import loading, schema_file
+from fedselect.runs.export import loading
+from fedselect.serve.formats import ABOUT
 
 
 def runs(vault: Path) -> list[Path]:
@@ -53,17 +53,14 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
         raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
     whose = {"run": name} | {k: str(notes[k]) for k in ("client", "federation") if k in notes}  # older vaults do not say
     _check_place(out, whose)
-
     said = {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}
+    said |= {ABOUT: json.dumps(notes["about"])} if "about" in notes else {}  # older vaults do not say
 
     def write(fresh: Path) -> None:
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
             file.write(tensors.to_bytes({**models[chosen], **beside}, said))
 
     replace(out, write)
-    if "schema" in notes:
-        Schema.from_json(notes["schema"]).write(schema_file(out))
-        schema_file(out).chmod(0o600)
     if "model" not in notes:
         return ExportedModel(name, chosen, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])

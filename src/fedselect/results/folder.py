@@ -7,7 +7,6 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +18,19 @@ from fedselect.aggregate import AGGREGATORS
 from fedselect.core import sums, tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import is_unused, read_json, replace, write_bytes, write_json
-from fedselect.core.options import build
 from fedselect.core.shown import made
 from fedselect.core.tree import Tree
 from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
-from fedselect.models import Layout, Model
-from fedselect.models.networks import rebuilt, recipe
+from fedselect.models import Model
 from fedselect.report import check_page, gather, page, write_report
-from fedselect.results.predictor import Inputs, Predictor
-from fedselect.results.source import Live, Source, plain
+from fedselect.results.source import Live, Source
 from fedselect.runs import grouped, persistence, rundir, schemas
 from fedselect.runs.environment import environment
 from fedselect.runs.masks import MaskLog, federation
 from fedselect.runs.summary import summary
+from fedselect.serve.about import About, about, entry, inputs_of, meaning_of, network_of, plain
+from fedselect.serve.predictor import Inputs, Meaning, Predictor
 from fedselect.simulate import Simulation
 from fedselect.simulate.records import Record
 from fedselect.tasks import TASKS, Measure, Task
@@ -142,35 +140,17 @@ class Saved:
 
     @property
     def predictor(self) -> Predictor:
-        said = self._about
-        scale, shift = (None if v is None else torch.tensor(v).view(-1, 1, 1) for v in (said["scale"], said["shift"]))
-        layout = None if said["layout"] is None else Layout.from_json(said["layout"])
-        inputs = Inputs(tuple(said["shape"]), getattr(torch, said["kind"]), scale, shift, layout)
+        meaning = meaning_of(self._about, self._task, f"fs.load_result({str(self.place)!r}, task=...)")
         own = schemas.read(self.place, len(self.names))
-        meant = (self._meant(), tuple(said["target_shape"]), tuple(said["class_names"]), own)
-        return Predictor(self._network(), said["output"], inputs, *meant)
+        return Predictor(self._network(), self._about["output"], inputs_of(self._about), meaning, own)
 
     def _network(self) -> Callable[[], nn.Module]:
         model = self._model
-        if model is None and self._about["recipe"] is None:
-            raise InputError(
-                f"{self.place} has the values of {self._about['model']} but not its code; give what makes it: "
-                f"fs.load_result({str(self.place)!r}, model=...)."
-            )
         if model is None:
-            return rebuilt(self._about["recipe"])
+            return network_of(self._about, self.place, f"fs.load_result({str(self.place)!r}, model=...)")
         if isinstance(model, nn.Module):
             return partial(copy.deepcopy, model)
         return model.build if isinstance(model, Model) else model
-
-    def _meant(self) -> Task:
-        if self._task is not None:
-            return self._task
-        said = dict(self._about["task"])
-        name = said.pop("name")
-        if name not in TASKS:
-            raise InputError(f"the task {name} is not in fs.TASKS; give it: fs.load_result({str(self.place)!r}, task=...).")
-        return build("task", name, TASKS, said)
 
     def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
         return {i: {n: v[i] for n, v in self._values["clients"].items()} for i in ids}
@@ -216,26 +196,15 @@ def _short(mask: Tensor) -> Tensor:
     return torch.tensor(bool(whole.all())) if bool(whole.all()) or not bool(whole.any()) else whole.contiguous()
 
 
-def _about(s: Simulation) -> dict[str, Any]:
+def _about(s: Simulation) -> About:
     """What the models take, and what their outputs mean."""
-    inputs = Inputs.of(s)
     return {
+        **about(s.model, Inputs.of(s), Meaning(s.task, s.data.target_shape, tuple(s.data.class_names))),
         "format": FORMAT,
         "round": s.round,
         "method": repr(s.method),
-        "model": s.model.name,
-        "recipe": recipe(s.model),
         "order": list(s.model.module.state_dict()),
         "tied": s.model.tied,
-        "shape": inputs.shape,
-        "kind": str(inputs.kind).removeprefix("torch."),
-        "scale": None if inputs.scale is None else inputs.scale.flatten().tolist(),
-        "shift": None if inputs.shift is None else inputs.shift.flatten().tolist(),
-        "layout": None if inputs.layout is None else inputs.layout.to_json(),
-        "output": s.model.output,
-        "target_shape": s.data.target_shape,
-        "class_names": list(s.data.class_names),
-        "task": _entry(s.task, TASKS),
         "groups": s.groups(),
     }
 
@@ -243,12 +212,12 @@ def _about(s: Simulation) -> dict[str, Any]:
 def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     """What the report reads of a run directory."""
     config = {
-        "method": _entry(s.method, METHODS),
+        "method": entry(s.method, METHODS),
         "data": {"name": s.data.name},
         "model": {"name": s.model.name},
         "training": {n: plain(v) for n, v in made(s.training).options.items()},
-        "task": _entry(s.asked, TASKS),
-        "aggregate": _entry(s.aggregator, AGGREGATORS),
+        "task": entry(s.asked, TASKS),
+        "aggregate": entry(s.aggregator, AGGREGATORS),
         "rounds": s.round,
         "seed": s.seed,
         "fraction": s.fraction,
@@ -269,11 +238,3 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
         tested = [c.tested for c in s.data.clients]
         write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))
-
-
-def _entry(thing: Any, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """A thing as configurations have it: its name in a table, or its class, and its options."""
-    how = made(thing)
-    name = next((n for n, f in table.items() if getattr(f, "__name__", "") == how.name), how.name)
-    given = {n: v for k, o in how.options.items() for n, v in (made(o).options if is_dataclass(o) else {k: o}).items()}
-    return {"name": name, **{n: plain(v) for n, v in given.items()}}

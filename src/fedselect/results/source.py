@@ -1,14 +1,14 @@
 """Source: where a result has its models from, a simulation in memory or a folder."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.methods.groups import Groups
-from fedselect.results.predictor import Inputs, Predictor
+from fedselect.serve.predictor import Inputs, Meaning, Predictor
 from fedselect.simulate import Simulation
 from fedselect.simulate.jobs import Job
 from fedselect.simulate.stack import Stack
@@ -75,8 +75,8 @@ class Live:
     def predictor(self) -> Predictor:
         s = self.simulation
         schemas = [c.schema for c in s.data.clients]
-        meant = (s.task, s.data.target_shape, tuple(s.data.class_names), schemas)
-        return Predictor(s.model.build, s.model.output, Inputs.of(s), *meant)
+        meaning = Meaning(s.task, s.data.target_shape, tuple(s.data.class_names))
+        return Predictor(s.model.build, s.model.output, Inputs.of(s), meaning, schemas)
 
     def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
         found: dict[int, Tree] = {}
@@ -109,12 +109,3 @@ class Live:
 
     def groups(self) -> Groups | None:
         return self.simulation.groups()
-
-
-def plain(value: Any) -> Any:
-    """A value of an option as JSON has it."""
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)

@@ -1,112 +1,37 @@
-"""Export: one client's personalised model as a file that others can load.
+"""Export: one client's personalised model as a file that others can load, and a card that says what it is.
 
-The exported model is the one that the run's headline is of, and takes what the data gives: pictures as uint8 are made
-into numbers (pixel * scale + shift, by channel) inside the pt2 and onnx graphs, and outputs of regression come out in the
-units of the targets. A safetensors file holds the values alone; there the tensors input.scale, input.shift, output.scale
-and output.shift lie beside them, and the snippet applies them. Of a table, the schema is written to a file beside the
-model, and the snippet makes inputs of raw rows with it.
+The exported model is the one that the run's headline is of. Graphs (pt2, onnx) take raw inputs: pictures as bytes, rows of
+a table with one number for each column; and they answer in the units of targets. A safetensors file holds the values
+alone, with the tensors input.scale, input.shift, output.scale and output.shift beside them where there are any.
 """
 
-import copy
-import importlib
-import json
-import logging
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedselect import models
-from fedselect.core import tensors
 from fedselect.core.errors import InputError, RunError
-from fedselect.core.files import replace
+from fedselect.core.files import replace, write_bytes
+from fedselect.core.version import package_version
 from fedselect.models import Layout
-from fedselect.runs import schemas
+from fedselect.runs import schemas, tables
+from fedselect.runs.config import Config
 from fedselect.runs.rundir import check_client, finished, read_records, reopen
+from fedselect.serve import formats, load_model
+from fedselect.serve.about import About, about
+from fedselect.serve.card import card, interval
+from fedselect.serve.module import Standalone, standalone
+from fedselect.serve.predictor import Inputs, Meaning
 from fedselect.simulate import Simulation
 from fedselect.tasks import Measure, Task
-from fedselect.training.batches import Split
+from fedselect.tasks.metrics import Metric
 
 BATCH = 256
-
-
-class Standalone(nn.Module):
-    """A client's network with the making of numbers from pictures in front of it, and that of units behind it."""
-
-    scale: Tensor | None
-    shift: Tensor | None
-    out_scale: Tensor | None
-    out_shift: Tensor | None
-
-    def __init__(self, model: models.Model, net: nn.Module, split: Split, classes: Sequence[str], task: Task) -> None:
-        super().__init__()
-        self.net, self.classes, self._outputs_of = net, list(classes), model.outputs_of
-        out_scale, out_shift = (None, None) if task.units is None else map(torch.tensor, task.units)
-        ends = {"scale": split.scale, "shift": split.shift, "out_scale": out_scale, "out_shift": out_shift}
-        for name, numbers in ends.items():
-            if numbers is None:
-                setattr(self, name, None)  # torch.export stumbles over a buffer that is none before one that is
-            else:
-                self.register_buffer(name, numbers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.scale is not None and self.shift is not None:
-            x = x.to(self.scale.dtype) * self.scale + self.shift
-        return self.in_units(self._outputs_of(self.net(x)))
-
-    def given(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What `forward` takes, from inputs as a federation holds them."""
-        return (x,)
-
-    @property
-    def names(self) -> list[str]:
-        return ["x"]
-
-    def shapes(self) -> Any:
-        """As torch.export wants it told that any number of rows will do."""
-        return ({0: torch.export.Dim("batch")},)
-
-    def in_units(self, y: Tensor) -> Tensor:
-        return y if self.out_scale is None or self.out_shift is None else y * self.out_scale + self.out_shift
-
-    def as_learned(self, y: Tensor) -> Tensor:
-        """Outputs as the network returns them, which is what metrics and losses take."""
-        return y if self.out_scale is None or self.out_shift is None else (y - self.out_shift) / self.out_scale
-
-    @property
-    def beside(self) -> dict[str, Tensor]:
-        """What stands beside the values in a file that holds no graph."""
-        found = {
-            "input.scale": self.scale, "input.shift": self.shift, "output.scale": self.out_scale, "output.shift": self.out_shift
-        }  # fmt: skip
-        return {name: v for name, v in found.items() if v is not None}
-
-
-class Several(Standalone):
-    """The same of a network that takes several inputs; here by their places, also where the network has them by name."""
-
-    def __init__(self, layout: Layout, dtype: torch.dtype, *args: Any) -> None:
-        super().__init__(*args)
-        self.layout, self.dtype = layout, dtype
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        named = dict(zip(self.layout.names, parts, strict=True)) if self.layout.named else {}
-        return self.in_units(self._outputs_of(self.net(*(() if named else parts), **named)))
-
-    def given(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.layout.parts(x, self.dtype))
-
-    @property
-    def names(self) -> list[str]:
-        return self.layout.names
-
-    def shapes(self) -> Any:
-        batch = torch.export.Dim("batch")
-        return (tuple({0: batch} for _ in self.names),)
 
 
 @dataclass(frozen=True)
@@ -124,108 +49,92 @@ class Export:
 
 def export(run: Path, client: int, form: str, out: Path | None = None) -> Export:
     """Write a client's model, load it back, and score it on the client's own test data."""
-    if form not in FORMS:
-        raise InputError(f"the format is {', '.join(FORMS)}, not {form!r}.")
+    if form not in formats.FORMS:
+        raise InputError(f"the format is {', '.join(formats.FORMS)}, not {form!r}.")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+    if out is not None and out.suffix != f".{form}":
+        raise InputError(f"a {form} file ends in .{form}, not {out.suffix or 'nothing'}; choose another --out.")
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
-    values = simulation.personal(client)
+    own, values = simulation.data.clients[client], simulation.personal(client)
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    ends = (simulation.model, net, split, simulation.data.class_names, simulation.task)
-    layout = simulation.data.layout
-    model = (Standalone(*ends) if layout is None else Several(layout, next(net.parameters()).dtype, *ends)).eval()
+    model = standalone(simulation.model, net, split, simulation.task, simulation.data.layout, own.schema)
     path = out or run / f"client-{client}.{form}"
-    test = simulation.data.clients[client].test
+    test = own.test
     assert test is not None  # as of every run in a directory
     x, y = test
-    write, load = FORMS[form]
-    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
-    replace(path, lambda fresh: write(model, model.given(example), fresh))
-    if (schema := simulation.data.clients[client].schema) is not None:
-        schema.write(schema_file(path))
-    wanted, logits = _logits(model, model, x), _logits(model, load(path, model), x)
-    if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
-        raise RunError(
-            f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
-        )
+    wanted = _outputs(model, x)
     headline = simulation.metrics[0]
+    said = _about(simulation, config, client, headline, _as_learned(simulation.task, wanted), y)
+    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
+    replace(path, lambda fresh: formats.write(form, model, model.given(example), fresh, said))
+    found = load_model(path, simulation.model, simulation.task).outputs(x)
+    if not torch.allclose(found, _as_learned(simulation.task, wanted), rtol=1e-3, atol=1e-3):
+        off = float((found - _as_learned(simulation.task, wanted)).abs().max())
+        raise RunError(f"{path} does not give what the model gives; it is off by up to {off:.2g}.")
+    snippet = SNIPPETS[form](path, simulation, config.model)
+    write_bytes(card_file(path), card(path, said, snippet).encode())
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
     last = next((r for r in records if r["round"] == simulation.round), None)
     return Export(
         path,
-        SNIPPETS[form](path, simulation, config.model),
+        snippet,
         round=simulation.round,
         rounds=config.rounds,
         headline=headline,
-        value=headline.value(model.as_learned(logits), y),
+        value=headline.value(found, y),
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
 
 
-def schema_file(model: Path) -> Path:
-    """Where the schema of a table lies, beside the model that takes it."""
-    return model.with_suffix(".schema.json")
+def card_file(model: Path) -> Path:
+    return model.with_suffix(".md")
 
 
-def _logits(model: Standalone, net: Callable[..., Tensor], x: Tensor) -> Tensor:
+def _about(s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor) -> About:
+    """What the file says of itself."""
+    data, own = s.data, s.data.clients[client]
+    low, high = interval(headline, outputs, targets) or (None, None)
+    meaning = Meaning(s.task, data.target_shape, tuple(data.class_names))
+    return {
+        **about(s.model, Inputs.of(s), meaning),
+        "schema": None if own.schema is None else own.schema.to_json(),
+        "card": {
+            "client": data.names[client],
+            "clients": s.clients,
+            "data": data.name,
+            "method": repr(s.method),
+            "rounds": s.round,
+            "seed": s.seed,
+            "train": len(own.train[1]),
+            "metric": headline.name,
+            "value": headline.said(headline.value(outputs, targets)),
+            "low": None if low is None else headline.said(low),
+            "high": None if high is None else headline.said(high),
+            "tested": len(targets),
+            "on": tables.DATA[config.score],
+            "date": date.today().isoformat(),
+            "version": f"fedselect {package_version()}, torch {torch.__version__}",
+        },
+    }
+
+
+def _outputs(model: Standalone, x: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([net(*model.given(rows)) for rows in torch.split(x, BATCH)])
+        return torch.cat([model(*model.given(rows)) for rows in torch.split(x, BATCH)])
 
 
-def _write_safetensors(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
-    values = {n: v.contiguous().clone() for n, v in model.net.state_dict().items()} | model.beside
-    path.write_bytes(tensors.to_bytes(values, {"classes": json.dumps(model.classes)}))
-
-
-def _load_safetensors(path: Path, model: Standalone) -> Callable[..., Tensor]:
-    values = models.load_values(path)
-    loaded = copy.deepcopy(model)
-    for v in (*loaded.parameters(), *loaded.beside.values()):
-        v.data.fill_(torch.nan)  # what the file does not hold must show
-    for name, v in loaded.beside.items():
-        v.copy_(values.pop(name))
-    loaded.net.load_state_dict(values)
-    return loaded
-
-
-def _write_pt2(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
-    program = torch.export.export(model, example, dynamic_shapes=model.shapes())
-    with path.open("wb") as f:
-        torch.export.save(program, f)
-
-
-def _load_pt2(path: Path, model: Standalone) -> Callable[..., Tensor]:
-    return torch.export.load(path).module()
-
-
-def _write_onnx(model: Standalone, example: tuple[Tensor, ...], path: Path) -> None:
-    _need("onnxscript")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it is told of every package that is not there
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own parts, about themselves
-        torch.onnx.export(
-            model, example, path, input_names=model.names, output_names=["logits"], dynamic_shapes=model.shapes(),
-            dynamo=True, external_data=False, verbose=False,
-        )  # fmt: skip
-
-
-def _load_onnx(path: Path, model: Standalone) -> Callable[..., Tensor]:
-    session: Any = _need("onnxruntime").InferenceSession(str(path))
-    return lambda *parts: torch.from_numpy(
-        session.run(None, {name: v.numpy() for name, v in zip(model.names, parts, strict=True)})[0]
-    )
-
-
-def _need(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise RunError(f"onnx needs {package}; install it with: pip install 'fedselect[onnx]'") from None
+def _as_learned(task: Task, y: Tensor) -> Tensor:
+    """Outputs as the network returns them, which is what metrics take."""
+    if task.units is None:
+        return y
+    scale, shift = (torch.tensor(v, dtype=y.dtype) for v in task.units)
+    return (y - shift) / scale
 
 
 def _result(simulation: Simulation) -> str:
@@ -240,6 +149,8 @@ def _names(simulation: Simulation) -> list[str]:
 def _shape(simulation: Simulation) -> str:
     if (layout := simulation.data.layout) is not None:
         return _parts(layout)
+    if (schema := simulation.data.clients[0].schema) is not None:
+        return "x: " + _inputs(torch.float64, (len(schema.columns),))
     return "x: " + _inputs(simulation.data.clients[0].train[0].dtype, simulation.data.shape)
 
 
@@ -304,18 +215,18 @@ def loading(
         f"data = SimpleNamespace(shape={shape}, classes={classes})",
         *([f"net = {make}.build(){note}"] if bare else [f"model = {make}{note}", "net = model.build()"]),
         "net.load_state_dict(values)",
-        *(_rows(path) if table else []),
+        *(_rows(path, graph=False) if table else []),
         f"{f'predicted = {said} * unit + zero' if units else f'logits = {said}'}  # "
         + (f"x: {_inputs(kind, shape)}" if layout is None else _parts(layout)),
         *_classes(names),
     ])  # fmt: skip
 
 
-def _rows(model: Path) -> list[str]:
-    """Inputs from the raw rows of a table."""
+def _rows(model: Path, graph: bool) -> list[str]:
+    """Inputs from the raw rows of a table; a graph scales them itself."""
     return [
-        f"schema = fs.Schema.read({str(schema_file(model))!r})",
-        "x = schema.features(rows)  # rows: a file, a pandas DataFrame or a dict of columns, as in the table",
+        f"schema = fs.load_model({str(model)!r}).schema",
+        f"x = schema.{'numbers' if graph else 'features'}(rows)  # rows: a file, a pandas DataFrame or a dict of columns",
     ]
 
 
@@ -330,7 +241,7 @@ def _say_pt2(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "import torch",
         "",
         f"net = torch.export.load({str(path)!r}).module()",
-        *(_rows(path) if table else []),
+        *(_rows(path, graph=True) if table else []),
         f"{_result(s)} = net({', '.join(_names(s))})  # {_shape(s)}",
         *_classes(s.data.class_names),
     ])  # fmt: skip
@@ -342,17 +253,10 @@ def _say_onnx(path: Path, s: Simulation, model: dict[str, Any]) -> str:
         "import onnxruntime",
         "",
         f"net = onnxruntime.InferenceSession({str(path)!r})",
-        *([*_rows(path), "x = x.numpy()"] if table else []),
+        *([*_rows(path, graph=True), "x = x.numpy()"] if table else []),
         f"({_result(s)},) = net.run(None, {{{', '.join(f'{n!r}: {n}' for n in _names(s))}}})  # {_shape(s)}, a NumPy array",
         *_classes(s.data.class_names),
     ])  # fmt: skip
 
 
-FORMS: dict[
-    str, tuple[Callable[[Standalone, tuple[Tensor, ...], Path], None], Callable[[Path, Standalone], Callable[..., Tensor]]]
-] = {
-    "safetensors": (_write_safetensors, _load_safetensors),
-    "pt2": (_write_pt2, _load_pt2),
-    "onnx": (_write_onnx, _load_onnx),
-}
 SNIPPETS = {"safetensors": _say_safetensors, "pt2": _say_pt2, "onnx": _say_onnx}

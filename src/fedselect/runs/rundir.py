@@ -30,7 +30,7 @@ FILES = {
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
-    r"client-\d+\.(safetensors|pt2|onnx|schema\.json)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
+    r"client-\d+\.(safetensors|pt2|onnx|md|schema\.json)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
 
 

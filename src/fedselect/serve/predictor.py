@@ -39,7 +39,14 @@ class Inputs:
         return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift, simulation.data.layout)
 
     def made(self, x: Any) -> Tensor:
-        """Inputs as one tensor, of raw ones."""
+        """Inputs as one tensor of numbers, from raw ones."""
+        found = self.checked(x)
+        if self.scale is not None and self.shift is not None:
+            return found.to(self.scale.dtype) * self.scale + self.shift
+        return found
+
+    def checked(self, x: Any) -> Tensor:
+        """Raw inputs as one tensor, on the host; pictures stay bytes."""
         if self.layout is not None and not _lie_in(self.layout, x):
             x = self.layout.pack(arrays.inputs(x, "x"))
         if are_several(x):
@@ -57,10 +64,7 @@ class Inputs:
         ):
             said = str(self.kind).removeprefix("torch.")
             raise DataError(f"x is of type {str(found.dtype).removeprefix('torch.')}; the model was trained on {said}.")
-        found = found.detach().cpu()
-        if self.scale is not None and self.shift is not None:
-            return found.to(self.scale.dtype) * self.scale + self.shift
-        return found.to(self.kind)
+        return found.detach().cpu().to(self.kind)
 
     def given(self, made: Tensor, floats: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """What the network is called with: arguments by place, and by name; `floats`: the type of those that are."""
@@ -75,46 +79,22 @@ def _lie_in(layout: Layout, x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Predictor:
-    """A network without values, what it takes, and what its outputs mean."""
+class Meaning:
+    """What a model's outputs mean."""
 
-    build: Callable[[], nn.Module]
-    output: str | int | None  # of what the network returns, which holds the outputs
-    inputs: Inputs
     task: Task
     target_shape: tuple[int, ...]
     class_names: tuple[str, ...]
-    schemas: Sequence[Schema | None]  # of tables, by client
 
-    def predict(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
-        """What a client's model says: classes by name where they have names, numbers in the units of targets."""
-        said = self.task.decided(self._outputs(values, client, x))
+    def predicted(self, outputs: Tensor) -> NDArray[Any]:
+        """What a model says: classes by name where they have names, numbers in the units of targets."""
+        said = self.task.decided(outputs)
         if said.is_floating_point():
             return said.reshape(len(said), *self.target_shape).numpy()
         return self._named(said.numpy())
 
-    def probabilities(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
-        return self.task.probabilities(self._outputs(values, client, x)).numpy()
-
-    def _outputs(self, values: Tree, client: int, x: Any) -> Tensor:
-        net = self.build()
-        try:
-            net.load_state_dict(values)
-        except RuntimeError as e:
-            why = " ".join(str(e).split())
-            raise InputError(f"the network is not the one that was trained; give that one ({why}).") from None
-        net.eval()
-        schema = self.schemas[client]
-        if schema is not None and not isinstance(x, Tensor | np.ndarray):
-            x = schema.features(x)
-        made = self.inputs.made(x)
-        kind = next(v.dtype for v in net.parameters() if v.is_floating_point())
-        parts = []
-        with torch.no_grad():
-            for some in torch.split(made, BATCH):
-                args, named = self.inputs.given(some, kind)
-                parts.append(outputs_of(net(*args, **named), self.output, type(net).__name__))
-        return torch.cat(parts)
+    def probabilities(self, outputs: Tensor) -> NDArray[Any]:
+        return self.task.probabilities(outputs).numpy()
 
     def _named(self, classes: NDArray[Any]) -> NDArray[Any]:
         """Classes as the data had them: texts, whole numbers, or truth values."""
@@ -125,3 +105,49 @@ class Predictor:
             return np.array([n == "True" for n in names]).take(classes)
         whole = all(n.lstrip("-").isdecimal() and str(int(n)) == n for n in names)
         return np.array([int(n) for n in names] if whole else list(names)).take(classes)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network without values, what it takes, and what its outputs mean."""
+
+    build: Callable[[], nn.Module]
+    output: str | int | None  # of what the network returns, which holds the outputs
+    inputs: Inputs
+    meaning: Meaning
+    schemas: Sequence[Schema | None]  # of tables, by client
+
+    def predict(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
+        return self.meaning.predicted(self._outputs(values, client, x))
+
+    def probabilities(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
+        return self.meaning.probabilities(self._outputs(values, client, x))
+
+    def _outputs(self, values: Tree, client: int, x: Any) -> Tensor:
+        net = self.build()
+        load_values(net, values)
+        return outputs(net, self.output, self.inputs, self.schemas[client], x)
+
+
+def load_values(net: nn.Module, values: Tree) -> None:
+    """Fill a network, which must be the one that was trained."""
+    try:
+        net.load_state_dict(values)
+    except RuntimeError as e:
+        why = " ".join(str(e).split())
+        raise InputError(f"the network is not the one that was trained; give that one ({why}).") from None
+
+
+def outputs(net: nn.Module, output: str | int | None, inputs: Inputs, schema: Schema | None, x: Any) -> Tensor:
+    """What a network returns for raw inputs."""
+    net.eval()
+    if schema is not None and not isinstance(x, Tensor | np.ndarray):
+        x = schema.features(x)
+    made = inputs.made(x)
+    kind = next(v.dtype for v in net.parameters() if v.is_floating_point())
+    parts = []
+    with torch.no_grad():
+        for some in torch.split(made, BATCH):
+            args, named = inputs.given(some, kind)
+            parts.append(outputs_of(net(*args, **named), output, type(net).__name__))
+    return torch.cat(parts)
