@@ -20,10 +20,10 @@ from PIL import Image
 from fedselect.cli import deploy
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, in_use, locked
-from fedselect.network import site
+from fedselect.network import control, site
+from fedselect.network.control import follow
 from fedselect.network.drive import prepare, say
-from fedselect.network.flower import control, launch
-from fedselect.network.flower.control import follow
+from fedselect.network.flower import launch
 from fedselect.network.plan import Shape, plan
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
