@@ -593,7 +593,7 @@ def test_status_tells_a_run_that_never_started_from_one_that_may_still(cli, ende
     said = cli("deploy", "status", ended).out
     assert "broken: not started, round 0 of" in said
     log, again = ended / "log.txt", f"fedselect deploy run {ended} --resume --name broken"
-    assert f"Flower did not start it, {log} says why; go on with: {again}" in said
+    assert f"the server did not start it, {log} says why; go on with: {again}" in said
 
 
 def test_a_run_that_ends_while_status_looks_was_not_interrupted(ended, monkeypatch):
@@ -631,7 +631,7 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
         ({"status": "stopped", "error": "the run was stopped; go on"}, "the run was stopped; go on"),
         ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
-        ({"status": "submitted"}, "Flower did not start the run"),
+        ({"status": "submitted"}, "the server did not start the run"),
     ],
 )
 def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text):
@@ -639,15 +639,14 @@ def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
-        follow(root / "server", tmp_path, None)
+        follow(launch, root / "server", tmp_path, None)
 
 
 def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
-    (tmp_path / "flower.json").write_text(json.dumps({"run": "7"}))
     say(tmp_path, "submitted")
     stopped = []
-    monkeypatch.setattr(launch, "stop", lambda part, run: stopped.append(run))
+    monkeypatch.setattr(launch, "stop", lambda part, place: stopped.append(place))
 
     @contextmanager
     def at_once():
@@ -655,8 +654,8 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, 
 
     monkeypatch.setattr(control, "_interrupts", at_once)
     with pytest.raises(control.Stopped, match="stopped after round 0"):
-        follow(root / "server", tmp_path, None)
-    assert stopped == ["7"]
+        follow(launch, root / "server", tmp_path, None)
+    assert stopped == [tmp_path]
     assert control.state(tmp_path) == "stopped"
     assert "it was stopped before it began; go on with: fedselect deploy run" in control.reason(tmp_path)
 
@@ -666,7 +665,7 @@ def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "submitted")
     with pytest.raises(RunError, match="the server does not answer any more"):
-        follow(root / "server", tmp_path, None)
+        follow(launch, root / "server", tmp_path, None)
 
 
 def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, monkeypatch):
@@ -682,7 +681,7 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
         return True
 
     monkeypatch.setattr(control, "in_use", look)
-    follow(root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
+    follow(launch, root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
     assert seen == [1, 2]
 
 
