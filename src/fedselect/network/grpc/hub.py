@@ -106,6 +106,7 @@ class Hub:
         with self._lock:
             taken = client in self._lines
             if not taken:
+                line.outbox.put(Parcel.of(0, Letter({"kind": "welcome"}), self._file()))
                 self._lines[client] = line
         if taken:
             self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, f"client {client} is connected already")
@@ -113,7 +114,6 @@ class Hub:
             self._gone(client, line)
         self._note(f"client {self.site.who(client)} is connected")
         try:
-            yield from Parcel.of(0, Letter({"kind": "welcome"}), self._file()).frames()
             while (parcel := line.outbox.get()) is not None:
                 with parcel.file:
                     yield from parcel.frames()
