@@ -28,7 +28,7 @@ def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
     own: this client's certificate and key, PEM, which such a server must take.
     """
     context = ssl.create_default_context(cafile=str(part / "ca.crt"))
-    shown = False
+    greeted = False
     if own is not None:
         context.set_alpn_protocols(["h2"])
         with NamedTemporaryFile(dir=part) as file:  # which only its owner can read
@@ -40,22 +40,22 @@ def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
             socket.create_connection((site.host, site.port), timeout=5) as plain,
             context.wrap_socket(plain, server_hostname=site.host) as secure,
         ):
-            shown = True
-            if own is not None:
-                secure.recv(1)  # a refusal comes after the handshake
+            greeted = True
+            if own is not None and not secure.recv(1):  # a server that does not want a client hangs up after the handshake
+                raise ConnectionResetError
     except ssl.SSLCertVerificationError as e:
         raise InputError(
             f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
             f"({e.verify_message}); use the client folder of the same site."
         ) from None
-    except ssl.SSLError as e:
-        if shown:
+    except (ssl.SSLError, ConnectionResetError) as e:
+        if greeted:
             raise InputError(
-                f"the server at {site.address} refuses the certificate {part / 'node.crt'} ({e.reason}); "
-                "use the client folder of the same site."
+                f"the server at {site.address} refuses the certificate {part / 'node.crt'}; use the client folder of the same site."
             ) from None
+        reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
         raise InputError(
-            f"the server at {site.address} does not speak TLS ({e.reason}); use the folder of the same site."
+            f"the server at {site.address} does not speak TLS ({reason}); use the folder of the same site."
         ) from None
     except OSError:
         return

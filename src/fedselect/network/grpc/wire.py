@@ -53,10 +53,10 @@ class Parcel:
         if len(head) != HEAD.size:
             raise DataError("a message holds no letter.")
         number, text, body = HEAD.unpack(head)
-        if text + body > most:
-            raise DataError(f"a letter of {text + body} bytes came; at most {most} are taken.")
         file = admit(number)
         try:
+            if text + body > most:
+                raise DataError(f"a letter of {text + body} bytes came; at most {most} are taken.")
             _fill(file, frames, text + body)
         except BaseException:
             file.close()
