@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -23,10 +24,12 @@ from fedselect.cli.engines import ENGINES, find_engine
 from fedselect.network import site
 from fedselect.network.client import Node
 from fedselect.network.control import follow, start
+from fedselect.network.desk import Desk
 from fedselect.network.examiner import Examiner
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.plan import Home, Plan, Shape, plan
 from fedselect.network.server import Limits, Server
+from fedselect.network.site import Site
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
@@ -102,6 +105,44 @@ def real(engine: str, config: Config, shape: Shape, folder: Path) -> list[float]
         return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
 
 
+class Echo(Desk):
+    """A client that sends back what it gets."""
+
+    def answer(self, letter: Letter) -> Letter:
+        return letter
+
+
+def echo(part: Path, i: int) -> None:
+    from fedselect.network.grpc.line import Caller
+
+    Caller(part, Site.read(part), Echo(Home(i, part / "vault")), lambda text: None).work()
+
+
+def there_and_back(size: int, shape: Shape, folder: Path) -> float:
+    """Seconds for letters of so many bytes to three gRPC clients, processes of their own, and back; the median of five."""
+    from fedselect.network.grpc import hub
+
+    root, spent = folder / "echo", []
+    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", {}, shape, insecure=False, days=2, engine="grpc")
+    with hub.opened(root / "server", Site.read(root), lambda text: None) as switch:
+        start = get_context("spawn").Process
+        clients = [start(target=echo, args=(root / f"client-{i}", i), daemon=True) for i in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        nodes = hub.HubNodes(switch, Letter({"plan": {}}), lambda: None)
+        while len(nodes.present()) < CLIENTS:
+            time.sleep(0.1)
+        letter = Letter({"plan": "p"}, {"x": torch.zeros(size, dtype=torch.uint8)})
+        for _ in range(5):
+            began = time.perf_counter()
+            assert all(isinstance(reply, Letter) for _, reply in nodes.ask([(i, letter) for i in range(CLIENTS)], 60))
+            spent.append(time.perf_counter() - began)
+        for client in clients:
+            client.terminate()
+            client.join()
+    return round(statistics.median(spent), 4)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="resnet18")
@@ -122,6 +163,8 @@ def main() -> None:
             rounds = real(engine, config, shape, Path(folder))
             after_first = round(statistics.median(rounds[1:]), 3)
             result[engine] = {"round_seconds": rounds, "median_after_first": after_first}
+        if not args.in_process and "grpc" in args.engine:
+            result["grpc"]["letters_alone"] = there_and_back(int(megabytes * 1e6), shape, Path(folder))
     result["environment"] = environment("cpu")
     print(json.dumps(result))
 

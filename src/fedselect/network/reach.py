@@ -51,7 +51,8 @@ def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
     except (ssl.SSLError, ConnectionResetError) as e:
         if greeted:
             raise InputError(
-                f"the server at {site.address} refuses the certificate {part / 'node.crt'}; use the client folder of the same site."
+                f"the server at {site.address} refuses the certificate {part / 'node.crt'}; "
+                "use the client folder of the same site."
             ) from None
         reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
         raise InputError(
