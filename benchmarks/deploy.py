@@ -123,7 +123,7 @@ def there_and_back(size: int, shape: Shape, folder: Path) -> float:
     from fedselect.network.grpc import hub
 
     root, spent = folder / "echo", []
-    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", {}, shape, insecure=False, days=2, engine="grpc")
+    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", {"name": "digits"}, shape, insecure=False, days=2, engine="grpc")
     with hub.opened(root / "server", Site.read(root), lambda text: None) as switch:
         start = get_context("spawn").Process
         clients = [start(target=echo, args=(root / f"client-{i}", i), daemon=True) for i in range(CLIENTS)]

@@ -24,6 +24,7 @@ from fedselect.network import control, site
 from fedselect.network.control import follow
 from fedselect.network.drive import prepare, say
 from fedselect.network.flower import launch
+from fedselect.network.grpc import launch as grpc
 from fedselect.network.plan import Shape, plan
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
@@ -476,6 +477,75 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     for command in (("server", root / "server"), ("client", root / "client-0"), ("run", root), ("demo",), ("init", root)):
         assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
+
+
+# ---- on gRPC
+
+
+def test_a_site_for_grpc_gives_clients_certificates_and_needs_no_app(cli, tmp_path):
+    assert cli("deploy", "init", tmp_path / "s", "--clients", 1, "--engine", "grpc", *FEW).code == 0
+    names = {str(p.relative_to(tmp_path / "s")) for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    assert {"client-0/node.crt", "client-0/node.key", "server/keys/client-0.pub"} <= names
+    assert not (tmp_path / "s" / "app").exists()
+    assert site.Site.read(tmp_path / "s" / "client-0").engine == "grpc"
+    shown = x509.load_pem_x509_certificate((tmp_path / "s" / "client-0" / "node.crt").read_bytes())
+    assert shown.subject.rfc4514_string() == "CN=client 0"
+    uses = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(uses) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert (
+        "there is no engine 'grcp'; did you mean 'grpc'?"
+        in cli("deploy", "init", tmp_path / "t", "--engine", "grcp").sentence()
+    )
+
+
+@pytest.fixture(scope="module")
+def made_for_grpc(tmp_path_factory):
+    root, data = tmp_path_factory.mktemp("made") / "site", Config().complete().data
+    agreed = Shape((1, 8, 8), tuple("0123456789"))
+    address = f"127.0.0.1:{site.free_port()}"
+    site.make(root, 2, address, data, agreed, insecure=False, days=30, engine="grpc")
+    return root
+
+
+@pytest.fixture
+def called(made_for_grpc, tmp_path):
+    return shutil.copytree(made_for_grpc, tmp_path / "called")
+
+
+def test_without_grpc_it_says_how_to_get_it(cli, called, monkeypatch):
+    monkeypatch.setattr(grpc, "find_spec", lambda name: None)
+    for command in (
+        ("server", called / "server"), ("client", called / "client-0"), ("run", called), ("status", called),
+        ("demo", "--engine", "grpc"), ("init", called, "--engine", "grpc"),
+    ):  # fmt: skip
+        assert "pip install 'fedselect[grpc]'" in cli("deploy", *command).sentence()
+
+
+@pytest.mark.parametrize("name", ["node.crt", "node.key", "ca.crt"])
+def test_a_missing_file_of_a_grpc_client_is_named(cli, called, name):
+    (called / "client-0" / name).unlink()
+    assert f"{name} is missing" in cli("deploy", "client", called / "client-0").sentence()
+
+
+def test_what_a_grpc_server_and_client_refuse(cli, called):
+    part, client = called / "server", called / "client-0"
+    assert "on gRPC no code can be sent" in cli("deploy", "server", part, "--allow-shipped-code").sentence()
+    assert "on gRPC no code can be sent" in cli("deploy", "client", client, "--allow-shipped-code").sentence()
+    assert f"fedselect deploy server {part}" in cli("deploy", "run", called, "--model", "mlp").sentence()
+    assert "is down" in cli("deploy", "status", called).out
+    with locked(part):
+        assert "stop the other server first." in cli("deploy", "server", part).sentence()
+        assert "is down" in cli("deploy", "status", called).out  # it is starting
+        (part / "connected.json").write_text('{"clients": [1]}')
+        said = cli("deploy", "status", called).out
+        assert "client 0: offline\n  client 1: online\n" in said
+    (client / "vault").mkdir()
+    with held(client / "vault" / ".client"):
+        assert "stop the other copy of this client first." in cli("deploy", "client", client).sentence()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", site.Site.read(part).port))
+        other.listen()
+        assert "cannot be used (Address already in use)" in cli("deploy", "server", part).sentence()
 
 
 COLUMNS = columns(Classification().measured())

@@ -288,8 +288,10 @@ def refused(root, i=0, sleep=lambda seconds: None):
     return str(error.value), said
 
 
-def test_a_key_that_the_server_does_not_know_is_refused_by_name(root):
-    shutil.copy(root / "server" / "keys" / "client-1.pub", root / "server" / "keys" / "client-0.pub")
+@pytest.mark.parametrize("key", ["another", "none"])
+def test_a_key_that_the_server_does_not_know_is_refused_by_name(root, key):
+    keys = root / "server" / "keys"
+    (keys / "client-0.pub").write_bytes((keys / "client-1.pub").read_bytes() if key == "another" else b"")
     news = []
     with opened(root, news) as switch:
         assert "does not know the key of CN=client 0" in refused(root)[0]

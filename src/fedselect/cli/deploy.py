@@ -64,7 +64,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alo
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text and no keys: anybody on the way can read and change all.")
 ]
-Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run apps that bring code of their own.")]
+Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: also run apps that bring code of their own.")]
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)

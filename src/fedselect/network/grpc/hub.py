@@ -112,7 +112,8 @@ class Hub:
             self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, f"client {client} is connected already")
         if not context.add_callback(lambda: self._gone(client, line)):
             self._gone(client, line)
-        self._note(f"client {self.site.who(client)} is connected")
+        self.note()
+        self.say(f"client {self.site.who(client)} is connected")
         try:
             while (parcel := line.outbox.get()) is not None:
                 with parcel.file:
@@ -120,7 +121,8 @@ class Hub:
         finally:
             self._gone(client, line)
             _emptied(line.outbox)
-            self._note(f"client {self.site.who(client)} is gone")
+            self.note()
+            self.say(f"client {self.site.who(client)} is gone")
 
     def answer(self, frames: Iterator[bytes], context: Any) -> bytes:
         """A client's reply to one letter."""
@@ -189,11 +191,10 @@ class Hub:
                 self._arrived.put((number, "is gone"))
         line.outbox.put(None)
 
-    def _note(self, news: str) -> None:
-        """For `fedselect deploy status`."""
+    def note(self) -> None:
+        """Who is connected, for `fedselect deploy status`."""
         with self._noting:
             write_json(self.part / CONNECTED, {"clients": self.present()})
-        self.say(news)
 
     def _file(self) -> IO[bytes]:
         return SpooledTemporaryFile(PIECE, dir=str(self.part))
@@ -273,7 +274,7 @@ def opened(part: Path, site: Site, say: Callable[[str], None]) -> Iterator[Hub]:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         _listen_at(server, part, site)
         server.start()
-        write_json(part / CONNECTED, {"clients": []})
+        hub.note()
         try:
             yield hub
         finally:

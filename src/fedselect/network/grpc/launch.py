@@ -63,7 +63,7 @@ def serve(part: Path, say: Callable[[str], None], shipped_code: bool = False) ->
             tell(f"the server is up at {site.address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
             while True:
                 if run := requests.taken(part):
-                    _run(part, check_name(run), switch, tell)
+                    _run(part, run, switch, tell)
                 time.sleep(LOOK)
 
 
@@ -78,9 +78,9 @@ def _run(part: Path, name: str, switch: "Hub", say: Callable[[str], None]) -> No
     def watch(config: Config, record: Record) -> None:
         say(f"{name}: round {record['round']}  {describe(record, config.measured()[0])}")
 
-    out = part / "runs" / name
     keys = None if switch.keys is None else {i: i for i in range(switch.site.clients)}
     try:
+        out = part / "runs" / check_name(name)
         plan = Letter({"plan": read_json(out / "plan.json", "it should hold the plan of a deployed run.")})
         serve_run(out, HubNodes(switch, plan, go_on), keys, watch)
         say(f"{name} is finished")

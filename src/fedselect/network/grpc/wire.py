@@ -22,7 +22,7 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # as often as a server lets clients ping
 ]
 """Of both sides. A peer whose process ends is noticed at once: its system closes the connection."""
 
