@@ -29,11 +29,16 @@ from fedselect.network.site import Site, node_identity
 from fedselect.runs.config import Config
 
 LONG = 120.0  # seconds for replies that come, or whose lack is noticed, long before
-QUESTION = Letter({"kind": "anything", "plan": "p"}, {"x": torch.arange(6.0)})
+QUESTION = Letter({"kind": "anything"}, {"x": torch.arange(6.0)})
 
 
 class Echo(Desk):
-    """Sends back what it gets."""
+    """Sends back what it gets, and counts the plans."""
+
+    plans = 0
+
+    def take(self, flat):
+        self.plans += 1
 
     def answer(self, letter):
         return letter
@@ -103,13 +108,15 @@ def test_frames_that_are_no_letter(frames, text):
 
 def test_each_client_gets_its_letter_and_its_reply_is_its_own(root, tmp_path):
     """Of any kind, larger than a piece, and in several rounds over one connection."""
-    with connected(root, [echo(tmp_path, i) for i in (0, 1)]) as switch:
-        assert nodes(switch).present() == [0, 1]
+    with connected(root, desks := [echo(tmp_path, i) for i in (0, 1)]) as switch:
+        one_run = nodes(switch)
+        assert one_run.present() == [0, 1]
         assert requests.CONNECTED in {p.name for p in (root / "server").iterdir()}
         for turn in range(3):
-            sent = {i: Letter({"kind": f"kind {turn}", "plan": "p"}, {"x": torch.full((500_000,), i + turn)}) for i in (0, 1)}
-            found = dict(nodes(switch).ask(iter(sent.items()), LONG))
+            sent = {i: Letter({"kind": f"kind {turn}"}, {"x": torch.full((500_000,), i + turn)}) for i in (0, 1)}
+            found = dict(one_run.ask(iter(sent.items()), LONG))
             assert all(same(found[i], sent[i]) for i in (0, 1))
+        assert [desk.plans for desk in desks] == [1, 1]
         assert not [p for p in (root / "server").iterdir() if p.name.startswith("tmp")]
 
 
@@ -244,6 +251,8 @@ def test_a_reply_to_anothers_letter_is_not_taken(root, tmp_path):
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
+        ([], "a message holds no letter"),
+        ([lambda n: b"hello"], "a message holds no letter"),
         ([lambda n: HEAD.pack(n, 1, 1 << 40)], "bytes came; at most"),
         ([lambda n: HEAD.pack(n, 2, 0), lambda n: b"[]"], "a letter cannot be read"),
         ([lambda n: HEAD.pack(n, 5, 0), lambda n: b"123"], "other bytes than the 5"),

@@ -39,7 +39,7 @@ class _Line:
     """One client that listens."""
 
     outbox: "queue.SimpleQueue[Parcel | None]" = field(default_factory=queue.SimpleQueue)
-    plan: str = ""  # the run whose plan it was sent last
+    plan: Letter | None = None  # what it was sent last of a run's plan
 
 
 class Hub:
@@ -69,8 +69,8 @@ class Hub:
             if line is None:
                 parcel.file.close()
                 return None
-            if line.plan != letter.head["plan"]:
-                line.plan = letter.head["plan"]
+            if line.plan is not plan:
+                line.plan = plan
                 line.outbox.put(Parcel.of(0, plan, self._file()))
             self._most = max(self._most, TIMES * parcel.body)
             self._awaited[parcel.number] = client
@@ -112,9 +112,9 @@ class Hub:
             self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, f"client {client} is connected already")
         if not context.add_callback(lambda: self._gone(client, line)):
             self._gone(client, line)
-        self.note()
-        self.say(f"client {self.site.who(client)} is connected")
         try:
+            self.note()
+            self.say(f"client {self.site.who(client)} is connected")
             while (parcel := line.outbox.get()) is not None:
                 with parcel.file:
                     yield from parcel.frames()
@@ -149,11 +149,18 @@ class Hub:
         finally:
             with self._lock:
                 del self._uploads[client]
-        with self._lock:
-            awaited = self._awaited.pop(number, None) == client
-        if reply is not None and awaited:
-            self._arrived.put((number, reply))
+        self._take_in(client, number, reply)
         return b""
+
+    def _take_in(self, client: int, number: int, reply: Parcel | DataError | None) -> None:
+        """Hand a reply to who waits for it; what names no letter is the client's answer to whatever it was asked."""
+        with self._lock:
+            meant = [n for n, whose in self._awaited.items() if whose == client and number in (n, 0)]
+            for n in meant:
+                del self._awaited[n]
+                self._arrived.put((n, reply or DataError("a message holds no letter.")))
+        if not meant and isinstance(reply, Parcel):
+            reply.file.close()
 
     def _who(self, context: Any) -> int:
         """Which client calls; a stranger is refused."""
@@ -162,7 +169,7 @@ class Hub:
             self._refuse(context, grpc.StatusCode.UNIMPLEMENTED, "the server runs another version of fedselect")
         if self.keys is None:  # an insecure site: it says so itself
             said = str(with_it.get("client", ""))
-            client = int(said) if said.isdecimal() and int(said) < self.site.clients else None
+            client = next((i for i in range(self.site.clients) if str(i) == said), None)
             name = f"client {said[:20]!r}"
         else:
             from cryptography import x509

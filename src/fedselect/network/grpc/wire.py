@@ -20,6 +20,7 @@ OPTIONS = [
     ("grpc.max_send_message_length", 2 * PIECE),
     ("grpc.keepalive_time_ms", 10_000),  # a peer that vanished is noticed within fifteen seconds
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # as often as a server lets clients ping
