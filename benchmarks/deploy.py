@@ -1,8 +1,9 @@
-"""What a deployed round costs beside training: the codec, the vault, and Flower's transport. The last line is one JSON object.
+"""What a deployed round costs beside training: the codec, the vault, and each engine. The last line is one JSON object.
 
 python benchmarks/deploy.py                    # ResNet18, three nodes as real processes with TLS on this machine
 python benchmarks/deploy.py --model mlp        # a small model: what a round costs at least
-python benchmarks/deploy.py --in-process       # without Flower's processes: codec and vault alone
+python benchmarks/deploy.py --engine grpc      # one engine alone
+python benchmarks/deploy.py --in-process       # without processes: codec and vault alone
 """
 
 import argparse
@@ -13,19 +14,22 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from fedselect.aggregate import codec
+from fedselect.cli.engines import ENGINES, find_engine
 from fedselect.network import site
 from fedselect.network.client import Node
+from fedselect.network.control import follow, start
+from fedselect.network.desk import Desk
 from fedselect.network.examiner import Examiner
-from fedselect.network.flower import launch
-from fedselect.network.flower.control import follow, start
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.plan import Home, Plan, Shape, plan
 from fedselect.network.server import Limits, Server
+from fedselect.network.site import Site
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
@@ -38,8 +42,8 @@ class Local:
     """All nodes in this process; every letter is sealed and unsealed on its way."""
 
     def __init__(self, agreed: Plan, folder: Path) -> None:
-        task = agreed.task("cpu")
-        self.nodes = [Node(task, i, Home(i, folder / str(i)).load(agreed), folder / str(i)) for i in range(CLIENTS)]
+        assigned = agreed.assignment("cpu")
+        self.nodes = [Node(assigned, i, Home(i, folder / str(i)).load(agreed), folder / str(i)) for i in range(CLIENTS)]
 
     def present(self) -> list[int]:
         return list(range(CLIENTS))
@@ -69,7 +73,7 @@ def timed(spent: dict[str, float], owner: object, name: str, what: str) -> Itera
 def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
     """Seconds a client and round: training; packing and unpacking; the vault; the server's checks."""
     room = Local(agreed, folder)
-    server = Server(agreed.task("cpu"), agreed.limits, folder / "masks")
+    server = Server(agreed.assignment("cpu"), agreed.limits, folder / "masks")
     spent: dict[str, float] = defaultdict(float)
     method = type(room.nodes[0].method)
     server.step(room)  # the first round warms up and says hello
@@ -87,24 +91,63 @@ def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
     return {what: round(seconds / rounds / CLIENTS, 4) for what, seconds in spent.items()}
 
 
-def real(config: Config, shape: Shape, folder: Path) -> list[float]:
-    """Seconds of each round with real processes, TLS and node keys on this machine."""
-    root = folder / "site"
-    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", config.data, shape, insecure=False, days=2)
+def real(engine: str, config: Config, shape: Shape, folder: Path) -> list[float]:
+    """Seconds of each round with real processes, TLS and keys on this machine."""
+    root, carrier = folder / engine, find_engine(engine)
+    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", config.data, shape, insecure=False, days=2, engine=engine)
     with ExitStack() as stack:
-        stack.enter_context(launch.server(root / "server", root / "server" / "log.txt"))
+        stack.enter_context(carrier.server(root / "server", root / "server" / "log.txt"))
         for i in range(CLIENTS):
             part = root / f"client-{i}"
-            stack.enter_context(launch.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
-        place = start(root / "server", config, Limits(min_clients=CLIENTS), None)
-        follow(root / "server", place, None)
+            stack.enter_context(carrier.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
+        place = start(carrier, root / "server", config, Limits(min_clients=CLIENTS), None)
+        follow(carrier, root / "server", place, None)
         return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
+
+
+class Echo(Desk):
+    """A client that sends back what it gets."""
+
+    def answer(self, letter: Letter) -> Letter:
+        return letter
+
+
+def echo(part: Path, i: int) -> None:
+    from fedselect.network.grpc.line import Caller
+
+    Caller(part, Site.read(part), Echo(Home(i, part / "vault")), lambda text: None).work()
+
+
+def there_and_back(size: int, shape: Shape, folder: Path) -> float:
+    """Seconds for letters of so many bytes to three gRPC clients, processes of their own, and back; the median of five."""
+    from fedselect.network.grpc import hub
+
+    root, spent = folder / "echo", []
+    site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", {"name": "digits"}, shape, insecure=False, days=2, engine="grpc")
+    with hub.opened(root / "server", Site.read(root), lambda text: None) as switch:
+        start = get_context("spawn").Process
+        clients = [start(target=echo, args=(root / f"client-{i}", i), daemon=True) for i in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        nodes = hub.HubNodes(switch, Letter({"plan": {}}), lambda: None)
+        while len(nodes.present()) < CLIENTS:
+            time.sleep(0.1)
+        letter = Letter({"plan": "p"}, {"x": torch.zeros(size, dtype=torch.uint8)})
+        for _ in range(5):
+            began = time.perf_counter()
+            assert all(isinstance(reply, Letter) for _, reply in nodes.ask([(i, letter) for i in range(CLIENTS)], 60))
+            spent.append(time.perf_counter() - began)
+        for client in clients:
+            client.terminate()
+            client.join()
+    return round(statistics.median(spent), 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine", choices=ENGINES, nargs="*", default=list(ENGINES))
     parser.add_argument("--in-process", action="store_true")
     args = parser.parse_args()
     model = {"name": args.model, **({"stem": "small"} if args.model == "resnet18" else {})}
@@ -112,14 +155,16 @@ def main() -> None:
     config = Config.from_dict({"data": data, "model": model, "rounds": args.rounds}, "benchmark")
     shape = Shape.of(config.make_data())
     agreed = plan(config, "benchmark", "r", CLIENTS, shape, Limits(min_clients=CLIENTS))
-    megabytes = sum(v.nbytes for v in agreed.task("cpu").initial.values()) / 1e6
+    megabytes = sum(v.nbytes for v in agreed.assignment("cpu").initial.values()) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         result = {"model": args.model, "megabytes": round(megabytes, 1), "clients": CLIENTS, "threads": torch.get_num_threads()}
         result["seconds_a_client_and_round"] = in_process(agreed, args.rounds - 1, Path(folder))
-        if not args.in_process:
-            rounds = real(config, shape, Path(folder))
-            result["round_seconds"] = rounds
-            result["round_seconds_median_after_first"] = round(statistics.median(rounds[1:]), 2)
+        for engine in [] if args.in_process else args.engine:
+            rounds = real(engine, config, shape, Path(folder))
+            after_first = round(statistics.median(rounds[1:]), 3)
+            result[engine] = {"round_seconds": rounds, "median_after_first": after_first}
+        if not args.in_process and "grpc" in args.engine:
+            result["grpc"]["letters_alone"] = there_and_back(int(megabytes * 1e6), shape, Path(folder))
     result["environment"] = environment("cpu")
     print(json.dumps(result))
 

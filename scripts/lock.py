@@ -47,7 +47,7 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     run = closure([*project["dependencies"], *extras["report"], *extras["data"], "setuptools", "wheel"])
-    test = closure([*extras["test"], *extras["flower"]])
+    test = closure([*extras["test"], *extras["flower"], *extras["grpc"]])
     write("requirements.lock", run)
     write("requirements-test.lock", {n: v for n, v in test.items() if n not in run}, "-r requirements.lock\n")
 

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink and SuperNodes as processes, TLS, node keys, vaults; started once for all tests."""
+"""A real federation on loopback: server and clients as processes, TLS, keys, vaults; started once an engine."""
 
 import http.client
 import shutil
@@ -61,16 +61,18 @@ class Ended:
 
 @dataclass
 class Federation:
+    engine: str
     root: Path
     run: Ended
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
+@pytest.fixture(scope="module", params=["flower", "grpc"])
+def federation(request, tmp_path_factory):
     """Two clients train two rounds with FedSelect; everything is stopped in the end."""
     base = tmp_path_factory.mktemp("federation")
     root, port = base / "site", free_port()
-    made = deploy("init", root, "--clients", CLIENTS, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10)
+    engine = ("--engine", request.param)
+    made = deploy("init", root, "--clients", CLIENTS, "--address", f"127.0.0.1:{port}", "--train", 20, "--test", 10, *engine)
     assert made.returncode == 0, made.stderr
     with Children() as children:
         processes = [start(children.fork, "server", root / "server", log=base / "server.txt")]
@@ -81,12 +83,12 @@ def federation(tmp_path_factory):
         for i in range(CLIENTS):
             wait_for(base / f"client-{i}.txt", f"client {i} is connected to the server", processes[i + 1])
         run = deploy("run", root, "--model", "mlp", "--rounds", ROUNDS, "--name", "first")
-        yield Federation(root, run)
+        yield Federation(request.param, root, run)
         for process in processes:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(PATIENCE) for process in processes]
         assert codes == [0] * (1 + CLIENTS)
-        assert not alive(str(root)), "something of Flower's was left running"
+        assert not alive(str(root)), "something was left running"
 
 
 def wait_for(path, text, process):
@@ -183,6 +185,8 @@ def test_nobody_controls_the_server_through_the_port_of_its_nodes(federation):
 
 @pytest.mark.parametrize("key", ["unknown", "connected"])
 def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation, fork, tmp_path, key):
+    if federation.engine == "grpc":
+        pytest.skip("in one process: tests/network/test_grpc.py")
     stranger = tmp_path / "stranger"
     shutil.copytree(federation.root / "client-0", stranger, ignore=shutil.ignore_patterns("vault", ".flwr", "log.txt"))
     if key == "unknown":
@@ -196,7 +200,8 @@ def test_a_client_with_an_unknown_key_or_a_second_copy_is_turned_away(federation
 
 def test_a_client_of_another_authority_does_not_connect(federation, tmp_path):
     address = read_json(federation.root / "federation.json", "")["address"]
-    assert deploy("init", tmp_path / "other", "--clients", 1, "--address", address).returncode == 0
+    other = ("--clients", 1, "--address", address, "--engine", federation.engine)
+    assert deploy("init", tmp_path / "other", *other).returncode == 0
     done = deploy("client", tmp_path / "other" / "client-0")
     assert done.returncode == 2
     assert "shows a certificate that" in done.stderr
@@ -212,6 +217,59 @@ def test_a_finished_run_cannot_be_resumed(federation):
     done = deploy("run", federation.root, "--resume")
     assert done.returncode == 2
     assert "there is no unfinished run" in done.stderr
+
+
+def test_on_grpc_a_run_outlives_its_server_its_clients_and_ctrl_c(fork, tmp_path):
+    """Killed clients are named and come back; a killed server's run and one that was stopped go on to the simulation's bits."""
+    root, rounds = tmp_path / "site", 40
+    where = ("--address", f"127.0.0.1:{free_port()}", "--engine", "grpc")
+    assert deploy("init", root, "--clients", CLIENTS, *where, "--train", 20, "--test", 10).returncode == 0
+
+    def up(part, turn, *more):
+        process = start(fork, part.partition("-")[0], root / part, *more, log=tmp_path / f"{part}-{turn}.txt")
+        wait_for(tmp_path / f"{part}-{turn}.txt", "the server is up" if part == "server" else "is connected", process)
+        return process
+
+    def lines(run):
+        path = root / "server" / "runs" / run / "metrics.jsonl"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    server = up("server", 0)
+    clients = [up(f"client-{i}", 0, "--device", "cpu") for i in range(CLIENTS)]
+    quick = ("--model", "mlp", "--rounds", rounds, "--wait", 60, "--epochs", 1)
+    whole = start(fork, "run", root, *quick, "--min-clients", CLIENTS, "--name", "whole", log=tmp_path / "whole.txt")
+    until(lambda: lines("whole") > 2, whole)
+    whole.send_signal(signal.SIGINT)
+    assert whole.wait(PATIENCE) == 130
+    until(lambda: "whole: stopped" in deploy("status", root).stdout)
+    whole = start(fork, "run", root, "--resume", log=tmp_path / "again.txt")
+    seen = lines("whole")
+    until(lambda: lines("whole") > seen + 2, whole)
+    server.kill()
+    assert whole.wait(PATIENCE) == 2
+    assert "go on with: fedselect deploy run" in (tmp_path / "again.txt").read_text()
+    assert lines("whole") < rounds
+    server = up("server", 1)
+    done = deploy("run", root, "--resume")  # clients call the new server by themselves
+    assert done.returncode == 0, done.stderr
+    out = root / "server" / "runs" / "whole"
+    simulation = Config.from_dict(read_json(out / "config.json", ""), "run").simulation()
+    records = [simulation.step() for _ in range(rounds)]
+    found = read_records(out / "metrics.jsonl")
+    assert [r["clients"]["accuracy"] for r in found] == [r["clients"]["accuracy"] for r in records]
+    state = load_file(max((out / "checkpoint").glob("[0-9]*")) / "state.safetensors")
+    assert all(torch.equal(state[f"server/params/{n}"], v) for n, v in simulation.server["params"].items())
+
+    gone = start(fork, "run", root, *quick, "--name", "gone", log=tmp_path / "gone.txt")
+    until(lambda: lines("gone") > 2, gone)
+    clients[1].kill()
+    until(lambda: "1 of 2 clients trained" in (tmp_path / "gone.txt").read_text(), gone)
+    up("client-1", 1, "--device", "cpu")
+    assert gone.wait(PATIENCE) == 0
+    missed = [r["missed"].get("1") for r in read_records(root / "server" / "runs" / "gone" / "metrics.jsonl")]
+    assert missed[0] is None
+    assert set(missed) <= {None, "is gone", "could not be reached", "not connected"}
+    assert any(missed)
 
 
 @pytest.mark.full  # it waits for replies that do not come; tests/network has the refusals in one process

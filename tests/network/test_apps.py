@@ -1,10 +1,11 @@
-"""Every method over real Flower messages in one process: the same numbers as in simulation, to the bit."""
+"""Every method over real Flower messages, and over gRPC with TLS, in one process: the numbers of the simulation, to the bit."""
 
 import io
 import json
 import shutil
 import sys
 
+import calls
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,7 @@ from fedselect.network.drive import over, prepare
 from fedselect.network.export import export_model
 from fedselect.network.flower.apps import from_record, to_record
 from fedselect.network.letters import Letter
-from fedselect.network.plan import Shape, plan
+from fedselect.network.plan import Home, Shape, plan
 from fedselect.network.server import Limits
 from fedselect.network.vault import Vault
 from fedselect.report.runs import gather
@@ -48,12 +49,25 @@ def config(method, model, **given):
 
 
 def deployed(made, folder, monkeypatch, nodes=None, grid=LocalGrid, **changed):
-    """Run it over messages; returns the run directory."""
+    """Run it over Flower's messages; returns the run directory."""
     monkeypatch.chdir(folder)
     agreed = plan(made, "site", "", CLIENTS, Shape.of(made.make_data()), LIMITS)
     homes = {100 + i: {"partition-id": i, "vault": str(folder / f"vault-{i}"), "device": "cpu"} for i in range(CLIENTS)}
     run_server(grid(homes if nodes is None else nodes, {**agreed.to_flat(), **changed}))
     return folder / "fedselect-runs" / f"flower-{RUN}"
+
+
+def called(made, folder, monkeypatch):
+    """Run it over gRPC; returns the run directory."""
+    out = folder / "runs" / "r"
+    agreed = plan(made, "site", "r", CLIENTS, Shape.of(made.make_data()), LIMITS)
+    prepare(out, agreed)
+    root = calls.make_site(folder / "site", CLIENTS)
+    calls.run_server(root, [Home(i, folder / f"vault-{i}", device="cpu") for i in range(CLIENTS)], agreed.to_flat(), out)
+    return out
+
+
+ENGINES = {"flower": deployed, "grpc": called}
 
 
 def history(out):
@@ -65,19 +79,25 @@ NORMS = {"fedselect", "fedbn", "fedavg", "fedpac"}
 """Methods that differ in what they do with norm layers: with a model that has some; the others so in `make test-all`."""
 
 
+def quick(engine, method, model):
+    """Every method on each engine with a small model; the larger one, where norm layers matter, on one engine."""
+    return model == "mlp" or (engine == "flower" and method in NORMS)
+
+
 @pytest.mark.parametrize(
-    ("method", "model"),
+    ("engine", "method", "model"),
     [
-        pytest.param(method, model, marks=pytest.mark.full if model == "small_cnn" and method not in NORMS else [])
+        pytest.param(engine, method, model, marks=[] if quick(engine, method, model) else pytest.mark.full)
+        for engine in ENGINES
         for method in METHODS
         for model in ("mlp", "small_cnn")
     ],
 )
-def test_deployed_is_simulated(method, model, tmp_path, monkeypatch):
+def test_deployed_is_simulated(engine, method, model, tmp_path, monkeypatch):
     made = config(method, model)
     simulation = made.simulation()
     records = [{k: v for k, v in simulation.step().items() if k != "seconds"} for _ in range(ROUNDS)]
-    out = deployed(made, tmp_path, monkeypatch)
+    out = ENGINES[engine](made, tmp_path, monkeypatch)
     assert history(out) == records  # accuracies, losses, shares, and bytes up and down of every client
     state = nested("server", Vault(out / "checkpoint").load(ROUNDS).tensors)
     for k, tree in simulation.server.items():
@@ -156,15 +176,17 @@ def test_an_exported_model_is_replaced_by_its_own_run_and_client_alone(cli, tmp_
     assert export(1, "another").code == 0
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "every"), [("flower", 1), ("flower", 2), ("grpc", 2), pytest.param("grpc", 1, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("method", ["fedselect", "fedpac", "fedavg+ft"])
-def test_some_clients_at_a_time_as_in_simulation(method, every, tmp_path, monkeypatch):
+def test_some_clients_at_a_time_as_in_simulation(engine, method, every, tmp_path, monkeypatch):
     """Clients that sit a round out are measured as well."""
     made = config(method, "mlp", fraction=0.6, rounds=4, eval_every=every)
     simulation = made.simulation()
     records = [{k: v for k, v in simulation.step().items() if k != "seconds"} for _ in range(4)]
     assert any(None in r["clients"]["bytes_up"] for r in records)
-    assert history(deployed(made, tmp_path, monkeypatch)) == records
+    assert history(ENGINES[engine](made, tmp_path, monkeypatch)) == records
 
 
 def test_measured_every_other_round_and_at_the_end(tmp_path, monkeypatch):

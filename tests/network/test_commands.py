@@ -21,10 +21,11 @@ from fedselect.cli import deploy
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, in_use, locked, read_json
-from fedselect.network import drive, site
+from fedselect.network import control, drive, site
+from fedselect.network.control import follow
 from fedselect.network.drive import prepare, say
-from fedselect.network.flower import control, launch
-from fedselect.network.flower.control import follow
+from fedselect.network.flower import launch
+from fedselect.network.grpc import launch as grpc
 from fedselect.network.plan import Shape, plan
 from fedselect.network.server import Limits, Outcome
 from fedselect.runs.config import Config
@@ -479,6 +480,75 @@ def test_without_flower_it_says_how_to_get_it(cli, root, monkeypatch):
         assert "pip install 'fedselect[flower]'" in cli("deploy", *command).sentence()
 
 
+# ---- on gRPC
+
+
+def test_a_site_for_grpc_gives_clients_certificates_and_needs_no_app(cli, tmp_path):
+    assert cli("deploy", "init", tmp_path / "s", "--clients", 1, "--engine", "grpc", *FEW).code == 0
+    names = {str(p.relative_to(tmp_path / "s")) for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    assert {"client-0/node.crt", "client-0/node.key", "server/keys/client-0.pub"} <= names
+    assert not (tmp_path / "s" / "app").exists()
+    assert site.Site.read(tmp_path / "s" / "client-0").engine == "grpc"
+    shown = x509.load_pem_x509_certificate((tmp_path / "s" / "client-0" / "node.crt").read_bytes())
+    assert shown.subject.rfc4514_string() == "CN=client 0"
+    uses = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(uses) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert (
+        "there is no engine 'grcp'; did you mean 'grpc'?"
+        in cli("deploy", "init", tmp_path / "t", "--engine", "grcp").sentence()
+    )
+
+
+@pytest.fixture(scope="module")
+def made_for_grpc(tmp_path_factory):
+    root, data = tmp_path_factory.mktemp("made") / "site", Config().complete().data
+    agreed = Shape((1, 8, 8), tuple("0123456789"))
+    address = f"127.0.0.1:{site.free_port()}"
+    site.make(root, 2, address, data, agreed, insecure=False, days=30, engine="grpc")
+    return root
+
+
+@pytest.fixture
+def called(made_for_grpc, tmp_path):
+    return shutil.copytree(made_for_grpc, tmp_path / "called")
+
+
+def test_without_grpc_it_says_how_to_get_it(cli, called, monkeypatch):
+    monkeypatch.setattr(grpc, "find_spec", lambda name: None)
+    for command in (
+        ("server", called / "server"), ("client", called / "client-0"), ("run", called), ("status", called),
+        ("demo", "--engine", "grpc"), ("init", called, "--engine", "grpc"),
+    ):  # fmt: skip
+        assert "pip install 'fedselect[grpc]'" in cli("deploy", *command).sentence()
+
+
+@pytest.mark.parametrize("name", ["node.crt", "node.key", "ca.crt"])
+def test_a_missing_file_of_a_grpc_client_is_named(cli, called, name):
+    (called / "client-0" / name).unlink()
+    assert f"{name} is missing" in cli("deploy", "client", called / "client-0").sentence()
+
+
+def test_what_a_grpc_server_and_client_refuse(cli, called):
+    part, client = called / "server", called / "client-0"
+    assert "on gRPC no code can be sent" in cli("deploy", "server", part, "--allow-shipped-code").sentence()
+    assert "on gRPC no code can be sent" in cli("deploy", "client", client, "--allow-shipped-code").sentence()
+    assert f"fedselect deploy server {part}" in cli("deploy", "run", called, "--model", "mlp").sentence()
+    assert "is down" in cli("deploy", "status", called).out
+    with locked(part):
+        assert "stop the other server first." in cli("deploy", "server", part).sentence()
+        assert "is down" in cli("deploy", "status", called).out  # it is starting
+        (part / "connected.json").write_text('{"clients": [1]}')
+        said = cli("deploy", "status", called).out
+        assert "client 0: offline\n  client 1: online\n" in said
+    (client / "vault").mkdir()
+    with held(client / "vault" / ".client"):
+        assert "stop the other copy of this client first." in cli("deploy", "client", client).sentence()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", site.Site.read(part).port))
+        other.listen()
+        assert "cannot be used (Address already in use)" in cli("deploy", "server", part).sentence()
+
+
 COLUMNS = columns(Classification().measured())
 
 
@@ -594,7 +664,7 @@ def test_status_tells_a_run_that_never_started_from_one_that_may_still(cli, ende
     said = cli("deploy", "status", ended).out
     assert "broken: not started, round 0 of" in said
     log, again = ended / "log.txt", f"fedselect deploy run {ended} --resume --name broken"
-    assert f"Flower did not start it, {log} says why; go on with: {again}" in said
+    assert f"the server did not start it, {log} says why; go on with: {again}" in said
 
 
 def test_a_run_that_ends_while_status_looks_was_not_interrupted(ended, monkeypatch):
@@ -632,7 +702,7 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
         ({"status": "stopped", "error": "the run was stopped; go on"}, "the run was stopped; go on"),
         ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
-        ({"status": "submitted"}, "Flower did not start the run"),
+        ({"status": "submitted"}, "the server did not start the run"),
     ],
 )
 def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text):
@@ -640,15 +710,14 @@ def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
-        follow(root / "server", tmp_path, None)
+        follow(launch, root / "server", tmp_path, None)
 
 
 def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
-    (tmp_path / "flower.json").write_text(json.dumps({"run": "7"}))
     say(tmp_path, "submitted")
     stopped = []
-    monkeypatch.setattr(launch, "stop", lambda part, run: stopped.append(run))
+    monkeypatch.setattr(launch, "stop", lambda part, place: stopped.append(place))
 
     @contextmanager
     def at_once():
@@ -656,8 +725,8 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, 
 
     monkeypatch.setattr(control, "_interrupts", at_once)
     with pytest.raises(control.Stopped, match="stopped after round 0"):
-        follow(root / "server", tmp_path, None)
-    assert stopped == ["7"]
+        follow(launch, root / "server", tmp_path, None)
+    assert stopped == [tmp_path]
     assert control.state(tmp_path) == "stopped"
     assert "it was stopped before it began; go on with: fedselect deploy run" in control.reason(tmp_path)
 
@@ -667,7 +736,7 @@ def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "submitted")
     with pytest.raises(RunError, match="the server does not answer any more"):
-        follow(root / "server", tmp_path, None)
+        follow(launch, root / "server", tmp_path, None)
 
 
 def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, monkeypatch):
@@ -684,7 +753,7 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
         return True
 
     monkeypatch.setattr(control, "in_use", look)
-    follow(root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
+    follow(launch, root / "server", tmp_path, lambda config, record: seen.append(record["round"]))
     assert seen == [1, 2]
 
 

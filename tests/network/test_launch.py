@@ -9,7 +9,7 @@ from children import PATIENCE, until
 STARTER = """
 import sys, time
 from pathlib import Path
-from fedselect.network.flower.launch import _process
+from fedselect.network.processes import started as _process
 here = Path(sys.argv[1])
 with _process([sys.executable, "-c", "import time; time.sleep(1200)"], here, {}, here / "log.txt") as process:
     print(process.pid, flush=True)

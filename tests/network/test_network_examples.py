@@ -26,10 +26,9 @@ nodes = {}
 def works(part, home, *rest):
     nodes[100 + home.client] = home.to_flat()
 
-def submitted(part, app):
+def submitted(part, place):
     os.environ[SERVER] = str(part.resolve())
-    run_server(LocalGrid(nodes, read_json(app.parent / "plan.json", "")))
-    return 7
+    run_server(LocalGrid(nodes, read_json(place / "plan.json", "")))
 
 launch.work, launch.submit, launch.healthy = works, submitted, lambda part: True
 for line in own:

@@ -25,7 +25,7 @@ PUBLIC = [
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
     "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "serve", "diagnosis", "runs",
-    "network", "network.flower", "report", "results", "paper", "cli",
+    "network", "network.flower", "network.grpc", "report", "results", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -42,8 +42,8 @@ def imports(path):
 
 
 def named(parts):
-    """The room that a path or a module lies in; what knows the network engine is one of its own."""
-    return "network.flower" if tuple(parts[:2]) == ("network", "flower") else parts[0]
+    """The room that a path or a module lies in; what knows a network engine is one of its own."""
+    return ".".join(parts[:2]) if tuple(parts[:2]) in (("network", "flower"), ("network", "grpc")) else parts[0]
 
 
 def room(path):
@@ -98,9 +98,14 @@ def test_nothing_but_the_command_line_knows_the_command_line():
     assert {room(p) for p in FILES if "cli" in other_rooms(p)} <= {"__main__"}
 
 
-def test_only_the_seam_imports_flower():
-    seam = {ROOT / "network" / "flower" / "apps.py"}
-    assert {p for p in FILES if any(name.split(".")[0] == "flwr" for name in imports(p))} == seam
+@pytest.mark.parametrize(("engine", "seam"), [("flwr", {"flower/apps.py"}), ("grpc", {"grpc/hub.py", "grpc/line.py"})])
+def test_only_the_seam_imports_a_network_engine(engine, seam):
+    found = {p for p in FILES if any(name.split(".")[0] == engine for name in imports(p))}
+    assert found == {ROOT / "network" / p for p in seam}
+
+
+def test_network_engines_do_not_know_each_other():
+    assert not {p for p in FILES if {room(p), *other_rooms(p)} >= {"network.flower", "network.grpc"}} - set(ROOT.glob("cli/*"))
 
 
 def test_nothing_imports_other_peoples_models():

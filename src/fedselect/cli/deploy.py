@@ -9,20 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
+from fedselect.cli.engines import EngineName, engine_of, find_engine
 from fedselect.cli.flags import EXTRA, configure, flags, words
 from fedselect.cli.run_options import with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
-from fedselect.core.errors import InputError, RunError
+from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
 from fedselect.core.options import find, options
 from fedselect.core.version import package_version
 from fedselect.data import DATA, Federation, Schema
 from fedselect.data.tables import check_options, said_by
 from fedselect.network import site
+from fedselect.network.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
-from fedselect.network.flower import launch, reasons
-from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
@@ -36,7 +36,9 @@ _MORE = (
     "Options of the method, the data, the model, the aggregator and of local training are flags too, as in "
     "[bold]fedselect run[/bold]."
 )
-deploy_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower.")
+deploy_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower or gRPC."
+)
 
 FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # what clients' folders have in common
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
@@ -62,7 +64,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alo
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text and no keys: anybody on the way can read and change all.")
 ]
-Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run apps that bring code of their own.")]
+Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: also run apps that bring code of their own.")]
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
@@ -77,12 +79,13 @@ def demo(
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 3,
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/deploy-demo"),
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier demo.")] = False,
+    engine: EngineName = "flower",
     insecure: Insecure = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """One machine, one command: certificates, keys, a SuperLink, SuperNodes, a run and its report; then all is stopped."""
-    launch.need_flower()
+    """One machine, one command: certificates, keys, a server, clients, a run and its report; then all is stopped."""
+    carrier = find_engine(engine)
     old = site.is_site(out)
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
@@ -96,21 +99,21 @@ def demo(
     if old:
         shutil.rmtree(out)
     address, shared = f"127.0.0.1:{site.free_port()}", _shared(config.data, shape)
-    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole))
+    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole), engine=engine)
     with ExitStack() as stack:
         tell = (lambda text: None) if quiet else say
         tell("starting the server")
-        stack.enter_context(launch.server(out / "server", out / "server" / "log.txt"))
+        stack.enter_context(carrier.server(out / "server", out / "server" / "log.txt"))
         tell(f"starting {clients} clients")
         own = _at_home(config.data) if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
             home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu", digest_of(shape.schema))
-            stack.enter_context(launch.client(part, home, part / "log.txt"))
+            stack.enter_context(carrier.client(part, home, part / "log.txt"))
         agreed = configure({"data": known.data}, None, None, None, {}, task=shape.task).data if shape.schema else config.data
-        place = start(out / "server", replace(config, data=agreed), Limits(), None)
+        place = start(carrier, out / "server", replace(config, data=agreed), Limits(), None)
         with progress(console, quiet) as watch:
-            follow(out / "server", place, watch)
+            follow(carrier, out / "server", place, watch)
     _outcome(place)
     say(f"wrote {write_report([place])}")
 
@@ -135,10 +138,11 @@ def init(
     names: Annotated[
         str | None, typer.Option(help="Clients by name with commas between. (default: as the data at hand names them)")
     ] = None,
+    engine: EngineName = "flower",
     insecure: Insecure = False,
 ) -> None:
     """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
-    launch.need_flower()
+    find_engine(engine)
     at_hand: tuple[str, ...] = ()
     if schema is None:
         table, agreed, at_hand = _agreed(data, classes, shape, flags(ctx.args), clients)
@@ -149,8 +153,9 @@ def init(
         table = _shared({"name": "table"}, agreed)
     _warn(insecure)
     called = tuple(words(names)) if names else at_hand if len(at_hand) == clients else ()
-    made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365, names=called)
-    _app(root / "app", made)
+    made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365, names=called, engine=engine)
+    if engine == "flower":
+        _app(root / "app", made)
     say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
 
 
@@ -168,16 +173,11 @@ def renew(
 
 @deploy_app.command()
 def server(part: Annotated[Path, typer.Argument(help="The server's part of the site.")], shipped_code: Shipped = False) -> None:
-    """Run the SuperLink, with TLS and node authentication; Ctrl-C stops it."""
-    launch.need_flower()
+    """Run the site's server, with TLS and keys of clients; Ctrl-C stops it."""
     site.check_kind(part, "server")
+    engine = engine_of(part)
     _warn(Site.read(part).insecure)
-    with launch.server(part, part / "log.txt", shipped_code) as process:
-        say(f"the server is up at {Site.read(part).address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
-        code = launch.until_end(process)
-    if code is None:
-        return
-    raise RunError(f"the server ended with code {code}; {part / 'log.txt'} says why.")
+    engine.serve(part, say, shipped_code)
 
 
 @deploy_app.command(context_settings=EXTRA)
@@ -194,10 +194,9 @@ def client(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
     shipped_code: Shipped = False,
 ) -> None:
-    """Run a SuperNode with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
-    launch.need_flower()
+    """Run a client with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
     site.check_kind(part, "client")
-    known = Site.read(part)
+    engine, known = engine_of(part), Site.read(part)
     _warn(known.insecure)
     number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
     given = flags(ctx.args)
@@ -217,10 +216,7 @@ def client(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
         digest_of(known.shape.schema),
     )  # fmt: skip
-    code = launch.work(part, home, part / "log.txt", say, shipped_code)
-    if code is None:
-        return
-    raise RunError(f"the client ended: {reasons.of_log(part / 'log.txt', code)}")
+    engine.work(part, home, say, shipped_code)
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
@@ -250,15 +246,14 @@ def run(
     **given: Any,
 ) -> None:
     """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
-    launch.need_flower()
     part = server_part(root)
-    known = Site.read(part)
+    engine, known = engine_of(part), Site.read(part)
     if resume:
         if ctx.args or any(v is not None for v in (method, model, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
         config_of(place)  # what cannot be read here is refused before the run goes on
-        submit(part, place, go_back)
+        submit(engine, part, place, go_back)
     elif go_back:
         raise InputError("--go-back goes with --resume.")
     else:
@@ -268,9 +263,9 @@ def run(
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
         of_site = {"data": known.data, "task": {"name": known.shape.task}}
         config = configure({**DEFAULTS, **of_site}, method, None, model, more, **given)
-        place = start(part, config, limits, name)
+        place = start(engine, part, config, limits, name)
     with progress(console, quiet) as watch:
-        follow(part, place, watch)
+        follow(engine, part, place, watch)
     _outcome(place)
 
 
@@ -278,13 +273,11 @@ def run(
 def status(root: SiteDir) -> None:
     """Who is connected, and how every run went: rounds, the headline metric, who missed what."""
     part = server_part(root)
-    known = Site.read(part)
-    nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
-    up = launch.healthy(part)
-    states = launch.connected(part) if up else {}
+    engine, known = engine_of(part), Site.read(part)
+    up = engine.healthy(part)
     say(f"federation {known.federation}: {known.clients} clients, server at {known.address} is {'up' if up else 'down'}")
-    for node, i in nodes.items():
-        say(f"  client {known.who(int(i))}: {states.get(int(node), 'unknown')}")
+    for i, how in engine.connected(part).items():
+        say(f"  client {known.who(i)}: {how}")
     for place in runs(part):
         records, how = read_records(place / "metrics.jsonl", growing=not finished(place)), state(place)
         shown = headline(place)
@@ -298,7 +291,7 @@ def status(root: SiteDir) -> None:
         if how == "interrupted":
             say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
         if how == "not started":
-            say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+            say(f"  the server did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
         _attendance(place.name, attendance(records))
 
 

@@ -1,1 +1,1 @@
-"""A federation over a real network: letters, clients, server, vaults and sites; flower/ is what knows Flower."""
+"""A federation over a real network: letters, clients, server, vaults and sites; flower/ and grpc/ know what carries them."""

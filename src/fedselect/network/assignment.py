@@ -48,6 +48,7 @@ class Assignment:
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
+    _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # the last one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
@@ -90,7 +91,10 @@ class Assignment:
         known: set[str] = {f.name for f in fields(self.task)} if is_dataclass(self.task) else set()
         if not options.keys() <= known or not all(isinstance(v, str) for v in options.values()):
             raise DataError(f"the server sent {dict(options)!r} for the task, which has no such options.")
-        return replace(self, task=replace(self.task, **options))  # type: ignore[type-var]
+        if (key := repr(sorted(options.items()))) not in self._told:
+            self._told.clear()
+            self._told[key] = replace(self, task=replace(self.task, **options))  # type: ignore[type-var]
+        return self._told[key]
 
     def of(self, client: int) -> Method:
         """The method as this client sees it."""

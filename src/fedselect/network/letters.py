@@ -77,6 +77,16 @@ def unseal(text: str, body: Tensor) -> Letter:
     return Letter(head, parts)
 
 
+def refusal(why: object) -> Letter:
+    """What a client sends that cannot answer."""
+    return Letter({"kind": "refused", "why": str(why)})
+
+
+def heard(letter: Letter) -> Letter | str:
+    """A reply, or in its client's words why there is none."""
+    return str(letter.head.get("why")) if letter.head.get("kind") == "refused" else letter
+
+
 def put_packet(packet: Packet) -> tuple[dict[str, Any], Tree]:
     """What a packet adds to a letter: to its head, and to its parts."""
     parts = {"values": packet.values, "bits": packet.bits}

@@ -5,7 +5,7 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +30,8 @@ class Site:
     data: dict[str, Any]  # the set that is dealt to clients; a folder where everybody brings its own
     shape: Shape
     names: tuple[str, ...] = ()  # of the clients, where they are known by more than their number
+    _: KW_ONLY
+    engine: str = "flower"  # what carries the letters
 
     @property
     def host(self) -> str:
@@ -46,7 +48,10 @@ class Site:
         try:
             shape = Shape.from_json(said)
             names = tuple(map(str, said.get("names", ())))
-            return cls(said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape, names)
+            return cls(
+                said["federation"], said["clients"], said["address"], said["insecure"], said["data"], shape, names,
+                engine=str(said.get("engine", "flower")),
+            )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise RunError(f"{part / 'federation.json'} lacks {e}; make the site again with: fedselect deploy init.") from None
 
@@ -54,6 +59,7 @@ class Site:
         return {
             "federation": self.federation, "clients": self.clients, "address": self.address, "insecure": self.insecure,
             "data": self.data, **self.shape.to_json(), **({"names": self.names} if self.names else {}),
+            **({"engine": self.engine} if self.engine != "flower" else {}),
         }  # fmt: skip
 
     def who(self, client: int) -> str:
@@ -77,6 +83,7 @@ def make(
     insecure: bool,
     days: int,
     names: Sequence[str] = (),
+    engine: str = "flower",
 ) -> Site:
     """The whole folder; certificates and keys unless everything is to travel in the open.
 
@@ -88,7 +95,7 @@ def make(
         raise InputError(f"{clients} clients need as many different names, not {', '.join(names)}.")
     check_free(root)
     named = f"{root.name}-{secrets.token_hex(4)}"
-    site = Site(named, clients, check_address(address), insecure, data, shape, tuple(names))
+    site = Site(named, clients, check_address(address), insecure, data, shape, tuple(names), engine=engine)
     parts = [root / "server", *(root / f"client-{i}" for i in range(clients))]
     for folder in (root, *parts):
         private(folder)
@@ -102,6 +109,8 @@ def make(
         for i in range(clients):
             write_bytes(root / f"client-{i}" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
             _node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
+            if engine == "grpc":
+                _node_certificate(root / "ca", root / f"client-{i}", f"client {i}")
     for i in range(clients):
         write_json(root / f"client-{i}" / "client.json", {"client": i})
     write_bytes(root / "README.md", _readme(site).encode())
@@ -132,31 +141,38 @@ def is_site(root: Path) -> bool:
 def renew(root: Path, days: int) -> None:
     """A new server certificate from the site's own authority."""
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    site = Site.read(root)
-    try:
-        signer = _load_key((root / "ca" / "ca.key").read_bytes())
-        authority = x509.load_pem_x509_certificate((root / "ca" / "ca.crt").read_bytes())
-    except (OSError, ValueError) as e:
-        raise RunError(f"{root / 'ca'} cannot be read ({e}); renew where the site was made.") from None
-    key = _new_key()
+    site, key = Site.read(root), _new_key()
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     if site.host not in ("localhost", "127.0.0.1"):
         names.append(_general_name(site.host))
-    certificate = (
-        _certificate("fedselect server", authority.subject, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    host = x509.SubjectAlternativeName(names)
+    certificate = _vouched(root / "ca", "fedselect server", key.public_key(), days, ExtendedKeyUsageOID.SERVER_AUTH, host)
+    _write(root / "server" / "server.crt", certificate)
+    _write(root / "server" / "server.key", key)
+    write_bytes(root / "server" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
+
+
+def _vouched(folder: Path, name: str, public: Any, days: int, purpose: Any, *more: Any) -> Any:
+    """A certificate that the authority in this folder gives to a server or a client."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    try:
+        signer = _load_key((folder / "ca.key").read_bytes())
+        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    except (OSError, ValueError) as e:
+        raise RunError(f"{folder} cannot be read ({e}); renew where the site was made.") from None
+    certificate = _certificate(name, authority.subject, public, days)
+    for extension in (*more, x509.ExtendedKeyUsage([purpose])):
+        certificate = certificate.add_extension(extension, critical=False)
+    return (
+        certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs=False), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write(root / "server" / "server.crt", certificate)
-    _write(root / "server" / "server.key", key)
-    write_bytes(root / "server" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
 
 
 def check_kind(part: Path, wanted: str) -> None:
@@ -205,6 +221,11 @@ def check_port(host: str, port: int) -> None:
                 f"port {port} on {host} cannot be used ({e.strerror}); stop what listens there, or make the site with "
                 "another --address."
             ) from None
+
+
+def listens_at(site: Site) -> str:
+    """The interface on which a server listens: that of this machine alone, where clients are on it too."""
+    return "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
 
 
 def free_port() -> int:
@@ -286,6 +307,53 @@ def _node_key(private_path: Path, public_path: Path) -> None:
     write_bytes(private_path, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption()))
     private_path.chmod(0o600)
     write_bytes(public_path, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH))
+
+
+def _node_certificate(authority: Path, part: Path, name: str) -> None:
+    """What a client shows in mutual TLS. It holds as long as the authority: a server knows its clients by their keys."""
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    public = _node_private(part).public_key()
+    _write(part / "node.crt", _vouched(authority, name, public, CA_DAYS, ExtendedKeyUsageOID.CLIENT_AUTH))
+
+
+def _node_private(part: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        return load_ssh_private_key((part / "node.key").read_bytes(), None)
+    except ValueError:
+        raise InputError(f"{part / 'node.key'} is no key; copy it from the site again.") from None
+
+
+def node_identity(part: Path) -> tuple[bytes, bytes]:
+    """A client's certificate and key as TLS takes them; they must belong together."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization as s
+
+    key, certificate = _node_private(part), (part / "node.crt").read_bytes()
+    if public_key(x509.load_pem_x509_certificate(certificate).public_key()) != public_key(key.public_key()):
+        raise InputError(f"{part / 'node.crt'} is not of node.key; copy both from the site again.")
+    return certificate, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+
+
+def client_keys(part: Path, clients: int) -> dict[bytes, int]:
+    """Which client has which public key, as the server knows them."""
+    known = {}
+    for i in range(clients):
+        path = part / "keys" / f"client-{i}.pub"
+        if not path.is_file():
+            raise InputError(f"{path} is missing; copy it from the site, or make the site again with: fedselect deploy init.")
+        known[b" ".join(path.read_bytes().split()[:2])] = i
+    return known
+
+
+def public_key(key: Any) -> bytes:
+    """A public key in the form in which a site keeps it."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    found: bytes = key.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+    return found
 
 
 def _write(path: Path, thing: Any) -> None:

@@ -14,11 +14,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedselect.core.errors import DataError, FedselectError
 from fedselect.core.files import read_json
-from fedselect.network.client import Node
+from fedselect.network.desk import Desk
 from fedselect.network.drive import prepare, serve
 from fedselect.network.flower import reasons
 from fedselect.network.flower.pulls import Pulls
-from fedselect.network.letters import Letter, unseal
+from fedselect.network.letters import Letter, heard, refusal, unseal
 from fedselect.network.plan import Home, Plan, Scalars, check_name, need_plugins
 from fedselect.network.server import Reply
 from fedselect.runs.config import Config, load_plugins
@@ -34,16 +34,12 @@ server_app = ServerApp()
 @client_app.train()
 def answer(message: Message, context: Context) -> Message:
     """One letter of the server, answered from this node's data and vault; what is wrong here is said in words."""
-    flat = cast(Scalars, context.run_config)
     try:
-        load_plugins()
-        need_plugins(flat, "client")
         home = Home.from_flat(cast(Scalars, context.node_config))
-        plan = home.adapt(Plan.from_flat(flat, f"flower-{context.run_id}"))
-        node = Node(plan.assignment(home.device), home.client, home.load(plan), home.vault)
-        reply = node.answer(from_record(message.content))
+        desk = Desk(home, cast(Scalars, context.run_config), f"flower-{context.run_id}")
+        reply = desk.answer(from_record(message.content))
     except FedselectError as e:
-        reply = Letter({"kind": "refused", "why": str(e)})
+        reply = refusal(e)
     return Message(to_record(reply), reply_to=message)
 
 
@@ -101,10 +97,9 @@ def _read(message: Message) -> Reply:
     if message.has_error():
         return reasons.of_error(message.error.code, str(message.error.reason))
     try:
-        letter = from_record(message.content)
+        return heard(from_record(message.content))
     except DataError as e:
         return e
-    return str(letter.head.get("why")) if letter.head.get("kind") == "refused" else letter
 
 
 def to_record(letter: Letter) -> RecordDict:

@@ -8,7 +8,6 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -28,11 +27,6 @@ def wrong(part: Path, site: Site) -> str | None:
         f"this machine's clock is {abs(off):.0f} s {side} that of the server at {site.address}, which refuses more than "
         f"{AHEAD:.0f} s ahead or {BEHIND:.0f} s behind: set the clock, best with a time service (NTP) on both machines."
     )
-
-
-def shown() -> str:
-    """What this machine's clock says."""
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _off(part: Path, site: Site) -> float | None:

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import shutil
-import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,23 +17,26 @@ from pathlib import Path
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, read_json, write_json
+from fedselect.core.version import package_version
 from fedselect.network.flower import clock, guard, reasons
 from fedselect.network.plan import Home
-from fedselect.network.site import Site, check_part, check_port, free_port
+from fedselect.network.processes import started as _process
+from fedselect.network.reach import LATE, back, check_server, lost, silent
+from fedselect.network.reach import unreachable as _unreachable
+from fedselect.network.site import Site, check_part, check_port, free_port, listens_at, write_app
 from fedselect.network.vault import private
 
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 300.0  # seconds for one of Flower's commands; a busy machine takes a minute
 RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
-LATE, LOOK = 30.0, 0.5  # seconds between looks whether the server answers, and between looks at the log
-ENDS_WITH_US = Path(__file__).with_name("ends_with_parent.py")
+LOOK = 0.5  # seconds between looks at the log
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
 
 
-def need_flower() -> None:
+def need() -> None:
     if find_spec("flwr") is None:
-        raise InputError("a deployment needs Flower; install it with: pip install 'fedselect[flower]'")
+        raise InputError("a deployment on Flower needs its package; install it with: pip install 'fedselect[flower]'")
 
 
 def environment(part: Path, guarded: bool) -> dict[str, str]:
@@ -60,7 +61,7 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
     site = Site.read(part)
     if not site.insecure:
         check_part(part, SECURE_SERVER)
-    host = "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    host = listens_at(site)
     check_port(host, site.port)
     control = free_port()
     env = {**environment(part, not shipped_code), "FEDSELECT_SERVER": str(part)}
@@ -79,6 +80,14 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
         if not site.insecure:
             _register(part, site)
         yield process
+
+
+def serve(part: Path, say: Callable[[str], None], shipped_code: bool = False) -> None:
+    """A SuperLink until Ctrl-C or a termination signal."""
+    log = part / "log.txt"
+    with server(part, log, shipped_code) as process, suppress(KeyboardInterrupt):
+        say(f"the server is up at {Site.read(part).address}; its log is {log}; Ctrl-C stops it")
+        raise RunError(f"the server ended with code {process.wait()}; {log} says why.")
 
 
 @contextmanager
@@ -100,12 +109,13 @@ def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Ite
         yield process
 
 
-def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_code: bool = False) -> int | None:
-    """A SuperNode until it ends: its exit code, or None where Ctrl-C or a termination signal came first.
+def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool = False) -> None:
+    """A SuperNode until Ctrl-C or a termination signal; one that ends before is an error.
 
     Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
     A second copy with the same vault is refused here.
     """
+    log = part / "log.txt"
     said = f"client {home.client} calls the server at {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
     until = None
     private(home.vault)
@@ -121,18 +131,15 @@ def work(part: Path, home: Home, log: Path, say: Callable[[str], None], shipped_
                 if _let_in(process, log, begun, Site.read(part), say):
                     say(f"client {home.client} is connected to the server")
                 code = _wait(process, part, say)
-            if not reasons.turned_away(log):
-                return code
+            if not reasons.turned_away(log) or (until is not None and time.monotonic() > until):
+                raise RunError(f"the client ended: {reasons.of_log(log, code)}")
             if until is None:
                 until = time.monotonic() + RETRY
                 say(
                     "the server still counts this client as connected, or does not know its node.key; "
                     "trying for two minutes (is another copy running?)"
                 )
-            elif time.monotonic() > until:
-                return code
             time.sleep(PAUSE)
-    return None
 
 
 def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site, say: Callable[[str], None]) -> bool:
@@ -148,27 +155,24 @@ def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site,
             late += LATE
             if why := _unreachable(site):
                 late = math.inf
-                say(
-                    f"the server at {site.address} does not answer ({why}); this client goes on trying: check that the server "
-                    "runs (fedselect deploy server), and that its name and port can be reached from here"
-                )
+                say(silent(site, why))
         time.sleep(LOOK)
     return True
 
 
 def _wait(process: subprocess.Popen[bytes], part: Path, say: Callable[[str], None]) -> int:
     """Until a SuperNode ends; says when there is no way to the server any more, when there is one again, and a wrong clock."""
-    site, lost, off = Site.read(part), False, False
+    site, away, off = Site.read(part), False, False
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LATE)
         why = _unreachable(site)
-        if why and not lost:
-            say(f"the server at {site.address} does not answer any more ({why}); this client goes on trying, leave it running")
-        if lost and not why:
-            say(f"the server at {site.address} answers again")
-        lost = why is not None
-        wrong = None if lost else clock.wrong(part, site)
+        if why and not away:
+            say(lost(site, why))
+        if away and not why:
+            say(back(site))
+        away = why is not None
+        wrong = None if away else clock.wrong(part, site)
         if wrong and not off:
             say(wrong)
         off = wrong is not None
@@ -180,57 +184,26 @@ def _since(log: Path, begun: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _unreachable(site: Site) -> str | None:
-    """Why there is no way to the server, if there is none."""
-    try:
-        with socket.create_connection((site.host, site.port), timeout=5):
-            return None
-    except OSError as e:
-        return e.strerror or str(e)
+def submit(part: Path, place: Path) -> None:
+    """Start a run on this machine's SuperLink, and note Flower's number for it."""
+    plan = read_json(place / "plan.json", "it should hold the plan of a deployed run.")
+    app = write_app(place / "app", plan, package_version())
+    said = _flwr(part, "run", str(app.resolve()), NAME, "--format", "json")
+    write_json(place / "flower.json", {"run": str(json.loads(said[said.index("{") :])["run-id"])})
 
 
-def check_server(part: Path, site: Site) -> None:
-    """A server that is up must show a certificate of this site's authority; one that is not up yet is waited for."""
-    context = ssl.create_default_context(cafile=str(part / "ca.crt"))
-    try:
-        with (
-            socket.create_connection((site.host, site.port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=site.host),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as e:
-        raise InputError(
-            f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
-            f"({e.verify_message}); use the client folder of the same site{_or_clock(e)}."
-        ) from None
-    except ssl.SSLError as e:
-        raise InputError(
-            f"the server at {site.address} does not speak TLS ({e.reason}); use the folder of the same site."
-        ) from None
-    except OSError:
-        return
-
-
-def _or_clock(e: ssl.SSLCertVerificationError) -> str:
-    """A certificate whose time has not come or is over may be right, and the clock wrong."""
-    return f", or set this machine's clock: it says {clock.shown()}" if e.verify_code in (9, 10) else ""
-
-
-def submit(part: Path, app: Path) -> str:
-    """Start a run on this machine's SuperLink; returns Flower's number for it."""
-    said = _flwr(part, "run", str(app), NAME, "--format", "json")
-    return str(json.loads(said[said.index("{") :])["run-id"])
-
-
-def stop(part: Path, run: str) -> None:
-    _flwr(part, "stop", run, NAME)
+def stop(part: Path, place: Path) -> None:
+    _flwr(part, "stop", str(read_json(place / "flower.json", "it should name the run.")["run"]), NAME)
 
 
 def connected(part: Path) -> dict[int, str]:
-    """The nodes that Flower knows, with their state."""
-    said = _flwr(part, "supernode", "list", NAME, "--format", "json")
-    found = json.loads(said[said.index("{") :])
-    return {int(n["node-id"]): str(n["status"]) for n in found["nodes"]}
+    """The clients that are registered, with the state of their nodes."""
+    nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
+    states = {}
+    if healthy(part):
+        said = _flwr(part, "supernode", "list", NAME, "--format", "json")
+        states = {int(n["node-id"]): str(n["status"]) for n in json.loads(said[said.index("{") :])["nodes"]}
+    return {int(client): states.get(int(node), "unknown") for node, client in nodes.items()}
 
 
 def _flwr(part: Path, *args: str) -> str:
@@ -289,40 +262,6 @@ def _until_healthy(part: Path, process: subprocess.Popen[bytes], log: Path) -> N
             return
         time.sleep(0.2)
     raise RunError(f"the SuperLink did not start: {reasons.of_log(log, process.poll())}")
-
-
-def until_end(process: subprocess.Popen[bytes]) -> int | None:
-    """A process's exit code, or None where Ctrl-C or a termination signal came first."""
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        return None
-
-
-@contextmanager
-def _process(command: list[str], cwd: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with all its children in a group of their own, stopped in the end, and by the system if this one is killed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is stopped then, too
-    tied = [sys.executable, "-I", str(ENDS_WITH_US), str(os.getpid()), *command]
-    with log.open("ab") as out:
-        process = subprocess.Popen(tied, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
-    try:
-        yield process
-    finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    for how, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
-        try:
-            os.killpg(process.pid, how)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 def _node_config(home: Home) -> str:

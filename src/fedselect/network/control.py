@@ -11,11 +11,10 @@ from types import FrameType
 from typing import Any
 
 from fedselect.core.errors import InputError, RunError
-from fedselect.core.files import in_use, read_json, write_json
-from fedselect.core.version import package_version
+from fedselect.core.files import in_use, read_json
 from fedselect.network import site
 from fedselect.network.drive import config_of, over, prepare, say
-from fedselect.network.flower import launch
+from fedselect.network.engine import Engine
 from fedselect.network.plan import check_name, plan
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
@@ -25,7 +24,7 @@ from fedselect.runs.runner import Stopped, Watch
 from fedselect.simulate.records import Record
 
 POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the server
-START = 120.0  # seconds for Flower to start the server's process
+START = 120.0  # seconds for the engine to start the run
 
 
 def server_part(root: Path) -> Path:
@@ -35,7 +34,7 @@ def server_part(root: Path) -> Path:
     return part
 
 
-def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
+def start(engine: Engine, part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     """A new run in the server's folder, on its way."""
     known = Site.read(part)
     limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
@@ -44,22 +43,21 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
-    _need_server(part)
+    _need_server(engine, part)
     prepare(place, made, known.names)
-    site.write_app(place / "app", made.to_flat(), package_version())
-    submit(part, place)
+    submit(engine, part, place)
     return place
 
 
-def submit(part: Path, place: Path, goes_back: bool = False) -> None:
-    """Hand a prepared run to Flower, for the first time or again; then clients that are ahead may begin anew."""
-    _need_server(part)
+def submit(engine: Engine, part: Path, place: Path, goes_back: bool = False) -> None:
+    """Hand a prepared run to the server, for the first time or again; then clients that are ahead may begin anew."""
+    _need_server(engine, part)
     say(place, "submitted", goes_back=goes_back)
-    write_json(place / "flower.json", {"run": launch.submit(part, (place / "app").resolve())})
+    engine.submit(part, place)
 
 
-def _need_server(part: Path) -> None:
-    if not launch.healthy(part):
+def _need_server(engine: Engine, part: Path) -> None:
+    if not engine.healthy(part):
         raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
 
 
@@ -109,7 +107,7 @@ def unfinished(part: Path, name: str | None) -> Path:
     return there[-1]
 
 
-def follow(part: Path, out: Path, watch: Watch | None) -> None:
+def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
     """Until the run is over, showing its progress; Ctrl-C stops the run, which can be resumed."""
     config, seen, idle = config_of(out), len(_records(out)), 0
     again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
@@ -127,17 +125,17 @@ def follow(part: Path, out: Path, watch: Watch | None) -> None:
             if status["status"] in ("failed", "stopped"):
                 raise RunError(status["error"])
             if asked():
-                launch.stop(part, str(read_json(out / "flower.json", "it should name the run.")["run"]))
+                engine.stop(part, out)
                 if _noted(out) == "submitted":  # it had not begun, and will not
                     say(out, "stopped", f"it was stopped before it began; {again}")
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
             if idle == 3:
                 raise RunError(f"the server's process died after round {seen}; {again}")
             if status["status"] == "submitted" and time.monotonic() > began + START:
-                raise RunError(f"Flower did not start the run, {part / 'log.txt'} says why; {again}")
+                raise RunError(f"the server did not start the run, {part / 'log.txt'} says why; {again}")
             if time.monotonic() > checked + ALIVE:
                 checked = time.monotonic()
-                if not launch.healthy(part):
+                if not engine.healthy(part):
                     raise RunError(f"the server does not answer any more; start it, then {again}")
             time.sleep(POLL)
 

@@ -1,0 +1,40 @@
+"""A client at its desk: letters of whatever run, answered from its own data and vault."""
+
+from fedselect.core.errors import FedselectError
+from fedselect.data import Federation
+from fedselect.network.assignment import Assignment
+from fedselect.network.client import Node
+from fedselect.network.letters import Letter, refusal
+from fedselect.network.plan import Home, Plan, Scalars, need_plugins
+from fedselect.runs.config import load_plugins
+
+
+class Desk:
+    """What a run needs is made for its first letter and serves all others; each letter is answered from the vault alone."""
+
+    def __init__(self, home: Home, flat: Scalars | None = None, run: str = "") -> None:
+        """`flat` is the plan of the run whose letters come; `run` names it where the plan does not."""
+        self.home, self._run = home, run
+        self._flat: Scalars = flat or {}
+        self._made: tuple[Assignment, Federation] | None = None
+
+    def take(self, flat: Scalars) -> None:
+        """The plan of the run whose letters come next."""
+        if flat != self._flat:
+            self._flat, self._made = flat, None
+
+    def answer(self, letter: Letter) -> Letter:
+        """The reply; what is wrong here is said in words."""
+        try:
+            if self._made is None:
+                self._made = self._make()
+            assigned, data = self._made
+            return Node(assigned, self.home.client, data, self.home.vault).answer(letter)
+        except FedselectError as e:
+            return refusal(e)
+
+    def _make(self) -> tuple[Assignment, Federation]:
+        load_plugins()
+        need_plugins(self._flat, "client")
+        plan = self.home.adapt(Plan.from_flat(self._flat, self._run))
+        return plan.assignment(self.home.device), self.home.load(plan)

@@ -1,0 +1,108 @@
+"""The way from a client to its server: whether there is one, whose certificate stands at its end, and what is said of it."""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from fedselect.core.errors import InputError
+from fedselect.network.site import Site
+
+LATE = 30.0  # seconds without an answer after which a client says so
+
+
+def unreachable(site: Site) -> str | None:
+    """Why there is no way to the server, if there is none."""
+    try:
+        with socket.create_connection((site.host, site.port), timeout=5):
+            return None
+    except OSError as e:
+        return e.strerror or str(e)
+
+
+def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
+    """A server that is up must show a certificate of this site's authority; one that is not up yet is waited for.
+
+    own: this client's certificate and key, PEM, which such a server must take.
+    """
+    context = ssl.create_default_context(cafile=str(part / "ca.crt"))
+    greeted = False
+    if own is not None:
+        context.set_alpn_protocols(["h2"])
+        with NamedTemporaryFile(dir=part) as file:  # which only its owner can read
+            file.write(own)
+            file.flush()
+            context.load_cert_chain(file.name)
+    try:
+        with (
+            socket.create_connection((site.host, site.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=site.host) as secure,
+        ):
+            greeted = True
+            if own is not None and not secure.recv(1):  # a server that does not want a client hangs up after the handshake
+                raise ConnectionResetError
+    except ssl.SSLCertVerificationError as e:
+        raise InputError(
+            f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
+            f"({e.verify_message}); use the client folder of the same site{_or_clock(e)}."
+        ) from None
+    except (ssl.SSLError, ConnectionResetError) as e:
+        if greeted:
+            raise InputError(
+                f"the server at {site.address} refuses the certificate {part / 'node.crt'}; "
+                "use the client folder of the same site."
+            ) from None
+        reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
+        raise InputError(
+            f"the server at {site.address} does not speak TLS ({reason}); use the folder of the same site."
+        ) from None
+    except OSError:
+        return
+
+
+def _or_clock(e: ssl.SSLCertVerificationError) -> str:
+    """A certificate whose time has not come or is over may be right, and the clock wrong."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f", or set this machine's clock: it says {now}" if e.verify_code in (9, 10) else ""
+
+
+def silent(site: Site, why: str) -> str:
+    """What a client says whose server has not answered yet."""
+    return (
+        f"the server at {site.address} does not answer ({why}); this client goes on trying: check that the server "
+        "runs (fedselect deploy server), and that its name and port can be reached from here"
+    )
+
+
+def lost(site: Site, why: str) -> str:
+    return f"the server at {site.address} does not answer any more ({why}); this client goes on trying, leave it running"
+
+
+def back(site: Site) -> str:
+    return f"the server at {site.address} answers again"
+
+
+class Reach:
+    """Says when a client is let in, when no server answers, and when one does again; each once."""
+
+    def __init__(self, site: Site, client: int, say: Callable[[str], None]) -> None:
+        self.site, self.client, self.say = site, client, say
+        self._late = time.monotonic() + LATE
+        self._in = self._told = False
+
+    def there(self) -> None:
+        if not self._in:
+            self.say(f"client {self.client} is connected to the server")
+        elif self._told:
+            self.say(back(self.site))
+        self._in, self._told = True, False
+
+    def away(self, why: str) -> None:
+        """There is no way now: one that was there before is missed at once, a server that is still to start a while later."""
+        if self._told or (not self._in and time.monotonic() < self._late):
+            return
+        self._told = True
+        self.say(lost(self.site, why) if self._in else silent(self.site, why))
