@@ -1,7 +1,7 @@
 """The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +14,15 @@ from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
 from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
-from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
+from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
+from fedselect.network.unmasking import Unmasking
 from fedselect.network.vault import Vault, private
-from fedselect.simulate.inputs import check_ranges
+from fedselect.secret.mean import SecretFold, SecretMean
+from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
 
 Reply = Letter | DataError | str
@@ -71,10 +73,12 @@ class Outcome:
     _: KW_ONLY
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
+    sealed: str = ""  # why secure aggregation gave no sum
     seconds: float = 0.0
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
+        said |= {"secret": self.sealed} if self.sealed else {}
         return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
 
     def advice(self, otherwise: str) -> str:
@@ -117,6 +121,8 @@ class Server:
             raise InputError(f"min_clients is {limits.min_clients}, but there are {assigned.clients} clients.")
         self.assigned, self.limits, self.keys = assigned, limits, keys
         self.aggregator = Mean() if aggregator is None else aggregator
+        if assigned.secret is not None:
+            self.aggregator = SecretMean(self.aggregator, assigned.secret)
         self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.past: Tree = {}
@@ -126,6 +132,7 @@ class Server:
         self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
         self.task: dict[str, str] = {}
         self._examiner = Examiner(assigned, limits.max_norm)
+        self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self._guests: dict[int, Guest] = {}
         private(masks)
         self._masks = masks  # on disk: memory stays that of the model
@@ -138,6 +145,7 @@ class Server:
             outcome = Outcome(self.round + 1, rejected=outcome.rejected, set_back=outcome.set_back)
             self._gather(nodes, outcome)
             self._fit()
+            samples = {i: g.samples for i, g in self._guests.items()}
             folded, updates = self._ask(nodes, outcome)
             if len(updates) >= self.limits.min_clients:
                 break
@@ -147,7 +155,7 @@ class Server:
                 f"({outcome.why()}); {outcome.advice('mend that, then go on with --resume, or begin another run.')}"
             )
         # the simulation's order: a method's side statistics are solved in it
-        order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
+        order = sorted(updates, key=lambda i: (-samples[i], i))
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
         self.round = outcome.round
@@ -250,6 +258,8 @@ class Server:
                 outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], base)
                 self.accepted[i] = base
             self._guests[i], self.tested[i] = Guest(node, said), said.tested
+            if self._secret is not None:
+                self._secret.keys[i] = said.key
             self._mask(i).write_bytes(said.bits.numpy().tobytes())
         return turned
 
@@ -259,21 +269,26 @@ class Server:
         Where the round before is to be measured, all others do that and no more.
         """
         here = torch.tensor(sorted(self._guests))
-        count = max(1, round(self.limits.fraction * len(here)))
+        count = most(self.limits.fraction, len(here))
         cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
         params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
+        folded, extras = self.aggregator.fold(self.memory, params), {}
+        secret = None
+        if self._secret is not None and isinstance(folded, SecretFold):
+            reach = [float(folded.reach[n]) for n in self._examiner.sent]
+            secret = self._secret.begin(outcome.round, cohort, reach)
+            cohort = [i for i in secret.cohort.ids if i in self._guests]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
         def letters() -> Iterator[tuple[int, Letter]]:
             for i in cohort:
-                letter = self._letter(i, "train", outcome.round)
+                letter = self._letter(i, "train", outcome.round, {} if secret is None else secret.head)
                 sizes[i] = letter.nbytes
                 yield self._guests[i].node, letter
             for i in others:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
-        folded, extras = self.aggregator.fold(self.memory, params), {}
         self._lengths, often = {}, usual(self.past)
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
@@ -281,7 +296,11 @@ class Server:
                     outcome.measured[i] = self._figures(i, reply)
                     continue
                 self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
-                update = self._examiner.update(reply, self._guests[i].samples, params, often)
+                if secret is None:
+                    update = self._examiner.update(reply, self._guests[i].samples, params, often)
+                else:
+                    update = self._examiner.hidden(reply)
+                    secret.take(i, reply)
             except DataError as e:
                 self._turn_away(i, e, outcome)
                 continue
@@ -293,6 +312,13 @@ class Server:
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
+        if secret is not None and isinstance(folded, SecretFold):
+            aside = Outcome(outcome.round)  # who sent its values and does not open has still taken part
+            sums = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
+            if isinstance(sums, str):
+                outcome.sealed = f"{sums} ({aside.why()})" if aside.missed else sums
+                return folded, {}
+            folded.put(*({n: v.to(self.assigned.device) for n, v in tree.items()} for tree in sums))
         return folded, extras
 
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
@@ -327,25 +353,41 @@ class Server:
                 outcome.missed[i] = quoted(reply)
                 self._guests.pop(i)
 
+    def _openings(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], aside: Outcome) -> Iterator[tuple[int, Letter]]:
+        """What clients say who are asked to open a sum."""
+        for i, reply in self._answers(nodes, ((self._guests[i].node, letter) for i, letter in letters), aside):
+            try:
+                self._examiner.head(reply, "opened", client=i, round=aside.round)
+            except DataError as e:
+                self._turn_away(i, e, aside)
+                continue
+            yield i, reply
+
     def _fold(self, folded: Fold, update: Update) -> None:
         device = self.assigned.device
         sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
         values = {n: v.to(device) for n, v in expand(update.values, 1).items()}
         folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
 
-    def _letter(self, i: int, kind: str, round: int) -> Letter:
-        """What client i gets: of the shared values those it wants, everything else whole."""
+    def _letter(self, i: int, kind: str, round: int, more: Mapping[str, Any] | None = None) -> Letter:
+        """What client i gets: of the shared values those it wants, everything else whole; `more` goes into its head."""
         down = self.assigned.method.down(self.state, torch.tensor([i], device=self.assigned.device))
-        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
-        outline = self._examiner.outline
-        known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
-        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, codec.unmask(known, self._examiner.like))
+        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, self._wanted(i))
         values = {"values": packet.values} if packet.values.numel() else {}
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
-        head |= {"task": self.task} if self.task else {}
+        head |= {**({"task": self.task} if self.task else {}), **(more or {})}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
+
+    def _wanted(self, i: int) -> Mask:
+        """Which of the shared entries client i wants; where it keeps that to itself, all that anybody may want."""
+        if self._secret is not None:
+            return dict.fromkeys(self._examiner.sent, True)
+        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
+        outline = self._examiner.outline
+        known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
+        return codec.unmask(known, self._examiner.like)
 
     def _due(self, round: int) -> bool:
         """Whether clients measure the round before as this one begins."""

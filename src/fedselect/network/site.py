@@ -15,6 +15,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk, read_json, write_bytes, write_json
 from fedselect.network.plan import Shape, own_kind
 from fedselect.network.vault import private
+from fedselect.secret.keys import ROSTER, write_roster
 
 CA_DAYS = 3650
 
@@ -102,6 +103,7 @@ def make(
         for i in range(clients):
             write_bytes(root / f"client-{i}" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
             _node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
+        _rosters(root, site)
     for i in range(clients):
         write_json(root / f"client-{i}" / "client.json", {"client": i})
     write_bytes(root / "README.md", _readme(site).encode())
@@ -286,6 +288,14 @@ def _node_key(private_path: Path, public_path: Path) -> None:
     write_bytes(private_path, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption()))
     private_path.chmod(0o600)
     write_bytes(public_path, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH))
+
+
+def _rosters(root: Path, site: Site) -> None:
+    """For each client who the others are, signed by the site's authority: a server cannot invent clients."""
+    authority = _load_key((root / "ca" / "ca.key").read_bytes())
+    public = [(root / "server" / "keys" / f"client-{i}.pub").read_text() for i in range(site.clients)]
+    for i in range(site.clients):
+        write_roster(root / f"client-{i}" / ROSTER, site.federation, public, authority)
 
 
 def _write(path: Path, thing: Any) -> None:

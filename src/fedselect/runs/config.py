@@ -20,7 +20,7 @@ from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
 from fedselect.runs import meant, presets
-from fedselect.secret.mean import Over, check_secret
+from fedselect.secret.mean import check_secret
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
@@ -83,7 +83,7 @@ class Config:
         metadata={"help": "Also measure these of the task's metrics: auroc,f1.", "default": "none"},
     )
     secret: bool = _option(False, "Secure aggregation: the server learns sums, neither a client's values nor its mask.")
-    mean: Over = _option("senders", "With --secret: divide sums by the senders of an entry, or by the cohort, which hides them.")
+    mean: Literal["senders", "cohort"] = _option("senders", "Secret sums are divided by an entry's senders, or by the cohort.")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 

@@ -121,8 +121,8 @@ def check_hidden(up: Up) -> None:
     """Refuse what secure aggregation does not hide: rows of single clients, and weights that differ."""
     if up.extra:
         raise InputError(
-            f"this method sends rows of single clients ({', '.join(up.extra)}) beside its values, which --secret would not hide; "
-            "choose another method, or leave --secret out."
+            f"this method sends rows of single clients ({', '.join(up.extra)}) beside its values, which --secret would not "
+            "hide; choose another method, or leave --secret out."
         )
     if not bool((up.weight == 1).all()):
         raise InputError("--secret counts every client alike; use --weight uniform, or leave --secret out.")

@@ -188,7 +188,9 @@ class Opening:
         for u in self.survivors:
             held = dict(list(self._shares[u].items())[: self.cohort.threshold])
             counts = shamir.weights([h + 1 for h in held])
-            secrets = [sum(w * s for w, s in zip(counts, of, strict=True)) % shamir.PRIME for of in zip(*held.values(), strict=True)]
+            secrets = [
+                sum(w * s for w, s in zip(counts, of, strict=True)) % shamir.PRIME for of in zip(*held.values(), strict=True)
+            ]
             pads.add(total, pad_key(_seed(secrets[0])), -1)
             for v, found in zip(self._lost[u], secrets[1:], strict=True):
                 pads.add(total, pad_key(_seed(found)), -1 if u < v else 1)

@@ -40,7 +40,7 @@ def answer(message: Message, context: Context) -> Message:
         need_plugins(flat, "client")
         home = Home.from_flat(cast(Scalars, context.node_config))
         plan = home.adapt(Plan.from_flat(flat, f"flower-{context.run_id}"))
-        node = Node(plan.assignment(home.device), home.client, home.load(plan), home.vault)
+        node = Node(plan.assignment(home.device), home.client, home.load(plan), home.vault, home.identity(plan))
         reply = node.answer(from_record(message.content))
     except FedselectError as e:
         reply = Letter({"kind": "refused", "why": str(e)})
