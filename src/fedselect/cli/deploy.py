@@ -197,6 +197,7 @@ def client(
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
+    secret: Annotated[bool, typer.Option("--secret", help="Take part only in runs with secure aggregation.")] = False,
     shipped_code: Shipped = False,
 ) -> None:
     """Run a SuperNode with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
@@ -204,6 +205,7 @@ def client(
     site.check_kind(part, "client")
     known = Site.read(part)
     _warn(known.insecure)
+    _check_keys({"secret": secret}, known.insecure)
     number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
     given = flags(ctx.args)
     own: dict[str, Any] = {}
@@ -220,7 +222,7 @@ def client(
     own_data(own, agreed, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
-        digest_of(known.shape.schema), site=str(part.resolve()),
+        digest_of(known.shape.schema), site=str(part.resolve()), secret=secret,
     )  # fmt: skip
     code = launch.work(part, home, part / "log.txt", say, shipped_code)
     if code is None:

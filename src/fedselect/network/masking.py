@@ -62,6 +62,8 @@ class Masking:
             raise DataError("the server sent no list of clients for secure aggregation.") from None
         if not whole or not all(0.0 < r < float("inf") for r in reach):
             raise DataError("the server sent a list of clients for secure aggregation that cannot be used.")
+        if len(listed) > self.ring.clients:
+            raise DataError(f"the server's list has {len(listed)} clients; in this run at most {self.ring.clients} add up.")
         if len(listed) < FEWEST:
             raise DataError(
                 f"client {self.client} was to add up with {len(listed) - 1} others; it does so with {FEWEST - 1} or more."

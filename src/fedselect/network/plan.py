@@ -258,10 +258,11 @@ class Home:
     schema: str = ""  # digest of the schema of tables that this client agreed to
     _: KW_ONLY
     site: str = ""  # this client's part of a site, which has its keys
+    secret: bool = False  # whether it takes part in runs with secure aggregation alone
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
-        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "site"}
+        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "site", "secret"}
         for key in flat:
             if key not in known and not key.startswith("data."):
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
@@ -270,15 +271,26 @@ class Home:
         own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
         weights = str(flat["weights"]) if "weights" in flat else None
         device, schema, site = str(flat.get("device", "auto")), str(flat.get("schema", "")), str(flat.get("site", ""))
-        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, device, schema, site=site)
+        return cls(
+            int(flat["partition-id"]),
+            Path(str(flat["vault"])),
+            own,
+            weights,
+            device,
+            schema,
+            site=site,
+            secret=flat.get("secret") is True,
+        )
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
         flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
-        return flat | {k: v for k in ("weights", "schema", "site") if (v := getattr(self, k))}
+        return flat | {k: v for k in ("weights", "schema", "site", "secret") if (v := getattr(self, k))}
 
     def identity(self, plan: Plan) -> Identity | None:
-        """Its keys, where the run needs them."""
+        """Its keys, where the run needs them; refused where this client insists on a run that does."""
+        if not plan.config.secret and self.secret:
+            raise InputError(f"client {self.client} takes part in runs with --secret alone, and this one is without.")
         if not plan.config.secret:
             return None
         if not self.site:

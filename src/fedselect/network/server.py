@@ -14,14 +14,15 @@ from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
 from fedselect.core import random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
-from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
+from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
 from fedselect.network.unmasking import Unmasking
-from fedselect.network.vault import Vault, private
-from fedselect.secret.mean import SecretFold, SecretMean
+from fedselect.network.vault import Vault
+from fedselect.network.wishes import Wishes
+from fedselect.secret.mean import SecretMean
 from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
 
@@ -134,8 +135,7 @@ class Server:
         self._examiner = Examiner(assigned, limits.max_norm)
         self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self._guests: dict[int, Guest] = {}
-        private(masks)
-        self._masks = masks  # on disk: memory stays that of the model
+        self._wishes = Wishes(masks, self._examiner, hidden=assigned.secret is not None)
 
     def step(self, nodes: Nodes) -> Outcome:
         """One round, asked again where too few clients answered; who had done it hands over the same reply."""
@@ -161,7 +161,7 @@ class Server:
         self.round = outcome.round
         for i in order:
             self.accepted[i] = self.round
-            self._mask(i, "new").replace(self._mask(i))
+            self._wishes.count(i)
         outcome.seconds = time.monotonic() - began
         return outcome
 
@@ -260,7 +260,7 @@ class Server:
             self._guests[i], self.tested[i] = Guest(node, said), said.tested
             if self._secret is not None:
                 self._secret.keys[i] = said.key
-            self._mask(i).write_bytes(said.bits.numpy().tobytes())
+            self._wishes.put(i, said.bits)
         return turned
 
     def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[Fold, dict[int, State]]:
@@ -273,11 +273,8 @@ class Server:
         cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
         params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
         folded, extras = self.aggregator.fold(self.memory, params), {}
-        secret = None
-        if self._secret is not None and isinstance(folded, SecretFold):
-            reach = [float(folded.reach[n]) for n in self._examiner.sent]
-            secret = self._secret.begin(outcome.round, cohort, reach)
-            cohort = [i for i in secret.cohort.ids if i in self._guests]
+        secret = None if self._secret is None else self._secret.begin(outcome.round, cohort, folded)
+        cohort = cohort if secret is None else [i for i in secret.cohort.ids if i in self._guests]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
@@ -306,20 +303,17 @@ class Server:
                 continue
             self._fold(folded, update)
             extras[i], self._lengths[i] = update.extra, update.length
-            self._mask(i, "new").write_bytes(update.bits.numpy().tobytes())
+            self._wishes.put(i, update.bits, "new")
             outcome.uploads[i] = {
                 "bytes_up": reply.nbytes, "bytes_down": sizes[i], "train_loss": update.train_loss,
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
-        if secret is not None and isinstance(folded, SecretFold):
+        if secret is not None:
             aside = Outcome(outcome.round)  # who sent its values and does not open has still taken part
-            sums = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
-            if isinstance(sums, str):
-                outcome.sealed = f"{sums} ({aside.why()})" if aside.missed else sums
-                return folded, {}
-            folded.put(*({n: v.to(self.assigned.device) for n, v in tree.items()} for tree in sums))
-        return folded, extras
+            why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
+            outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
+        return folded, {} if outcome.sealed else extras
 
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
         """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
@@ -372,22 +366,13 @@ class Server:
     def _letter(self, i: int, kind: str, round: int, more: Mapping[str, Any] | None = None) -> Letter:
         """What client i gets: of the shared values those it wants, everything else whole; `more` goes into its head."""
         down = self.assigned.method.down(self.state, torch.tensor([i], device=self.assigned.device))
-        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, self._wanted(i))
+        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, self._wishes.of(i))
         values = {"values": packet.values} if packet.values.numel() else {}
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
         head |= {**({"task": self.task} if self.task else {}), **(more or {})}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
-
-    def _wanted(self, i: int) -> Mask:
-        """Which of the shared entries client i wants; where it keeps that to itself, all that anybody may want."""
-        if self._secret is not None:
-            return dict.fromkeys(self._examiner.sent, True)
-        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
-        outline = self._examiner.outline
-        known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
-        return codec.unmask(known, self._examiner.like)
 
     def _due(self, round: int) -> bool:
         """Whether clients measure the round before as this one begins."""
@@ -401,9 +386,6 @@ class Server:
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
         outcome.rejected[f"client {i}"] = outcome.missed[i] = quoted(str(why))
         self._guests.pop(i)
-
-    def _mask(self, i: int, kind: str = "bits") -> Path:
-        return self._masks / f"{i}.{kind}"
 
 
 def _set_back(lost: int, base: int) -> str:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedselect.aggregate.aggregator import Fold
 from fedselect.core.errors import DataError
 from fedselect.core.files import read_json, write_json
 from fedselect.core.tree import Tree
 from fedselect.network.letters import Letter
+from fedselect.secret.mean import SecretFold
 from fedselect.secret.protocol import Cohort, Opening
 from fedselect.secret.ring import CLIENTS, Ring, shapes
 
@@ -26,28 +28,33 @@ class Unmasking:
 
     def __init__(self, ring: Ring, like: Tree, address: dict[str, str], folder: Path) -> None:
         self.ring, self.address, self._file = ring, address, folder / "opening.json"
-        self.shapes = shapes({n: v.shape for n, v in like.items()})
+        self.names, self.shapes = list(like), shapes({n: v.shape for n, v in like.items()})
         self.keys: dict[int, list[str]] = {}  # by client, public and signature
 
-    def begin(self, round: int, cohort: list[int], reach: list[float]) -> "Round":
+    def begin(self, round: int, cohort: list[int], folded: Fold) -> "Round":
+        """A round with these clients, whose sums go into the fold; or the one that it has begun to open, with its own."""
+        assert isinstance(folded, SecretFold)
         begun = read_json(self._file, "delete it to begin this round anew.") if self._file.exists() else {}
         if begun.get("round") != round:
-            return Round(self, round, {i: self.keys[i] for i in cohort}, reach)
+            return Round(self, round, {i: self.keys[i] for i in cohort}, folded)
         signed = {int(i): pair for i, pair in begun["list"].items()}
-        return Round(self, round, signed, begun["reach"], begun["survivors"])
+        return Round(self, round, signed, folded, announced=begun["survivors"])
 
-    def announce(self, round: int, signed: dict[int, list[str]], reach: list[float], survivors: list[int]) -> None:
-        write_json(self._file, {"round": round, "list": signed, "reach": reach, "survivors": survivors})
+    def announce(self, round: int, signed: dict[int, list[str]], survivors: list[int]) -> None:
+        write_json(self._file, {"round": round, "list": signed, "survivors": survivors})
 
 
 class Round:
     """One round: the sum of the lines that have come, and who sent them."""
 
     def __init__(
-        self, of: Unmasking, round: int, signed: dict[int, list[str]], reach: list[float], announced: list[int] | None = None
+        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, *, announced: list[int] | None = None
     ) -> None:
-        self._of, self._round, self._signed, self._reach, self._announced = of, round, signed, reach, announced
-        self.cohort = Cohort({**of.address, "round": round, "reach": reach}, {i: public for i, (public, _) in signed.items()})
+        self._of, self._round, self._signed, self._folded, self._announced = of, round, signed, folded, announced
+        self._reach = [float(folded.reach[n]) for n in of.names]
+        self.cohort = Cohort(
+            {**of.address, "round": round, "reach": self._reach}, {i: public for i, (public, _) in signed.items()}
+        )
         self._total = np.zeros(sum(s.numel() for s in of.shapes.values()), dtype=of.ring.dtype)
         self._bundles: dict[int, dict[int, bytes]] = {}
 
@@ -70,8 +77,8 @@ class Round:
         self._total += np.frombuffer(line, dtype=self._of.ring.dtype)
         self._bundles[client] = {v: sealed[k * size : (k + 1) * size] for k, v in enumerate(others)}
 
-    def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]]) -> tuple[Tree, Tree] | str:
-        """The sums of values and of senders over all who sent theirs; or why they cannot be had.
+    def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]]) -> str:
+        """Put the sums over all who sent their values into the fold; or say why they cannot be had.
 
         `base`: the last round of each client that was taken in. `sizes`: bytes up and down by client, to which this adds.
         """
@@ -84,7 +91,7 @@ class Round:
                 f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret opens sums of "
                 f"{self.cohort.least} or more"
             )
-        self._of.announce(self._round, self._signed, self._reach, survivors)
+        self._of.announce(self._round, self._signed, survivors)
         opening = Opening(self.cohort, survivors)
         refused: list[str] = []
         for i, reply in ask(self._letters(survivors, base, sizes)):
@@ -97,7 +104,7 @@ class Round:
             why = f" ({'; '.join(refused)})" if refused else ""
             return f"too few clients opened the sum{why}"
         opening.unmask(self._total)
-        return self._checked(len(survivors))
+        return self._settle(len(survivors))
 
     def _letters(self, survivors: list[int], base: list[int], sizes: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Letter]]:
         for i in survivors:
@@ -108,8 +115,8 @@ class Round:
             sizes[i]["bytes_down"] += letter.nbytes
             yield i, letter
 
-    def _checked(self, clients: int) -> tuple[Tree, Tree] | str:
-        """The sums, unless they show that somebody sent no line of its own: everybody's says 1 in one place."""
+    def _settle(self, clients: int) -> str:
+        """Hand the sums over, unless they show that somebody sent no line of its own: everybody's says 1 in one place."""
         total, senders = self._of.ring.unpack(self._total, self._of.shapes)
         counts = [float(v.max()) for v in senders.values() if v.numel()]
         if float(total[CLIENTS]) != clients or max(counts) > clients:
@@ -117,7 +124,8 @@ class Round:
                 "what clients sent does not add up: one of them sent nonsense, and --secret hides which; begin another run "
                 "without the client that you doubt"
             )
-        return total, senders
+        self._folded.put(total, senders)
+        return ""
 
 
 def key_of(reply: Letter) -> list[str]:

@@ -65,7 +65,9 @@ class SecretFold(Fold):
 
     def put(self, total: Tree, senders: Tree) -> None:
         """The sums of all clients, as a server has them once they are unmasked."""
-        self.sums = MaskedSum(total, senders, dict.fromkeys(total, torch.float32))
+        device = next(iter(self._params.values())).device
+        values, counts = ({n: v.to(device) for n, v in tree.items()} for tree in (total, senders))
+        self.sums = MaskedSum(values, counts, dict.fromkeys(total, torch.float32))
 
     def finish(self) -> tuple[Tree, Mask, State]:
         how, inner = self._how, self._how.inner.fold(self._state, self._params)
