@@ -103,7 +103,10 @@ class Round:
         if opening.short():
             why = f" ({'; '.join(refused)})" if refused else ""
             return f"too few clients opened the sum{why}"
-        opening.unmask(self._total)
+        try:
+            opening.unmask(self._total)
+        except DataError as e:
+            return str(e)
         return self._settle(len(survivors))
 
     def _letters(self, survivors: list[int], base: list[int], sizes: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Letter]]:

@@ -56,24 +56,22 @@ class Cohort:
         return len(self.ids) <= NEIGHBOURS + 1
 
     @cached_property
-    def _circle(self) -> list[int]:
-        """All clients in an order that nobody chose."""
-        return sorted(self.ids, key=lambda i: hashlib.sha256(self.digest + i.to_bytes(8, "little")).digest())
+    def _around(self) -> dict[int, list[int]]:
+        """Everybody's neighbours."""
+        if self.complete:
+            return {i: [j for j in self.ids if j != i] for i in self.ids}
+        circle = sorted(self.ids, key=lambda i: hashlib.sha256(self.digest + i.to_bytes(8, "little")).digest())
+        steps = [d for d in range(-NEIGHBOURS // 2, NEIGHBOURS // 2 + 1) if d]
+        return {i: sorted(circle[(at + d) % len(circle)] for d in steps) for at, i in enumerate(circle)}
 
     def neighbours(self, client: int) -> list[int]:
-        """Who shares a pad with a client: everybody, or in a large cohort the nearest on a random circle."""
-        if self.complete:
-            return [i for i in self.ids if i != client]
-        at, n = self._circle.index(client), len(self._circle)
-        return sorted({self._circle[(at + d) % n] for d in range(-NEIGHBOURS // 2, NEIGHBOURS // 2 + 1)} - {client})
-
-    def holders(self, client: int) -> list[int]:
-        """Who has shares of a client's secrets: its neighbours and itself."""
-        return sorted([*self.neighbours(client), client])
+        """Who shares a pad with a client: everybody, or in a large cohort the nearest on a circle that nobody chose."""
+        return self._around[client]
 
     @property
     def threshold(self) -> int:
-        """Shares that give a secret: of more than two thirds, and in a large cohort of more than half of the neighbours."""
+        """Shares that give a secret, which a client's neighbours and itself hold: of more than two thirds; in a large cohort of
+        more than half."""
         return self.least if self.complete else (NEIGHBOURS + 1) // 2 + 1
 
     def sealed_size(self, client: int) -> int:
@@ -165,7 +163,7 @@ class Opening:
 
     def expected(self, holder: int, of: Iterable[int]) -> int:
         """Bytes of a client's shares of these survivors; refused where it holds none of theirs."""
-        if not set(of) <= {u for u in self.survivors if holder in self.cohort.holders(u)}:
+        if not set(of) <= {holder, *self.cohort.neighbours(holder)} & self._lost.keys():
             raise DataError("it opened shares that it was not asked for")
         return sum(1 + len(self._lost[u]) for u in of) * SHARE
 
