@@ -21,6 +21,8 @@ VALUE_BITS = 24
 """Bits of one client's value, its sign among them, where there is room for as many; a float32 holds no more."""
 NARROW = 127
 """As many clients add up in 32 bits, with at least 18 bits for a value."""
+BLOCK = 1 << 15
+"""Entries at a time on a CPU, so that they stay in its cache."""
 NEAR = 8
 """A value is near the end of the range if it is beyond this part of it."""
 CLIENTS, OVER, IS_NEAR = "~clients", "~over", "~near"
@@ -61,20 +63,24 @@ class Ring:
         found: Tree = {}
         over, near = [], []
         for name, limit in reach.items():
-            draw = random.uniform(random.fold(keys, name), values[name][0].numel())
-            exact = rows(values[name].double() - params[name].double()) * (self.top / limit.double())
-            marks = sent[name]
-            if isinstance(marks, Tensor):
-                exact = torch.where(rows(marks), exact, 0.0)
-            size = exact.abs()
-            over.append((size > self.top).sum(1))
-            near.append((size > self.top / NEAR).sum(1))
-            whole = (exact + draw).floor_().clamp_(-self.top, self.top)
-            if isinstance(marks, Tensor):
-                whole = torch.where(rows(marks), whole, 0.0)
-            found[name] = whole.float().view(values[name].shape)
-        said = {OVER: over, IS_NEAR: near}
-        counts = {n: torch.stack(v, 1).clamp_max(self.top).float() for n, v in said.items() if v}
+            marks, key, scale = sent[name], random.fold(keys, name), self.top / limit.double()
+            after, before = rows(values[name]), params[name].flatten()
+            found[name] = torch.empty(after.shape, device=after.device)
+            outside = torch.zeros(2, len(keys), dtype=torch.int64, device=keys.device)
+            step = BLOCK if after.device.type == "cpu" else max(1, len(before))
+            for at in range(0, len(before), step):
+                part = slice(at, at + step)
+                exact = (after[:, part].double() - before[part].double()).mul_(scale)
+                draw = random.uniform(key, exact.shape[1], at)
+                if isinstance(marks, Tensor):
+                    here = rows(marks)[:, part]
+                    exact, draw = (torch.where(here, v, 0.0) for v in (exact, draw))
+                outside += torch.stack([(exact.abs() > end).sum(1) for end in (self.top, self.top / NEAR)])
+                found[name][:, part] = exact.add_(draw).floor_().clamp_(-self.top, self.top)
+            found[name] = found[name].view(values[name].shape)
+            over.append(outside[0])
+            near.append(outside[1])
+        counts = {n: torch.stack(v, 1).clamp_max(self.top).float() for n, v in ((OVER, over), (IS_NEAR, near)) if v}
         return {**found, CLIENTS: torch.ones(len(keys), 1, device=keys.device), **counts}
 
     def pack(self, codes: Tree, sent: Mask) -> "np.ndarray[Any, Any]":
@@ -91,25 +97,22 @@ class Ring:
 
     def unpack(self, total: "np.ndarray[Any, Any]", like: Mapping[str, torch.Size]) -> tuple[Tree, Tree]:
         """The sums of values and the numbers of senders (all clients, where they are not counted) from a sum of lines."""
-        one = self.dtype.type(1)
-        half, field = one << self.dtype.type(self.field - 1), self.dtype.type(self.field)
-        inside = self.dtype.type((1 << self.field) - 1)
-        low = ((total & inside) ^ half) - half
-        values = low.view(np.dtype(f"<i{self.dtype.itemsize}")).astype(np.float64)
-        clients = values[sum(s.numel() for n, s in self._before(like))]
-        senders = ((total - low) >> field).astype(np.float64) if self.counted else np.full_like(values, clients)
-        out: tuple[Tree, Tree] = ({}, {})
-        at = 0
-        for name, shape in like.items():
-            for tree, line in zip(out, (values, senders), strict=True):
-                tree[name] = torch.from_numpy(line[at : at + shape.numel()].copy()).view(shape)
-            at += shape.numel()
-        return out
-
-    @staticmethod
-    def _before(like: Mapping[str, torch.Size]) -> list[tuple[str, torch.Size]]:
-        names = list(like)
-        return [(n, like[n]) for n in names[: names.index(CLIENTS)]]
+        values, senders = (np.empty(len(total)) for _ in range(2))
+        half, inside = (self.dtype.type(n) for n in (1 << (self.field - 1), (1 << self.field) - 1))
+        for at in range(0, len(total), BLOCK):
+            part = total[at : at + BLOCK]
+            low = ((part & inside) ^ half) - half
+            values[at : at + BLOCK] = low.view(f"<i{self.dtype.itemsize}")
+            if self.counted:
+                senders[at : at + BLOCK] = (part - low) >> self.dtype.type(self.field)
+        ends = np.cumsum([shape.numel() for shape in like.values()])
+        if not self.counted:
+            senders.fill(values[ends[list(like).index(CLIENTS)] - 1])
+        found = [
+            {n: torch.from_numpy(v).view(s) for (n, s), v in zip(like.items(), np.split(line, ends[:-1]), strict=True)}
+            for line in (values, senders)
+        ]
+        return found[0], found[1]
 
 
 def shapes(entries: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
