@@ -266,6 +266,25 @@ def test_nonsense_that_adds_up_to_nothing_is_seen(room, server):
     assert server.round == 0
 
 
+def test_a_client_that_is_sent_another_model_spoils_the_sum(room, server):
+    """A server could send everybody else a model whose updates are 0, and so single one out: pads depend on what was sent."""
+    rounds(server, room, 1)
+    real = room.ask
+
+    def ask(letters, timeout):
+        for number, letter in letters:
+            if number == 102 and letter.head["kind"] == "train":
+                values = letter.parts["values"].clone()
+                values[3] ^= 1
+                letter = Letter(letter.head, {**letter.parts, "values": values})
+            yield from real([(number, letter)], timeout)
+
+    room.ask = ask
+    with pytest.raises(fs.RunError, match=r"too few clients opened the sum .*client 2 has sent nothing under the list"):
+        server.step(room)
+    assert server.round == 1
+
+
 # ---- what a client refuses
 
 

@@ -14,7 +14,7 @@ import torch
 from fedselect.core.errors import DataError
 from fedselect.core.files import read_json, write_json
 from fedselect.core.tree import Mask, Tree
-from fedselect.network.letters import Letter
+from fedselect.network.letters import Letter, digest
 from fedselect.network.vault import private
 from fedselect.secret import keys
 from fedselect.secret.keys import Identity
@@ -73,7 +73,8 @@ class Masking:
                 raise DataError(f"the key of client {i} is not signed by a client of this federation; somebody invented it.")
         if self.client not in listed or listed[self.client][0] not in self._known()["keys"]:
             raise DataError(f"the server's list has another key of client {self.client} than it has; greet it again.")
-        return Cohort({**self.address, "round": round, "reach": reach}, {i: public for i, (public, _) in listed.items()})
+        agreed = {"round": round, "reach": reach, "values": digest(letter.parts)}  # a client sent another model stands alone
+        return Cohort({**self.address, **agreed}, {i: public for i, (public, _) in listed.items()})
 
     def check_new(self, cohort: Cohort) -> None:
         """Refuse a list under which it has sent other values, and a round that it has opened or passed."""
@@ -103,7 +104,7 @@ class Masking:
         if name in lists:
             return
         mine = cohort.keys[self.client]
-        lists |= {name: {"key": mine, "reach": cohort.address["reach"], "list": cohort.keys, "survivors": None}}
+        lists |= {name: {"key": mine, "address": cohort.address, "list": cohort.keys, "survivors": None}}
         used = {entry["key"] for entry in lists.values()}
         old = {entry["key"] for entry in known["lists"].values()} - used
         self._write({"round": round, "lists": lists, "keys": {p: s for p, s in known["keys"].items() if p not in old}})
@@ -114,9 +115,7 @@ class Masking:
         entry = known["lists"].get(name) if known["round"] == round else None
         if entry is None:
             raise DataError(f"client {self.client} has sent nothing under the list of round {round} that it was to open.")
-        cohort = Cohort(
-            {**self.address, "round": round, "reach": entry["reach"]}, {int(i): public for i, public in entry["list"].items()}
-        )
+        cohort = Cohort(entry["address"], {int(i): public for i, public in entry["list"].items()})
         survivors = self._survivors(cohort, letter.head.get("survivors"))
         before = {n: e["survivors"] for n, e in known["lists"].items() if e["survivors"]}
         if before and before != {name: survivors}:

@@ -15,11 +15,11 @@ from torch import Tensor
 from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import Option, find, options
-from fedselect.core.tree import Tree
 from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.data.sets import one_domain
 from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
+from fedselect.network.letters import digest
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
 from fedselect.secret.keys import Identity
@@ -236,14 +236,6 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
     if config.secret:
         check_hidden(honest)
     return replace(made, initial=digest(assigned.initial))
-
-
-def digest(tree: Tree) -> str:
-    sum_ = hashlib.sha256()
-    for name, v in tree.items():
-        sum_.update(f"{name} {tuple(v.shape)} {v.dtype}".encode())
-        sum_.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sum_.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -273,8 +273,10 @@ class Server:
         cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
         params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
         folded, extras = self.aggregator.fold(self.memory, params), {}
-        secret = None if self._secret is None else self._secret.begin(outcome.round, cohort, folded)
-        cohort = cohort if secret is None else [i for i in secret.cohort.ids if i in self._guests]
+        secret = None
+        if self._secret is not None:
+            secret = self._secret.begin(outcome.round, cohort, folded, self._letter(cohort[0], "train", outcome.round).parts)
+            cohort = [i for i in secret.cohort.ids if i in self._guests]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 

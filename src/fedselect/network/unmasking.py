@@ -11,7 +11,7 @@ from fedselect.aggregate.aggregator import Fold
 from fedselect.core.errors import DataError
 from fedselect.core.files import read_json, write_json
 from fedselect.core.tree import Tree
-from fedselect.network.letters import Letter
+from fedselect.network.letters import Letter, digest
 from fedselect.secret.mean import SecretFold
 from fedselect.secret.protocol import Cohort, Opening
 from fedselect.secret.ring import CLIENTS, Ring, shapes
@@ -31,14 +31,17 @@ class Unmasking:
         self.names, self.shapes = list(like), shapes({n: v.shape for n, v in like.items()})
         self.keys: dict[int, list[str]] = {}  # by client, public and signature
 
-    def begin(self, round: int, cohort: list[int], folded: Fold) -> "Round":
-        """A round with these clients, whose sums go into the fold; or the one that it has begun to open, with its own."""
+    def begin(self, round: int, cohort: list[int], folded: Fold, down: Tree) -> "Round":
+        """A round with these clients, whose sums go into the fold; or the one that it has begun to open, with its own.
+
+        `down`: the tensors that every client gets; they agree on them, so that none can be sent others.
+        """
         assert isinstance(folded, SecretFold)
         begun = read_json(self._file, "delete it to begin this round anew.") if self._file.exists() else {}
         if begun.get("round") != round:
-            return Round(self, round, {i: self.keys[i] for i in cohort}, folded)
+            return Round(self, round, {i: self.keys[i] for i in cohort}, folded, digest(down))
         signed = {int(i): pair for i, pair in begun["list"].items()}
-        return Round(self, round, signed, folded, announced=begun["survivors"])
+        return Round(self, round, signed, folded, digest(down), announced=begun["survivors"])
 
     def announce(self, round: int, signed: dict[int, list[str]], survivors: list[int]) -> None:
         write_json(self._file, {"round": round, "list": signed, "survivors": survivors})
@@ -48,13 +51,13 @@ class Round:
     """One round: the sum of the lines that have come, and who sent them."""
 
     def __init__(
-        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, *, announced: list[int] | None = None
-    ) -> None:
+        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: str,
+        *, announced: list[int] | None = None,
+    ) -> None:  # fmt: skip
         self._of, self._round, self._signed, self._folded, self._announced = of, round, signed, folded, announced
         self._reach = [float(folded.reach[n]) for n in of.names]
-        self.cohort = Cohort(
-            {**of.address, "round": round, "reach": self._reach}, {i: public for i, (public, _) in signed.items()}
-        )
+        agreed = {"round": round, "reach": self._reach, "values": down}
+        self.cohort = Cohort({**of.address, **agreed}, {i: public for i, (public, _) in signed.items()})
         self._total = np.zeros(sum(s.numel() for s in of.shapes.values()), dtype=of.ring.dtype)
         self._bundles: dict[int, dict[int, bytes]] = {}
 
