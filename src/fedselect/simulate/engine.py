@@ -19,7 +19,7 @@ from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, toget
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
-from fedselect.secret.mean import ROUNDING, Over, hidden
+from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
 from fedselect.secret.sizes import Sizes
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import (
@@ -111,6 +111,7 @@ class Simulation:
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
         check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean)
+        check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
         if val and not data.has("val"):
