@@ -106,10 +106,10 @@ class Identity:
     @classmethod
     def read(cls, part: Path, client: int) -> "Identity":
         """From a client's part of a site; its roster must be signed by the site's own authority."""
+        need_cryptography()
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-        need_cryptography()
         roster = read_json(part / ROSTER, "secure aggregation needs it: make the site again with: fedselect deploy init.")
         try:
             authority = x509.load_pem_x509_certificate((part / "ca.crt").read_bytes()).public_key()

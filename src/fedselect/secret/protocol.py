@@ -6,8 +6,8 @@ A client hides its line x of ring elements under a pad of its own and one for ea
 
 k_uv is what u and v agree on. In the sum over all clients those pads cancel. With y_u a client sends shares of b_u and of every
 k_uv to its neighbours, sealed. Then the server names who arrived (the survivors), and each of them opens its shares: of b_u for
-survivors u, and of k_uv for survivors u and neighbours v that are lost. Nobody ever opens both for the same client's
-remaining pads, so what is left is the sum over survivors and nothing else.
+survivors u, and of k_uv for survivors u and neighbours v that are lost. Nobody opens the own pad of a client that is lost, nor
+a pad between two survivors, so the sum over survivors comes out and nothing else does.
 
 All keys are bound to the digest of the round's list, so another list, or another round, has other pads.
 """
