@@ -1,12 +1,14 @@
 """--secret in simulation: next to the plain run, the same stacked, resumed and pickled, and refused where it must be."""
 
 import pickle
+import sys
 
 import pytest
 import torch
 
 import fedselect as fs
 from fedselect.results.running import compare
+from fedselect.secret.keys import Identity
 from fedselect.simulate import Simulation
 
 HOW = {"seed": 2, "secret": True}
@@ -67,6 +69,15 @@ def test_stacked_with_others_it_is_the_run_alone(digits):
 
 def test_cut_into_chunks_it_is_the_same(digits):
     assert same(stepped(digits, 2), stepped(digits, 2, chunk=1))
+
+
+def test_a_simulation_needs_no_cryptography_and_a_client_says_that_it_does(digits, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    stepped(digits, 1)
+    with pytest.raises(
+        fs.InputError, match=r"needs the package cryptography; install it with: pip install 'fedselect\[flower\]'"
+    ):
+        Identity.read(tmp_path, 0)
 
 
 @pytest.mark.parametrize(
