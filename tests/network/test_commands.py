@@ -81,7 +81,7 @@ def test_a_site_has_a_part_for_everybody_and_keys_are_private(cli, tmp_path):
         "README.md", "federation.json", "app/LICENSE", "app/pyproject.toml", "ca/ca.crt", "ca/ca.key",
         "server/federation.json", "server/ca.crt", "server/server.crt", "server/server.key",
         "server/keys/client-0.pub", "server/keys/client-1.pub",
-        *(f"client-{i}/{n}" for i in (0, 1) for n in ("federation.json", "client.json", "ca.crt", "node.key")),
+        *(f"client-{i}/{n}" for i in (0, 1) for n in ("federation.json", "client.json", "ca.crt", "node.key", "roster.json")),
     ])  # fmt: skip
     for key in (tmp_path / "s").rglob("*.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600

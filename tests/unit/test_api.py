@@ -24,8 +24,8 @@ PUBLIC = [
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
-    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "serve", "diagnosis", "runs",
-    "network", "network.flower", "network.grpc", "report", "results", "paper", "cli",
+    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "secret", "data", "simulate", "serve",
+    "diagnosis", "runs", "network", "network.flower", "network.grpc", "report", "results", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedselect.core.checks import check_positive, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, State, Tree, merge, zeros
+from fedselect.methods.method import Up
 
 
 class Fold(ABC):
@@ -25,6 +26,10 @@ class Fold(ABC):
     @abstractmethod
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
         """Take in uploads of some clients, stacked; entries that `sent` does not mark may hold anything."""
+
+    def take(self, up: Up, keys: Tensor) -> None:
+        """The same of whole uploads; `keys`: randomness of each client in this round, for a fold that draws."""
+        self.add(up.values, up.sent, up.weight)
 
     def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:  # noqa: B027  # most have nothing to tell
         """Hear small things of other processes, before `sums` are added up; `everywhere`: what each of them has, by rank.
@@ -40,6 +45,9 @@ class Fold(ABC):
 class Aggregator(Shown, ABC):
     """A frozen dataclass of options; what must last from round to round goes into its state, never on self."""
 
+    only_sums: ClassVar[bool] = False
+    """Whether its folds look at sums over clients alone, so that secure aggregation can hide the rest."""
+
     def start(self, params: Tree) -> State:
         """The state before the first round; `params`: initial values of the parameters, without BatchNorm statistics."""
         return {}
@@ -54,6 +62,7 @@ class Mean(Aggregator):
     """The weighted mean; with server_momentum, the shared parameters also go on by a part of their last step (FedAvgM)."""
 
     server_momentum: float = 0.0
+    only_sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.server_momentum, Real):
@@ -100,6 +109,7 @@ class FedAdam(Aggregator):
     server_beta1: float = 0.9
     server_beta2: float = 0.99
     server_eps: float = 1e-3
+    only_sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

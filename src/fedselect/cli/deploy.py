@@ -23,7 +23,7 @@ from fedselect.network import site
 from fedselect.network.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
-from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, digest_of, own_data, undealt
+from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, defaults, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.report import write_report
@@ -40,6 +40,7 @@ deploy_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower or gRPC."
 )
 
+AGGREGATE = "clip; with --secret mean"  # where nothing else is said
 FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # what clients' folders have in common
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
 Clients = Annotated[int, typer.Option(help="How many clients.")]
@@ -68,7 +69,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", aggregate="clip")
+@with_run_options("seed", "task", "headline", "metrics", "secret", "mean", aggregate=AGGREGATE)
 def demo(
     ctx: typer.Context,
     *,
@@ -90,7 +91,8 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    config = configure(DEFAULTS, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
+    _check_keys(given, insecure)
+    config = configure(defaults(given), method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
         raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
@@ -108,7 +110,10 @@ def demo(
         own = _at_home(config.data) if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
-            home = Home(i, part.resolve() / "vault", own, config.model.get("weights"), "cpu", digest_of(shape.schema))
+            home = Home(
+                i, part.resolve() / "vault", own, config.model.get("weights"), "cpu", digest_of(shape.schema),
+                site=str(part.resolve()),
+            )  # fmt: skip
             stack.enter_context(carrier.client(part, home, part / "log.txt"))
         agreed = configure({"data": known.data}, None, None, None, {}, task=shape.task).data if shape.schema else config.data
         place = start(carrier, out / "server", replace(config, data=agreed), Limits(), None)
@@ -192,12 +197,14 @@ def client(
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
+    secret: Annotated[bool, typer.Option("--secret", help="Take part only in runs with secure aggregation.")] = False,
     shipped_code: Shipped = False,
 ) -> None:
     """Run a client with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
     site.check_kind(part, "client")
     engine, known = engine_of(part), Site.read(part)
     _warn(known.insecure)
+    _check_keys({"secret": secret}, known.insecure)
     number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
     given = flags(ctx.args)
     own: dict[str, Any] = {}
@@ -214,13 +221,15 @@ def client(
     own_data(own, agreed, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
-        digest_of(known.shape.schema),
+        digest_of(known.shape.schema), site=str(part.resolve()), secret=secret,
     )  # fmt: skip
     engine.work(part, home, say, shipped_code)
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", aggregate="clip")
+@with_run_options(
+    "rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "secret", "mean", aggregate=AGGREGATE
+)
 def run(
     ctx: typer.Context,
     *,
@@ -262,7 +271,8 @@ def run(
         if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
         of_site = {"data": known.data, "task": {"name": known.shape.task}}
-        config = configure({**DEFAULTS, **of_site}, method, None, model, more, **given)
+        _check_keys(given, known.insecure)
+        config = configure({**defaults(given), **of_site}, method, None, model, more, **given)
         place = start(engine, part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(engine, part, place, watch)
@@ -394,6 +404,11 @@ def _attendance(name: str, summary: dict[str, Any]) -> None:
         say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
     for client, why in summary.get("absent", {}).items():
         say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
+
+
+def _check_keys(given: dict[str, Any], insecure: bool) -> None:
+    if given.get("secret") and insecure:
+        raise InputError("--secret needs the keys of a site, and this one is --insecure; make it without.")
 
 
 def _warn(insecure: bool) -> None:

@@ -38,15 +38,15 @@ def client_keys(seed: int | Tensor, ids: Tensor, round: int, purpose: str) -> Te
     return fold(seed if isinstance(seed, Tensor) else torch.full_like(ids, seed), ids, round, purpose)
 
 
-def bits(key: Tensor, count: int) -> Tensor:
-    """`count` hashed int64 per key: key.shape + (count,)."""
-    counter = torch.arange(1, count + 1, device=key.device) * _GOLDEN
+def bits(key: Tensor, count: int, first: int = 0) -> Tensor:
+    """`count` hashed int64 per key, from the `first` on: key.shape + (count,)."""
+    counter = torch.arange(first + 1, first + count + 1, device=key.device) * _GOLDEN
     return _mix(_mix(key.unsqueeze(-1) + counter))
 
 
-def uniform(key: Tensor, count: int) -> Tensor:
-    """`count` float32 in [0, 1) per key."""
-    return ((bits(key, count) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+def uniform(key: Tensor, count: int, first: int = 0) -> Tensor:
+    """`count` float32 in [0, 1) per key, from the `first` on."""
+    return ((bits(key, count, first) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def permutations(key: Tensor, n: Tensor, longest: int) -> Tensor:

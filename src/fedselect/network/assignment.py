@@ -13,6 +13,7 @@ from fedselect.core.tree import Mask, Tree, expand
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
 from fedselect.models import Layout, Model
+from fedselect.secret.ring import Ring
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.metrics import Metric
 from fedselect.tasks.task import Targets, Task
@@ -45,6 +46,7 @@ class Assignment:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
     rounds: int | None = None  # in all, for a schedule that depends on it
+    secret: Ring | None = None  # in which values add up, where the server learns sums alone
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)

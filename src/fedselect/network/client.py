@@ -11,14 +11,20 @@ from typing import Any
 import torch
 
 from fedselect.aggregate import codec
-from fedselect.core.errors import CheckpointError, DataError, diverged
+from fedselect.core import random
+from fedselect.core.errors import CheckpointError, DataError, InputError, diverged
 from fedselect.core.files import locked
 from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.data import Federation
-from fedselect.methods.method import check_upload
+from fedselect.methods.method import Up, check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
+from fedselect.network.masking import Masking
 from fedselect.network.vault import Vault, claim
+from fedselect.secret.keys import Identity
+from fedselect.secret.mean import ROUNDING, check_hidden
+from fedselect.secret.protocol import Cohort
+from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
 from fedselect.serve.predictor import Inputs, Meaning
 from fedselect.tasks.metrics import known
@@ -30,9 +36,11 @@ MODEL = "model"  # the finished model, beside the states of a run
 
 
 class Node:
-    """One client: `data` is its own and holds nobody else's, `folder` is its vault."""
+    """One client: `data` is its own and holds nobody else's, `folder` is its vault, `identity` its keys for --secret."""
 
-    def __init__(self, assigned: Assignment, client: int, data: Federation, folder: Path) -> None:
+    def __init__(
+        self, assigned: Assignment, client: int, data: Federation, folder: Path, identity: Identity | None = None
+    ) -> None:
         if _ends(data) != _ends(assigned.data):
             raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(assigned.data)}.")
         if why := assigned.task.unfit_data(data):
@@ -40,6 +48,13 @@ class Node:
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)
+        self._masking: Masking | None = None
+        if assigned.secret is not None:
+            if identity is None:
+                raise InputError(
+                    f"client {client} has no keys for --secret; start it from its part of a site that was made with keys."
+                )
+            self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
 
     def answer(self, letter: Letter) -> Letter:
         """The reply to one letter of the server."""
@@ -52,6 +67,7 @@ class Node:
                 raise DataError(f"client {self.client} got a letter for {name} {head.get(name)!r}; it is of {own!r}.")
         claim(self.folder, {**self.assigned.identity, "client": str(self.client)})
         answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
+        answers |= {"open": self._open} if self._masking else {}
         if head.get("kind") not in answers:
             raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
         if head["kind"] != "hello":
@@ -78,7 +94,11 @@ class Node:
             raise DataError(f"client {self.client} is none of the clients of this run.")
         there = self.vault.rounds()
         base = max((r for r in there if r <= asked), default=0)
-        said, parts = put_packet(codec.outline(self.assigned.initial, self._wants(self._state(base))))
+        wants = self._wants(self._state(base))
+        if self._masking is None:
+            said, parts = put_packet(codec.outline(self.assigned.initial, wants))
+        else:  # which tensors, but not which entries of them
+            said, parts = put_packet(codec.outline(self.assigned.initial, wants))[0] | {"key": self._masking.key()}, {}
         mine = self.data.clients[0]
         known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested, "newest": max(there, default=0)}
         if (statistics := self._statistics()) is not None:
@@ -90,9 +110,16 @@ class Node:
         if not 0 <= base < round:
             raise DataError(f"client {self.client} was asked for round {round} after round {base}.")
         done, told = self.vault.find(round), letter.head.get("task")
-        same = done is not None and (done.notes["base"], done.notes.get("task")) == (base, told)
+        cohort = self._masking.cohort(letter, round) if self._masking else None
+        listed = {"list": cohort.digest.hex()} if cohort else {}
+        same = done is not None and {k: done.notes.get(k) for k in ("base", "task", "list")} == {
+            "base": base, "task": told, "list": listed.get("list")
+        }  # fmt: skip
         if done is not None and same:  # asked again: the reply was lost, not the round
+            self._note(cohort)
             return unseal(done.notes["reply"], done.tensors["reply"])
+        if self._masking is not None and cohort is not None:
+            self._masking.check_new(cohort)
         state = self._state(base)
         down = self._down(letter, state)
         measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
@@ -100,16 +127,44 @@ class Node:
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
         check_upload(up, self.method.wants(self.assigned.model, state), work.n)
-        said, parts = put_packet(codec.pack(first(up.values), first_mask(up.sent)))
+        said, parts = self._upload(up, cohort, letter, state)
         loss = float(work.loss[0])
         head = {"round": round, "weight": float(up.weight[0]), "train_loss": known(loss), **said}
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
-        notes = {"base": base, "reply": text, **({"task": told} if told else {})}
+        notes = {"base": base, "reply": text, **({"task": told} if told else {}), **listed}
         before = self.vault.notes(base).get("base", 0)  # where the server goes if it loses its newest checkpoint
         self.vault.save(round, {**flat("state", state), "reply": body}, notes, keep={base, before})
+        self._note(cohort)
         return reply
+
+    def _upload(self, up: Up, cohort: Cohort | None, letter: Letter, state: State) -> tuple[dict[str, Any], Tree]:
+        """What an upload adds to a letter; under secure aggregation, the same under pads."""
+        if self._masking is None or cohort is None:
+            return put_packet(codec.pack(first(up.values), first_mask(up.sent)))
+        check_hidden(up)
+        params, device = self._values(letter, state)[0], self.assigned.device
+        names = [n for n in params if up.sent.get(n, False) is not False]
+        if len(cohort.address["reach"]) != len(names):
+            raise DataError("the server sent ranges for other tensors than the method shares.")
+        reach = {n: torch.tensor(r, device=device) for n, r in zip(names, cohort.address["reach"], strict=True)}
+        keys = random.client_keys(self.assigned.seed, self.assigned.ids(self.client), cohort.address["round"] - 1, ROUNDING)
+        before = {n: v.to(device) for n, v in params.items()}
+        codes = self._masking.ring.code(up.values, up.sent, before, reach, keys)
+        return self._masking.hide(cohort, first(codes), first_mask(up.sent))
+
+    def _note(self, cohort: Cohort | None) -> None:
+        """Before values go out that are hidden under a list: that they did."""
+        if self._masking is not None and cohort is not None:
+            self._masking.note(cohort)
+
+    def _open(self, letter: Letter) -> Letter:
+        """Help to unmask the sum of a round that this client took part in."""
+        assert self._masking is not None
+        round, base = _whole(letter, "round"), _whole(letter, "base")
+        said, parts = self._masking.open(letter, round)
+        return self._reply("opened", base, {"round": round, **said}, parts)
 
     def _after(self, letter: Letter) -> Letter:
         """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
@@ -179,19 +234,25 @@ class Node:
 
     def _down(self, letter: Letter, state: State) -> State:
         """What the server sent, as the method takes it. What it did not send is NaN: reading it would show."""
-        assigned, wants = self.assigned, self._wants(state)
+        assigned = self.assigned
         check_finite({n: v for n, v in letter.parts.items() if n != "values"}, "the server sent")
-        packet = take_packet(Letter({"whole": [], "partly": []}, letter.parts))
-        known = codec.outline(assigned.initial, wants)
-        values, sent = codec.unpack(codec.Packet(packet.values, known.bits, known.whole, known.partly), _cpu(assigned.initial))
+        values, wants = self._values(letter, state)
         check_finite(values, "the server sent")
-        params = {n: torch.where(torch.as_tensor(sent[n]), v, torch.nan) for n, v in values.items()}
+        params = {n: torch.where(torch.as_tensor(wants.get(n, False)), v, torch.nan) for n, v in values.items()}
         others = {**nested("shared", letter.parts), **nested("rows", letter.parts)}
         if "params" in others:
             raise DataError("the server sent the shared values twice.")
         return {
             k: {n: v.to(assigned.device).unsqueeze(0) for n, v in t.items()} for k, t in {"params": params, **others}.items()
         }
+
+    def _values(self, letter: Letter, state: State) -> tuple[Tree, Mask]:
+        """The shared values that the server sent, and which of them this client wants; all come where it must not know."""
+        wants = self._wants(state)
+        packet = take_packet(Letter({"whole": [], "partly": []}, letter.parts))
+        known = codec.outline(self.assigned.initial, whole(wants) if self._masking else wants)
+        came = codec.Packet(packet.values, known.bits, known.whole, known.partly)
+        return codec.unpack(came, _cpu(self.assigned.initial))[0], wants
 
     def _wants(self, state: State) -> Mask:
         return {

@@ -7,6 +7,7 @@ from fedselect.network.client import Node
 from fedselect.network.letters import Letter, refusal
 from fedselect.network.plan import Home, Plan, Scalars, need_plugins
 from fedselect.runs.config import load_plugins
+from fedselect.secret.keys import Identity
 
 
 class Desk:
@@ -16,7 +17,7 @@ class Desk:
         """`flat` is the plan of the run whose letters come; `run` names it where the plan does not."""
         self.home, self._run = home, run
         self._flat: Scalars = flat or {}
-        self._made: tuple[Assignment, Federation] | None = None
+        self._made: tuple[Assignment, Federation, Identity | None] | None = None
 
     def take(self, flat: Scalars) -> None:
         """The plan of the run whose letters come next."""
@@ -28,13 +29,13 @@ class Desk:
         try:
             if self._made is None:
                 self._made = self._make()
-            assigned, data = self._made
-            return Node(assigned, self.home.client, data, self.home.vault).answer(letter)
+            assigned, data, identity = self._made
+            return Node(assigned, self.home.client, data, self.home.vault, identity).answer(letter)
         except FedselectError as e:
             return refusal(e)
 
-    def _make(self) -> tuple[Assignment, Federation]:
+    def _make(self) -> tuple[Assignment, Federation, Identity | None]:
         load_plugins()
         need_plugins(self._flat, "client")
         plan = self.home.adapt(Plan.from_flat(self._flat, self._run))
-        return plan.assignment(self.home.device), self.home.load(plan)
+        return plan.assignment(self.home.device), self.home.load(plan), self.home.identity(plan)

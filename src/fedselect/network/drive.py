@@ -97,6 +97,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         if pending is not None:
             finish(pending, outcome)
         pending = _record(outcome, plan.clients, server.assigned.metrics)
+        if plan.config.secret:
+            pending["cut"] = _rounded(float(server.memory["cut"]["share"]))
         if server.task:
             write_measures(out, server.assigned.metrics, server.task)
         server.save(vault, {"pending": pending})

@@ -12,6 +12,8 @@ from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
+from fedselect.network.unmasking import key_of
+from fedselect.secret.mean import check_hidden
 from fedselect.simulate.records import figures
 from fedselect.tasks.metrics import Measure, is_number
 
@@ -32,6 +34,7 @@ class Hello:
     samples: int
     tested: int | None  # test samples, where it says so
     statistics: tuple[float, ...] | None  # of its training targets, where the task must know of them
+    key: list[str]  # for secure aggregation, with its signature
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class Examiner:
         self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
         asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
         self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
+        self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}
+        if assigned.secret is not None:
+            check_hidden(honest)
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -90,9 +96,15 @@ class Examiner:
         if len(numbers) != self.statistics or (found is not None and not self.statistics):
             raise DataError(f"it sent {found!r} where the task must know {self.statistics} numbers of its targets")
         packet = self._packet(letter)
-        codec.unmask(packet, self.like)
+        key: list[str] = []
+        if self.assigned.secret is None:
+            codec.unmask(packet, self.like)
+        elif packet.bits.numel():
+            raise DataError("it sent its mask, which --secret keeps from the server")
+        else:
+            key = key_of(letter)
         known = tuple(map(float, numbers)) if self.statistics else None
-        return Hello(client, base, newest, packet.bits, samples, tested, known)
+        return Hello(client, base, newest, packet.bits, samples, tested, statistics=known, key=key)
 
     def update(self, letter: Letter, samples: int, params: Tree, usual: float | None = None) -> Update:
         """One client's round, fit to be folded in; `usual`: how long updates were in the last rounds."""
@@ -105,19 +117,28 @@ class Examiner:
             if bool((extra[f"extra/{name}"] < 0).any()):
                 raise DataError(f"it sent a negative number in extra/{name}")
         length = self._norms(values, sent, extra, params, usual)
-        loss = letter.head.get("train_loss")
-        if loss is not None and not is_number(loss):
-            raise DataError(f"it sent the training loss {loss!r}")
         return Update(
             values,
             sent,
             self._weight(letter, samples),
             extra=nested("extra", extra),
             bits=packet.bits,
-            train_loss=loss,
+            train_loss=self._loss(letter),
             measured=self.figures(letter),
             length=length,
         )
+
+    def hidden(self, letter: Letter) -> Update:
+        """What a round of secure aggregation shows of one client: its loss and its figures; its values go into the sum."""
+        nothing = torch.zeros(0, dtype=torch.uint8)
+        loss, measured = self._loss(letter), self.figures(letter)
+        return Update({}, {}, 1.0, extra={}, bits=nothing, train_loss=loss, measured=measured, length=0.0)
+
+    def _loss(self, letter: Letter) -> float | None:
+        loss = letter.head.get("train_loss")
+        if loss is not None and not is_number(loss):
+            raise DataError(f"it sent the training loss {loss!r}")
+        return loss
 
     def figures(self, letter: Letter) -> dict[str, float | None]:
         """What a client measured, if it did; None for a metric that is not defined on its data."""

@@ -1,5 +1,6 @@
 """Letters: what server and clients send each other, whatever carries it: a head of plain values and one flat array of bytes."""
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -102,6 +103,15 @@ def take_packet(letter: Letter) -> Packet:
     if any(v.dtype != torch.uint8 or v.ndim != 1 for v in (values, bits)):
         raise DataError("a letter holds its values in another form than flat bytes.")
     return Packet(values, bits, tuple(names[0] or ()), tuple(names[1] or ()))
+
+
+def digest(tree: Tree) -> str:
+    """What tells tensors apart from all others, with their names."""
+    sum_ = hashlib.sha256()
+    for name, v in tree.items():
+        sum_.update(f"{name} {tuple(v.shape)} {v.dtype}".encode())
+        sum_.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return sum_.hexdigest()
 
 
 def quoted(text: str) -> str:

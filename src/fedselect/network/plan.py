@@ -15,14 +15,17 @@ from torch import Tensor
 from fedselect.core import plugins
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import Option, find, options
-from fedselect.core.tree import Tree
 from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.data.sets import one_domain
 from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
+from fedselect.network.letters import digest
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
-from fedselect.simulate.inputs import pick_device
+from fedselect.secret.keys import Identity
+from fedselect.secret.mean import check_hidden, hidden
+from fedselect.secret.ring import Ring
+from fedselect.simulate.inputs import most, pick_device
 from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
@@ -30,7 +33,13 @@ _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
 _TABLES = ("method", "model", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
 """What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
+
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float | None}
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the flags of a command: with --secret nobody can see which updates are long, so they are averaged."""
+    return {} if given.get("secret") else DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,7 @@ class Plan:
                 "outputs": self.config.make_task().outputs(self.data),
             },
             rounds=self.config.rounds,
+            secret=self._ring(),
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -131,6 +141,14 @@ class Plan:
                 "use the same version of torch, and the same weights file with --weights."
             )
         return made
+
+    def _ring(self) -> Ring | None:
+        """In which values add up, where the server learns sums alone."""
+        if not self.config.secret:
+            return None
+        if self.limits.max_norm is not None:
+            raise InputError("--max-norm is the length of a client's update, which --secret hides; leave one of them out.")
+        return hidden(self.config.make_aggregator(), most(self.config.fraction, self.clients), self.config.mean).ring
 
     def digest(self) -> str:
         """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
@@ -151,6 +169,7 @@ class Plan:
             "initial": self.initial,
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
+            **({"secret": True, "mean": self.config.mean} if self.config.secret else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
@@ -168,7 +187,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, "metrics") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, "metrics", "secret", "mean") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
@@ -213,16 +232,10 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
     assigned = made.assignment("cpu")
-    assigned.rehearse()
+    honest = assigned.rehearse()
+    if config.secret:
+        check_hidden(honest)
     return replace(made, initial=digest(assigned.initial))
-
-
-def digest(tree: Tree) -> str:
-    sum_ = hashlib.sha256()
-    for name, v in tree.items():
-        sum_.update(f"{name} {tuple(v.shape)} {v.dtype}".encode())
-        sum_.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sum_.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -235,10 +248,13 @@ class Home:
     weights: str | None = None
     device: str = "auto"
     schema: str = ""  # digest of the schema of tables that this client agreed to
+    _: KW_ONLY
+    site: str = ""  # this client's part of a site, which has its keys
+    secret: bool = False  # whether it takes part in runs with secure aggregation alone
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
-        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema"}
+        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "site", "secret"}
         for key in flat:
             if key not in known and not key.startswith("data."):
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
@@ -246,13 +262,35 @@ class Home:
             raise InputError("the node configuration must name partition-id and vault.")
         own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
         weights = str(flat["weights"]) if "weights" in flat else None
-        device, schema = str(flat.get("device", "auto")), str(flat.get("schema", ""))
-        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, device, schema)
+        device, schema, site = str(flat.get("device", "auto")), str(flat.get("schema", "")), str(flat.get("site", ""))
+        return cls(
+            int(flat["partition-id"]),
+            Path(str(flat["vault"])),
+            own,
+            weights,
+            device,
+            schema,
+            site=site,
+            secret=flat.get("secret") is True,
+        )
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
         flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
-        return flat | ({"weights": self.weights} if self.weights else {}) | ({"schema": self.schema} if self.schema else {})
+        return flat | {k: v for k in ("weights", "schema", "site", "secret") if (v := getattr(self, k))}
+
+    def identity(self, plan: Plan) -> Identity | None:
+        """Its keys, where the run needs them; refused where this client insists on a run that does."""
+        if not plan.config.secret and self.secret:
+            raise InputError(f"client {self.client} takes part in runs with --secret alone, and this one is without.")
+        if not plan.config.secret:
+            return None
+        if not self.site:
+            raise InputError(
+                f"client {self.client} does not know its part of a site, whose keys --secret needs; start it with: fedselect "
+                "deploy client, or name it in the node configuration: site=PATH."
+            )
+        return Identity.read(Path(self.site), self.client)
 
     def adapt(self, plan: Plan) -> Plan:
         """The run with this machine's own files in place of paths that were meant for another."""

@@ -1,7 +1,7 @@
 """The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +20,11 @@ from fedselect.network import behind
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
-from fedselect.network.vault import Vault, private
-from fedselect.simulate.inputs import check_ranges
+from fedselect.network.unmasking import Unmasking
+from fedselect.network.vault import Vault
+from fedselect.network.wishes import Wishes
+from fedselect.secret.mean import SecretMean
+from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
 
 Reply = Letter | DataError | str
@@ -72,10 +75,12 @@ class Outcome:
     _: KW_ONLY
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
+    sealed: str = ""  # why secure aggregation gave no sum
     seconds: float = 0.0
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
+        said |= {"secret": self.sealed} if self.sealed else {}
         return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
 
     def advice(self, otherwise: str) -> str:
@@ -118,6 +123,8 @@ class Server:
             raise InputError(f"min_clients is {limits.min_clients}, but there are {assigned.clients} clients.")
         self.assigned, self.limits, self.keys = assigned, limits, keys
         self.aggregator = Mean() if aggregator is None else aggregator
+        if assigned.secret is not None:
+            self.aggregator = SecretMean(self.aggregator, assigned.secret)
         self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.past: Tree = {}
@@ -129,9 +136,9 @@ class Server:
         self.goes_back = False  # whether clients that are ahead of the server may begin anew
         self._ahead: dict[int, int] = {}  # clients that are, each with its newest round
         self._examiner = Examiner(assigned, limits.max_norm)
+        self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self._guests: dict[int, Guest] = {}
-        private(masks)
-        self._masks = masks  # on disk: memory stays that of the model
+        self._wishes = Wishes(masks, self._examiner, hidden=assigned.secret is not None)
 
     def step(self, nodes: Nodes) -> Outcome:
         """One round, asked again where too few clients answered; who had done it hands over the same reply."""
@@ -141,6 +148,7 @@ class Server:
             outcome = Outcome(self.round + 1, rejected=outcome.rejected, set_back=outcome.set_back)
             self._gather(nodes, outcome)
             self._fit()
+            samples = {i: g.samples for i, g in self._guests.items()}
             folded, updates = self._ask(nodes, outcome)
             if len(updates) >= self.limits.min_clients:
                 break
@@ -150,13 +158,13 @@ class Server:
                 f"({outcome.why()}); {outcome.advice('mend that, then go on with --resume, or begin another run.')}"
             )
         # the simulation's order: a method's side statistics are solved in it
-        order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
+        order = sorted(updates, key=lambda i: (-samples[i], i))
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
         self.round = outcome.round
         for i in order:
             self.accepted[i] = self.round
-            self._mask(i, "new").replace(self._mask(i))
+            self._wishes.count(i)
         outcome.seconds = time.monotonic() - began
         return outcome
 
@@ -257,7 +265,9 @@ class Server:
                 outcome.set_back[f"client {i}"] = _set_back(self.accepted[i], said)
                 self.accepted[i] = base
             self._guests[i], self.tested[i] = Guest(node, said), said.tested
-            self._mask(i).write_bytes(said.bits.numpy().tobytes())
+            if self._secret is not None:
+                self._secret.keys[i] = said.key
+            self._wishes.put(i, said.bits)
         return turned
 
     def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[Fold, dict[int, State]]:
@@ -266,21 +276,25 @@ class Server:
         Where the round before is to be measured, all others do that and no more.
         """
         here = torch.tensor(sorted(self._guests))
-        count = max(1, round(self.limits.fraction * len(here)))
+        count = most(self.limits.fraction, len(here))
         cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
         params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
+        folded, extras = self.aggregator.fold(self.memory, params), {}
+        secret = None
+        if self._secret is not None:
+            secret = self._secret.begin(outcome.round, cohort, folded, self._letter(cohort[0], "train", outcome.round).parts)
+            cohort = [i for i in secret.cohort.ids if i in self._guests]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
         def letters() -> Iterator[tuple[int, Letter]]:
             for i in cohort:
-                letter = self._letter(i, "train", outcome.round)
+                letter = self._letter(i, "train", outcome.round, {} if secret is None else secret.head)
                 sizes[i] = letter.nbytes
                 yield self._guests[i].node, letter
             for i in others:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
-        folded, extras = self.aggregator.fold(self.memory, params), {}
         self._lengths, often = {}, usual(self.past)
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
@@ -288,19 +302,27 @@ class Server:
                     outcome.measured[i] = self._figures(i, reply)
                     continue
                 self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
-                update = self._examiner.update(reply, self._guests[i].samples, params, often)
+                if secret is None:
+                    update = self._examiner.update(reply, self._guests[i].samples, params, often)
+                else:
+                    update = self._examiner.hidden(reply)
+                    secret.take(i, reply)
             except DataError as e:
                 self._turn_away(i, e, outcome)
                 continue
             self._fold(folded, update)
             extras[i], self._lengths[i] = update.extra, update.length
-            self._mask(i, "new").write_bytes(update.bits.numpy().tobytes())
+            self._wishes.put(i, update.bits, "new")
             outcome.uploads[i] = {
                 "bytes_up": reply.nbytes, "bytes_down": sizes[i], "train_loss": update.train_loss,
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
-        return folded, extras
+        if secret is not None:
+            aside = Outcome(outcome.round)  # who sent its values and does not open has still taken part
+            why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
+            outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
+        return folded, {} if outcome.sealed else extras
 
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
         """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
@@ -334,24 +356,31 @@ class Server:
                 outcome.missed[i] = quoted(reply)
                 self._guests.pop(i)
 
+    def _openings(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], aside: Outcome) -> Iterator[tuple[int, Letter]]:
+        """What clients say who are asked to open a sum."""
+        for i, reply in self._answers(nodes, ((self._guests[i].node, letter) for i, letter in letters), aside):
+            try:
+                self._examiner.head(reply, "opened", client=i, round=aside.round)
+            except DataError as e:
+                self._turn_away(i, e, aside)
+                continue
+            yield i, reply
+
     def _fold(self, folded: Fold, update: Update) -> None:
         device = self.assigned.device
         sent = {n: m.unsqueeze(0).to(device) if isinstance(m, Tensor) else m for n, m in update.sent.items()}
         values = {n: v.to(device) for n, v in expand(update.values, 1).items()}
         folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
 
-    def _letter(self, i: int, kind: str, round: int) -> Letter:
-        """What client i gets: of the shared values those it wants, everything else whole."""
+    def _letter(self, i: int, kind: str, round: int, more: Mapping[str, Any] | None = None) -> Letter:
+        """What client i gets: of the shared values those it wants, everything else whole; `more` goes into its head."""
         down = self.assigned.method.down(self.state, torch.tensor([i], device=self.assigned.device))
-        bits = torch.frombuffer(bytearray(self._mask(i).read_bytes()) or bytearray(1), dtype=torch.uint8)
-        outline = self._examiner.outline
-        known = codec.Packet(outline.values, bits[: outline.bits.numel()], outline.whole, outline.partly)
-        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, codec.unmask(known, self._examiner.like))
+        packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, self._wishes.of(i))
         values = {"values": packet.values} if packet.values.numel() else {}
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
-        head |= {"task": self.task} if self.task else {}
+        head |= {**({"task": self.task} if self.task else {}), **(more or {})}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
 
     def _due(self, round: int) -> bool:
@@ -366,9 +395,6 @@ class Server:
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
         outcome.rejected[f"client {i}"] = outcome.missed[i] = quoted(str(why))
         self._guests.pop(i)
-
-    def _mask(self, i: int, kind: str = "bits") -> Path:
-        return self._masks / f"{i}.{kind}"
 
 
 def _set_back(lost: int, said: Hello) -> str:

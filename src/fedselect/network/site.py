@@ -15,6 +15,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk, read_json, write_bytes, write_json
 from fedselect.network.plan import Shape, own_kind
 from fedselect.network.vault import private
+from fedselect.secret.keys import ROSTER, write_roster
 
 CA_DAYS = 3650
 
@@ -111,6 +112,7 @@ def make(
             _node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
             if engine == "grpc":
                 _node_certificate(root / "ca", root / f"client-{i}", f"client {i}")
+        _rosters(root, site)
     for i in range(clients):
         write_json(root / f"client-{i}" / "client.json", {"client": i})
     write_bytes(root / "README.md", _readme(site).encode())
@@ -354,6 +356,14 @@ def public_key(key: Any) -> bytes:
 
     found: bytes = key.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
     return found
+
+
+def _rosters(root: Path, site: Site) -> None:
+    """For each client who the others are, signed by the site's authority: a server cannot invent clients."""
+    authority = _load_key((root / "ca" / "ca.key").read_bytes())
+    public = [(root / "server" / "keys" / f"client-{i}.pub").read_text() for i in range(site.clients)]
+    for i in range(site.clients):
+        write_roster(root / f"client-{i}" / ROSTER, site.federation, public, authority)
 
 
 def _write(path: Path, thing: Any) -> None:

@@ -221,6 +221,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         "rounds": s.round,
         "seed": s.seed,
         "fraction": s.fraction,
+        **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
     }
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))

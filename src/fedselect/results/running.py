@@ -30,8 +30,8 @@ def run(
 ) -> Result:
     """Train a federation in memory. `progress` shows a bar, `on_round` is given each round's record.
 
-    `how`: task, headline, metrics, aggregator, val, fraction, late, chunk, rows, device, precision, deterministic and
-    eval_every; Simulation explains them.
+    `how`: task, headline, metrics, aggregator, secret, mean, val, fraction, late, chunk, rows, device, precision,
+    deterministic and eval_every; Simulation explains them.
     """
     _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)

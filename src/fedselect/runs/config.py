@@ -20,6 +20,7 @@ from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
 from fedselect.runs import meant, presets
+from fedselect.secret.mean import check_secret
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
@@ -81,6 +82,8 @@ class Config:
         default_factory=list,
         metadata={"help": "Also measure these of the task's metrics: auroc,f1.", "default": "none"},
     )
+    secret: bool = _option(False, "Secure aggregation: the server learns sums, neither a client's values nor its mask.")
+    mean: Literal["senders", "cohort"] = _option("senders", "Secret sums are divided by an entry's senders, or by the cohort.")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 
@@ -105,7 +108,7 @@ class Config:
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
         done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)))
         done.make_method()
-        done.make_aggregator()
+        check_secret(self.secret, self.mean, done.make_aggregator())
         done.make_training().check_rounds(self.rounds)
         done.measured()
         return done
@@ -178,6 +181,8 @@ class Config:
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             aggregator=self.make_aggregator(),
+            secret=self.secret,
+            mean=self.mean,
             rounds=self.rounds,
         )
         if self.cross:

@@ -50,6 +50,8 @@ LATER: dict[str, Any] = {
     "task": {"name": "classification", "class_weights": None, "label_smoothing": 0.0},
     "headline": None,
     "metrics": [],
+    "secret": False,
+    "mean": "senders",
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
         "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -108,6 +110,7 @@ def owner(simulation: "Simulation") -> Run:
         "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
+        **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     if s.training.the_schedule.needs_rounds:

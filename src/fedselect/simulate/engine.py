@@ -1,6 +1,5 @@
 """The engine: rounds over stacked clients."""
 
-import builtins
 import os
 import time
 import warnings
@@ -20,6 +19,8 @@ from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, toget
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
+from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
+from fedselect.secret.sizes import Sizes
 from fedselect.simulate import checkpoint, ranks
 from fedselect.simulate.inputs import (
     Network,
@@ -31,6 +32,7 @@ from fedselect.simulate.inputs import (
     check_present,
     check_ranges,
     fit,
+    most,
     pick_device,
     pick_precision,
 )
@@ -68,7 +70,9 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
+    evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads that
+    hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an entry or the
+    cohort. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
     will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with default options.
     """
 
@@ -94,6 +98,8 @@ class Simulation:
         val: bool = False,
         aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
+        secret: bool = False,
+        mean: Over = "senders",
     ) -> None:
         method = as_method(method)
         self.aggregator = as_aggregator(aggregator)
@@ -104,7 +110,8 @@ class Simulation:
         model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics)
+        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean)
+        check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
         if val and not data.has("val"):
@@ -142,7 +149,9 @@ class Simulation:
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self.round = 0
         self.server = method.init(self.initial, self.clients, model)
-        self.memory = self.aggregator.start({n: self.initial[n] for n in model.params})  # what it remembers between rounds
+        self.secret = hidden(self.aggregator, most(fraction, self.clients), mean) if secret else None
+        self._folds = self.secret or self.aggregator
+        self.memory = self._folds.start({n: self.initial[n] for n in model.params})  # what it remembers between rounds
         self._check_processes()
         self.fits = self._fit()
         if 1 in sizes:  # it may be too little for a BatchNorm
@@ -164,7 +173,8 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
             "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "aggregator": self.aggregator, "rounds": self.total,
+            "aggregator": self.aggregator, "rounds": self.total, "secret": self.secret is not None,
+            "mean": self.secret.mean if self.secret else "senders",
         }  # fmt: skip
         return {"given": (self.method, self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
 
@@ -218,10 +228,11 @@ class Simulation:
                 continue
             self._put(ids, state, scores)
             del state, scores
-        count = max(1, builtins.round(self.fraction * len(present)))
+        count = most(self.fraction, len(present))
         cohort = random.choose(self.seed, present, count, self.round, "cohort")
         notes, finite = Notes(self.clients, self._columns), Finite(self.data)
-        folded = self.aggregator.fold(self.memory, self._shared())
+        folded = self._folds.fold(self.memory, self._shared())
+        sizes = codec if self.secret is None else Sizes(self.secret.ring, len(cohort))
         extras: list[State] = []
         order: list[Tensor] = []
         mine = ranks.own(cohort)
@@ -239,13 +250,13 @@ class Simulation:
             if self.round < CHECKED and not order:  # what a deployment would refuse is said here too
                 check_upload(up, self.method.wants(self.model, state), self._split["train"].n[ids.to(self.device)])
             wanted = self.method.wants(self.model, before)
-            notes.add("bytes_down", ids, codec.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
+            notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state, scores)
-            folded.add(up.values, up.sent, up.weight)
+            folded.take(up, random.client_keys(self.seed, ids.to(self.device), self.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
-            notes.add("bytes_up", ids, codec.up_size(up))
+            notes.add("bytes_up", ids, sizes.up_size(up))
             notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
             del state, up, loss, scores
@@ -289,6 +300,7 @@ class Simulation:
             **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
+            **({"cut": round(float(self.memory["cut"]["share"]), 6)} if self.secret else {}),
         }
         if self.round <= self.eval_every and self.data.has("test"):
             check_defined(record, self.metrics)
@@ -476,7 +488,7 @@ class Simulation:
         return self.method.down(self.server, torch.zeros(1, dtype=torch.int64, device=self.device)).shared["params"]
 
     def _check_processes(self) -> None:
-        if ranks.world() > 1 and self.aggregator.fold(self.memory, self._shared()).sums is None:
+        if ranks.world() > 1 and self._folds.fold(self.memory, self._shared()).sums is None:
             raise InputError(
                 f"the aggregator {type(self.aggregator).__name__} needs every upload in one process, and this run has "
                 f"{ranks.world()}; start it without torchrun, or choose another."

@@ -19,6 +19,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method, check_method
 from fedselect.models import MODELS, Model
+from fedselect.secret.mean import Over
 from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
 
@@ -42,6 +43,8 @@ class RunOptions(TypedDict, total=False):
     eval_every: int
     val: bool
     aggregator: Aggregator | str | None
+    secret: bool
+    mean: Over
 
 
 def pick_device(name: str) -> torch.device:
@@ -210,6 +213,8 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "deterministic": (object, lambda v: isinstance(v, bool), "is True or False"),
     "headline": (object, lambda v: v is None or isinstance(v, str), "is the name of a metric"),
     "metrics": (object, lambda v: _are_names(v), "is a list of names, such as ['auroc', 'f1']"),
+    "secret": (object, lambda v: isinstance(v, bool), "is True or False"),
+    "mean": (object, lambda v: v in ("senders", "cohort"), "is senders or cohort"),
 }
 """What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
 and deployments alike."""
@@ -224,6 +229,11 @@ def check_ranges(**given: Any) -> None:
             raise InputError(f"{name} must be {KINDS[kind]}, not {value!r}.")
         if not fits(value):
             raise InputError(f"{name} {said}, not {value!r}.")
+
+
+def most(fraction: float, clients: int) -> int:
+    """How many of so many clients train in a round."""
+    return max(1, round(fraction * clients))
 
 
 def check_present(late: tuple[int, int] | None, clients: int) -> None:

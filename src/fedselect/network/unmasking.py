@@ -1,0 +1,156 @@
+"""The server's side of secure aggregation: lines are added up as they come, and the sum over survivors is unmasked."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedselect.aggregate.aggregator import Fold
+from fedselect.core.errors import DataError
+from fedselect.core.files import read_json, write_json
+from fedselect.core.tree import Tree
+from fedselect.network.letters import Letter, digest
+from fedselect.secret.mean import SecretFold
+from fedselect.secret.protocol import Cohort, Opening
+from fedselect.secret.ring import CLIENTS, Ring, shapes
+
+Ask = Callable[[Iterator[tuple[int, Letter]]], Iterator[tuple[int, Letter]]]
+"""Sends clients their letters and yields replies as they come."""
+
+
+class Unmasking:
+    """What a server needs of round after round: clients' newest keys, and a round it has begun to open.
+
+    Clients open a round once. So before they are asked to, the server notes for whom; resumed, it asks for the same again.
+    """
+
+    def __init__(self, ring: Ring, like: Tree, address: dict[str, str], folder: Path) -> None:
+        self.ring, self.address, self._file = ring, address, folder / "opening.json"
+        self.names, self.shapes = list(like), shapes({n: v.shape for n, v in like.items()})
+        self.keys: dict[int, list[str]] = {}  # by client, public and signature
+
+    def begin(self, round: int, cohort: list[int], folded: Fold, down: Tree) -> "Round":
+        """A round with these clients, whose sums go into the fold; or the one that it has begun to open, with its own.
+
+        `down`: the tensors that every client gets; they agree on them, so that none can be sent others.
+        """
+        assert isinstance(folded, SecretFold)
+        begun = read_json(self._file, "delete it to begin this round anew.") if self._file.exists() else {}
+        if begun.get("round") != round:
+            return Round(self, round, {i: self.keys[i] for i in cohort}, folded, digest(down))
+        signed = {int(i): pair for i, pair in begun["list"].items()}
+        return Round(self, round, signed, folded, digest(down), announced=begun["survivors"])
+
+    def announce(self, round: int, signed: dict[int, list[str]], survivors: list[int]) -> None:
+        write_json(self._file, {"round": round, "list": signed, "survivors": survivors})
+
+
+class Round:
+    """One round: the sum of the lines that have come, and who sent them."""
+
+    def __init__(
+        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: str,
+        *, announced: list[int] | None = None,
+    ) -> None:  # fmt: skip
+        self._of, self._round, self._signed, self._folded, self._announced = of, round, signed, folded, announced
+        self._reach = [float(folded.reach[n]) for n in of.names]
+        agreed = {"round": round, "reach": self._reach, "values": down}
+        self.cohort = Cohort({**of.address, **agreed}, {i: public for i, (public, _) in signed.items()})
+        self._total = np.zeros(sum(s.numel() for s in of.shapes.values()), dtype=of.ring.dtype)
+        self._bundles: dict[int, dict[int, bytes]] = {}
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What a letter that asks for values says beside the rest."""
+        return {"secret": {"list": [[i, *pair] for i, pair in sorted(self._signed.items())], "reach": self._reach}}
+
+    def take(self, client: int, reply: Letter) -> None:
+        """One client's line under its pads; what it would add to the sum cannot be looked at, but for its size."""
+        line, sealed = (_bytes(reply, name) for name in ("line", "bundles"))
+        others, size = self.cohort.neighbours(client), self.cohort.sealed_size(client)
+        if set(reply.parts) != {"line", "bundles"} or len(line) != self._total.nbytes or len(sealed) != size * len(others):
+            raise DataError(
+                f"it sent {len(line)} and {len(sealed)} bytes where {self._total.nbytes} and {size * len(others)} belong"
+            )
+        self._of.keys[client] = key_of(reply)
+        if self._announced is not None and client not in self._announced:
+            raise DataError("it comes too late: the sum without it is being opened")
+        self._total += np.frombuffer(line, dtype=self._of.ring.dtype)
+        self._bundles[client] = {v: sealed[k * size : (k + 1) * size] for k, v in enumerate(others)}
+
+    def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]]) -> str:
+        """Put the sums over all who sent their values into the fold; or say why they cannot be had.
+
+        `base`: the last round of each client that was taken in. `sizes`: bytes up and down by client, to which this adds.
+        """
+        survivors = sorted(self._bundles)
+        if self._announced is not None and survivors != self._announced:
+            away = ", ".join(str(i) for i in self._announced if i not in survivors)
+            return f"the sum of a round that was interrupted is still to be opened, and client {away} is away: start it again"
+        if len(survivors) < self.cohort.least:
+            return (
+                f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret opens sums of "
+                f"{self.cohort.least} or more"
+            )
+        self._of.announce(self._round, self._signed, survivors)
+        opening = Opening(self.cohort, survivors)
+        refused: list[str] = []
+        for i, reply in ask(self._letters(survivors, base, sizes)):
+            try:
+                opening.take(i, _ids(reply), _bytes(reply, "shares"))
+                sizes[i]["bytes_up"] += reply.nbytes
+            except DataError as e:
+                refused.append(f"client {i}: {e}")
+        if opening.short():
+            why = f" ({'; '.join(refused)})" if refused else ""
+            return f"too few clients opened the sum{why}"
+        try:
+            opening.unmask(self._total)
+        except DataError as e:
+            return str(e)
+        return self._settle(len(survivors))
+
+    def _letters(self, survivors: list[int], base: list[int], sizes: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Letter]]:
+        for i in survivors:
+            head = {**self._of.address, "kind": "open", "client": i, "round": self._round, "base": base[i]}
+            sealed = b"".join(self._bundles[u][i] for u in self.cohort.neighbours(i) if u in self._bundles)
+            parts = {"bundles": torch.from_numpy(np.frombuffer(sealed, dtype=np.uint8).copy())} if sealed else {}
+            letter = Letter({**head, "list": self.cohort.digest.hex(), "survivors": survivors}, parts)
+            sizes[i]["bytes_down"] += letter.nbytes
+            yield i, letter
+
+    def _settle(self, clients: int) -> str:
+        """Hand the sums over, unless they show that somebody sent no line of its own: everybody's says 1 in one place."""
+        total, senders = self._of.ring.unpack(self._total, self._of.shapes)
+        counts = [float(v.max()) for v in senders.values() if v.numel()]
+        if float(total[CLIENTS]) != clients or max(counts) > clients:
+            return (
+                "what clients sent does not add up: one of them sent nonsense, and --secret hides which; begin another run "
+                "without the client that you doubt"
+            )
+        self._folded.put(total, senders)
+        return ""
+
+
+def key_of(reply: Letter) -> list[str]:
+    """The key that a client offers for the next round, and its signature, which the other clients check."""
+    said = reply.head.get("key")
+    if not isinstance(said, list) or len(said) != 2 or not all(isinstance(s, str) and len(s) <= 300 for s in said):
+        raise DataError("it sent no key for the next round")
+    return said
+
+
+def _ids(reply: Letter) -> list[int]:
+    said = reply.head.get("of")
+    if not isinstance(said, list) or not all(type(i) is int for i in said) or said != sorted(set(said)):
+        raise DataError(f"it opened shares of {said!r}")
+    return said
+
+
+def _bytes(reply: Letter, name: str) -> bytes:
+    part = reply.parts.get(name)
+    if part is None or part.dtype != torch.uint8 or part.ndim != 1:
+        raise DataError(f"it sent no {name}")
+    return part.numpy().tobytes()

@@ -1,0 +1,130 @@
+"""SecretMean: an aggregator that is given sums of whole numbers alone, as a server gets them from secure aggregation.
+
+A simulation adds those numbers up as they are. Over a network they travel under pads that cancel in the sum, which changes no
+bit of it, so both give the same model.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedselect.aggregate.aggregator import Aggregator, Fold
+from fedselect.aggregate.masked import MaskedSum
+from fedselect.core.errors import InputError
+from fedselect.core.tree import Mask, State, Tree
+from fedselect.methods.method import Up
+from fedselect.secret.ring import CLIENTS, IS_NEAR, OVER, Ring
+
+Over = Literal["senders", "cohort"]
+"""What a sum is divided by: the clients that sent the entry, or all that took part, which then hides how many sent it."""
+FEWEST = 3
+"""Clients in a round: of two, each could tell the other's update from the mean."""
+FIRST, FIRST_STATISTIC = 1.0, 64.0
+"""How far a value may move in the first round: a parameter, and a statistic of BatchNorm, which may be of any size."""
+ROUNDING = "rounding"  # what a client's randomness is for
+GROW, SHRINK, LEAST, MOST = 4.0, 0.5, 2.0**-10, 2.0**40
+
+
+@dataclass(frozen=True)
+class SecretMean(Aggregator):
+    """What `inner` makes of the sums; the range that values may move in follows what was cut in the round before."""
+
+    inner: Aggregator
+    ring: Ring
+
+    @property
+    def mean(self) -> Over:
+        return "senders" if self.ring.counted else "cohort"
+
+    def start(self, params: Tree) -> State:
+        return {**self.inner.start(params), "reach": {n: torch.full((), FIRST, device=v.device) for n, v in params.items()}}
+
+    def fold(self, state: State, params: Tree) -> "SecretFold":
+        return SecretFold(self, state, params)
+
+
+class SecretFold(Fold):
+    """Sums of whole numbers and of senders; `finish` turns them into sums of values for the inner fold."""
+
+    sums: MaskedSum
+
+    def __init__(self, how: SecretMean, state: State, params: Tree) -> None:
+        self.sums, self._how, self._params, self._state = MaskedSum(), how, params, state
+        self.reach = {n: state["reach"].get(n, torch.full((), FIRST_STATISTIC, device=v.device)) for n, v in params.items()}
+
+    def take(self, up: Up, keys: Tensor) -> None:
+        check_hidden(up)
+        names = [n for n in up.values if up.sent.get(n, False) is not False]
+        codes = self._how.ring.code(up.values, up.sent, self._params, {n: self.reach[n] for n in names}, keys)
+        self.add(codes, {**dict.fromkeys(codes, True), **{n: up.sent[n] for n in names}}, up.weight)
+
+    def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
+        self.sums.add(values, sent, weight)
+
+    def put(self, total: Tree, senders: Tree) -> None:
+        """The sums of all clients, as a server has them once they are unmasked."""
+        device = next(iter(self._params.values())).device
+        values, counts = ({n: v.to(device) for n, v in tree.items()} for tree in (total, senders))
+        self.sums = MaskedSum(values, counts, dict.fromkeys(total, torch.float32))
+
+    def finish(self) -> tuple[Tree, Mask, State]:
+        how, inner = self._how, self._how.inner.fold(self._state, self._params)
+        assert inner.sums is not None  # `hidden` saw to it
+        total, senders = self.sums.total, self.sums.weight
+        names = [n for n in total if not n.startswith("~")]
+        for n in names:
+            count = senders[n] if how.ring.counted else total[CLIENTS].expand_as(senders[n]).clone()
+            step = self.reach[n].double() / how.ring.top
+            inner.sums.total[n] = self._params[n].double() * count + step * total[n]
+            inner.sums.weight[n], inner.sums.dtypes[n] = count, self._params[n].dtype
+        mean, heard, memory = inner.finish()
+        reach = {**self._state["reach"], **{n: self._next(i, n) for i, n in enumerate(names)}}
+        return mean, heard, {**memory, "reach": reach, "cut": {"share": self._cut(names)}}
+
+    def _next(self, at: int, name: str) -> Tensor:
+        """A range in which something was cut grows, one whose ends nobody came near shrinks."""
+        over, near = (self.sums.total[n][at] for n in (OVER, IS_NEAR))
+        change = torch.where(over > 0, GROW, torch.where(near > 0, 1.0, SHRINK))
+        return (self.reach[name] * change).clamp(LEAST, MOST).to(self.reach[name].dtype)
+
+    def _cut(self, names: list[str]) -> Tensor:
+        """The share of what was sent that lay outside its range."""
+        if not names:
+            return torch.zeros(())
+        sent = sum(self.sums.weight[n].sum() for n in names)
+        return (self.sums.total[OVER].sum() / torch.as_tensor(sent).clamp_min(1.0)).float()
+
+
+def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:
+    """Refuse options that do not go together, before anything is made."""
+    if mean == "cohort" and not secret:
+        raise InputError("--mean cohort is of sums that --secret gives; give that too, or leave it out.")
+    if secret and not aggregator.only_sums:
+        raise InputError(
+            f"{type(aggregator).__name__} looks at the values of single clients, which --secret hides; use --aggregate mean or "
+            "adam."
+        )
+
+
+def hidden(aggregator: Aggregator, clients: int, mean: Over) -> SecretMean:
+    """The aggregator behind secure aggregation of at most so many clients a round."""
+    check_secret(True, mean, aggregator)
+    if clients < FEWEST:
+        raise InputError(
+            f"--secret needs at least {FEWEST} clients in a round, and this run has {clients}: of two, each could tell the "
+            "other's values from the mean."
+        )
+    return SecretMean(aggregator, Ring(clients, counted=mean == "senders"))
+
+
+def check_hidden(up: Up) -> None:
+    """Refuse what secure aggregation does not hide: rows of single clients, and weights that differ."""
+    if up.extra:
+        raise InputError(
+            f"this method sends rows of single clients ({', '.join(up.extra)}) beside its values, which --secret would not "
+            "hide; choose another method, or leave --secret out."
+        )
+    if not bool((up.weight == 1).all()):
+        raise InputError("--secret counts every client alike; use --weight uniform, or leave --secret out.")
