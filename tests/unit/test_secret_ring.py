@@ -1,5 +1,6 @@
 """The ring: whole numbers that add up exactly whatever the clients send, and rounding that is right in the mean."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -195,7 +196,12 @@ def test_the_range_follows_what_was_cut():
     ]
 
 
-@pytest.mark.parametrize("aggregator", [fs.ClippedMean(), fs.Median(), fs.TrimmedMean()])
+@dataclasses.dataclass(frozen=True)
+class Shortened(fs.Mean):
+    """An aggregator of one's own that looks at single uploads, as docs/own-aggregator.md has one."""
+
+
+@pytest.mark.parametrize("aggregator", [fs.ClippedMean(), fs.Median(), fs.TrimmedMean(), Shortened()])
 def test_aggregators_that_look_at_single_clients_are_refused(aggregator):
     with pytest.raises(fs.InputError, match=f"{type(aggregator).__name__} looks at the values of single clients.*mean or adam"):
         hidden(aggregator, 5, "senders")

@@ -46,7 +46,8 @@ class Aggregator(Shown, ABC):
     """A frozen dataclass of options; what must last from round to round goes into its state, never on self."""
 
     only_sums: ClassVar[bool] = False
-    """Whether its folds look at sums over clients alone, so that secure aggregation can hide the rest."""
+    """Whether its folds look at sums over clients alone, so that secure aggregation can hide the rest. Not inherited: a class
+    that changes how uploads are folded must say it anew."""
 
     def start(self, params: Tree) -> State:
         """The state before the first round; `params`: initial values of the parameters, without BatchNorm statistics."""
@@ -62,7 +63,7 @@ class Mean(Aggregator):
     """The weighted mean; with server_momentum, the shared parameters also go on by a part of their last step (FedAvgM)."""
 
     server_momentum: float = 0.0
-    only_sums: ClassVar[bool] = True
+    only_sums = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.server_momentum, Real):
@@ -109,7 +110,7 @@ class FedAdam(Aggregator):
     server_beta1: float = 0.9
     server_beta2: float = 0.99
     server_eps: float = 1e-3
-    only_sums: ClassVar[bool] = True
+    only_sums = True
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

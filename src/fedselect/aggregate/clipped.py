@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ class ClippedMean(Mean):
 
     _: KW_ONLY
     clip_factor: float = 3.0
-    only_sums: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

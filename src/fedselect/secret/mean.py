@@ -101,7 +101,7 @@ def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:
     """Refuse options that do not go together, before anything is made."""
     if mean == "cohort" and not secret:
         raise InputError("--mean cohort is of sums that --secret gives; give that too, or leave it out.")
-    if secret and not aggregator.only_sums:
+    if secret and not vars(type(aggregator)).get("only_sums", False):
         raise InputError(
             f"{type(aggregator).__name__} looks at the values of single clients, which --secret hides; use --aggregate mean or "
             "adam."
