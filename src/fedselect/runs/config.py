@@ -19,6 +19,7 @@ from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
+from fedselect.private import Private
 from fedselect.runs import meant, presets
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
@@ -81,6 +82,7 @@ class Config:
         default_factory=list,
         metadata={"help": "Also measure these of the task's metrics: auroc,f1.", "default": "none"},
     )
+    private: str | None = _option(None, "Differential privacy: epsilon=8, more options after commas (docs/private.md).")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 
@@ -103,7 +105,8 @@ class Config:
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
-        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)))
+        private = None if self.private is None else str(Private.read(self.private))
+        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)), private=private)
         done.make_method()
         done.make_aggregator()
         done.make_training().check_rounds(self.rounds)
@@ -179,6 +182,7 @@ class Config:
             eval_every=self.eval_every,
             aggregator=self.make_aggregator(),
             rounds=self.rounds,
+            private=self.private,
         )
         if self.cross:
             simulation.need(simulation.method.view)
