@@ -23,9 +23,10 @@ from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
 from fedselect.network.flower import launch
 from fedselect.network.flower.control import follow, reason, runs, server_part, start, state, submit, unfinished
-from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, digest_of, own_data, undealt
+from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, defaults, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
+from fedselect.private import Private
 from fedselect.report import write_report
 from fedselect.runs import tables
 from fedselect.runs.config import Config, at_path
@@ -66,7 +67,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", aggregate="clip")
+@with_run_options("seed", "task", "headline", "metrics", "private", aggregate="clip")
 def demo(
     ctx: typer.Context,
     *,
@@ -87,7 +88,8 @@ def demo(
     if old and not overwrite:
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
-    config = configure(DEFAULTS, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
+    usual = defaults(given["private"])
+    config = configure(usual, method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
         raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
@@ -224,7 +226,7 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", aggregate="clip")
+@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "private", aggregate="clip")
 def run(
     ctx: typer.Context,
     *,
@@ -261,7 +263,7 @@ def run(
         if more.get("clients", str(known.clients)) != str(known.clients):
             raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
         of_site = {"data": known.data, "task": {"name": known.shape.task}}
-        config = configure({**DEFAULTS, **of_site}, method, None, model, more, **given)
+        config = configure({**defaults(given["private"]), **of_site}, method, None, model, more, **given)
         place = start(part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(part, place, watch)
@@ -293,6 +295,9 @@ def status(root: SiteDir) -> None:
             say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
         if how == "not started":
             say(f"  Flower did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+        if records and records[-1].get("epsilon") is not None:
+            private = Private.read(read_config(place)["private"])
+            say(f"  privacy: epsilon {records[-1]['epsilon']:.3g} of {private.epsilon:g} is spent, for one {private.unit}")
         _attendance(place.name, attendance(records))
 
 

@@ -30,7 +30,7 @@ class Entropy:
     def normal(self, keys: Tensor, count: int) -> Tensor:
         """The same of standard normal numbers, by Box and Muller's method."""
         half = -(-count // 2)
-        u, v = self.uniform(keys, 2 * half).split(half, dim=-1)
+        u, v = torch.split(self.uniform(keys, 2 * half), half, dim=-1)
         radius, angle = (-2.0 * u.log()).sqrt(), 2.0 * math.pi * v
         return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 

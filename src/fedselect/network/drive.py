@@ -12,6 +12,8 @@ from fedselect.methods.groups import groups_of
 from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
+from fedselect.private import budget
+from fedselect.private.settings import as_private
 from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.kept import KeptFile
@@ -65,6 +67,8 @@ def say(out: Path, status: str, error: str = "", **more: Any) -> None:
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> dict[str, str]:
     """Returns who has no final model yet, and why."""
     server = Server(plan.assignment(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
+    if server.budget is not None:
+        server.budget.keep(out / budget.NAME)
     vault = Vault(out / "checkpoint")
     told, _ = intact_rounds(out / "metrics.jsonl")
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
@@ -86,7 +90,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
             os.fsync(metrics.fileno())
         watch(plan.config, record)
 
-    while server.round < plan.config.rounds:
+    while server.round < plan.config.rounds and not (server.budget and server.budget.spent):
         outcome = server.step(nodes)
         if pending is not None:
             finish(pending, outcome)
@@ -104,8 +108,16 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     _closed(pending, last)
     finish(pending, last)
     server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
-    write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history)})
+    spent = {"privacy": _spent(plan, pending["epsilon"])} if "epsilon" in pending else {}
+    write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history), **spent})
     return dict(pending["absent"])
+
+
+def _spent(plan: Plan, epsilon: float) -> dict[str, Any]:
+    """What was promised and spent; of samples, delta is at most what it is for a client that has few."""
+    private = as_private(plan.config.private)
+    assert private is not None
+    return budget.outcome(private, epsilon, private.delta_for(plan.clients if private.unit == "client" else 1))
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
@@ -137,6 +149,7 @@ def _record(outcome: Outcome, clients: int, metrics: Sequence[Measure]) -> Recor
     return {
         "round": outcome.round,
         "seconds": round(outcome.seconds, 4),
+        **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
         **dict.fromkeys(means(metrics)),
         "train_loss": mean_of(lists["train_loss"]),
         **{k: sum(v or 0 for v in lists[k]) for k in SENT},

@@ -46,6 +46,7 @@ class Update:
     train_loss: float | None
     measured: dict[str, float | None]
     length: float  # root of the mean square over all that was sent
+    epsilon: float | None = None  # what it has spent of its privacy budget, where it keeps one
 
 
 class Examiner:
@@ -104,6 +105,9 @@ class Examiner:
         loss = letter.head.get("train_loss")
         if loss is not None and not is_number(loss):
             raise DataError(f"it sent the training loss {loss!r}")
+        epsilon = letter.head.get("epsilon")
+        if epsilon is not None and (not is_number(epsilon) or epsilon < 0):
+            raise DataError(f"it sent the epsilon {epsilon!r}")
         return Update(
             values,
             sent,
@@ -113,6 +117,7 @@ class Examiner:
             train_loss=loss,
             measured=self.figures(letter),
             length=length,
+            epsilon=epsilon,
         )
 
     def figures(self, letter: Letter) -> dict[str, float | None]:

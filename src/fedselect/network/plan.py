@@ -20,7 +20,10 @@ from fedselect.data import DATA, Federation, Schema, tables
 from fedselect.data.sets import one_domain
 from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
+from fedselect.network.protected import check
 from fedselect.network.server import Limits
+from fedselect.private.settings import Private, as_private
+from fedselect.private.words import of_each_client, statement
 from fedselect.runs.config import Config
 from fedselect.simulate.inputs import pick_device
 from fedselect.tasks import suited
@@ -30,6 +33,13 @@ _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
 _TABLES = ("method", "model", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
 """What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
+
+
+def defaults(private: str | None) -> dict[str, dict[str, str]]:
+    """The same for a run with this privacy: where clients are private, every update is clipped to one length anyway."""
+    return {} if private is not None and Private.read(private).unit == "client" else DEFAULTS
+
+
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float | None}
 
 
@@ -124,6 +134,7 @@ class Plan:
                 "outputs": self.config.make_task().outputs(self.data),
             },
             rounds=self.config.rounds,
+            private=as_private(self.config.private),
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -131,6 +142,14 @@ class Plan:
                 "use the same version of torch, and the same weights file with --weights."
             )
         return made
+
+    def promise(self) -> str:
+        """What clients are promised of privacy, in words; nothing where they are not."""
+        private = as_private(self.config.private)
+        if private is None or private.unit == "sample":
+            return of_each_client(private, self.config.rounds) if private else ""
+        found = check(self.assignment("cpu"), self.config.make_aggregator(), self.limits.fraction)
+        return statement(found) if found else ""
 
     def digest(self) -> str:
         """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
@@ -151,6 +170,7 @@ class Plan:
             "initial": self.initial,
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
+            **({"private": self.config.private} if self.config.private else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
@@ -168,7 +188,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, "metrics") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, "metrics", "private") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
@@ -213,7 +233,7 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
     assigned = made.assignment("cpu")
-    assigned.rehearse()
+    check(assigned, config.make_aggregator(), limits.fraction)
     return replace(made, initial=digest(assigned.initial))
 
 

@@ -19,7 +19,9 @@ from fedselect.methods.method import Received
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
+from fedselect.network.protected import for_clients
 from fedselect.network.vault import Vault, private
+from fedselect.private.clients import drawn
 from fedselect.simulate.inputs import check_ranges
 from fedselect.tasks.task import learned
 
@@ -72,6 +74,7 @@ class Outcome:
     rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
     seconds: float = 0.0
+    epsilon: float | None = None  # what the run has spent by then, of a privacy budget
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
@@ -118,7 +121,6 @@ class Server:
         self.assigned, self.limits, self.keys = assigned, limits, keys
         self.aggregator = Mean() if aggregator is None else aggregator
         self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
-        self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.past: Tree = {}
         self._lengths: dict[int, float] = {}  # of this round's updates
         self.round = 0
@@ -126,6 +128,9 @@ class Server:
         self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
         self.task: dict[str, str] = {}
         self._examiner = Examiner(assigned, limits.max_norm)
+        self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
+        self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
+        self._drawn: tuple[int, list[int]] = (0, [])  # the clients of a round, where who they are is a secret
         self._guests: dict[int, Guest] = {}
         private(masks)
         self._masks = masks  # on disk: memory stays that of the model
@@ -139,7 +144,7 @@ class Server:
             self._gather(nodes, outcome)
             self._fit()
             folded, updates = self._ask(nodes, outcome)
-            if len(updates) >= self.limits.min_clients:
+            if len(updates) >= min(self.limits.min_clients, self._asked):
                 break
         else:
             raise RunError(
@@ -148,6 +153,9 @@ class Server:
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-self._guests[i].samples, i))
+        if self.budget is not None:
+            self.budget.charge(outcome.round)
+            outcome.epsilon = self.budget.spent_so_far
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
         self.round = outcome.round
@@ -259,9 +267,9 @@ class Server:
         Where the round before is to be measured, all others do that and no more.
         """
         here = torch.tensor(sorted(self._guests))
-        count = max(1, round(self.limits.fraction * len(here)))
-        cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
-        params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
+        cohort = self._cohort(here, outcome.round)
+        whose = torch.tensor(cohort, dtype=torch.int64, device=self.assigned.device)
+        params = self.assigned.method.down(self.state, whose).shared["params"]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
@@ -274,7 +282,8 @@ class Server:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
         folded, extras = self.aggregator.fold(self.memory, params), {}
-        self._lengths, often = {}, usual(self.past)
+        # where a client's data must not show, whether it is taken in does not depend on others' updates
+        self._lengths, often = {}, usual(self.past) if self.budget is None else None
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
                 if i in others:
@@ -293,18 +302,35 @@ class Server:
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
+            if update.epsilon is not None:
+                outcome.epsilon = max(outcome.epsilon or 0.0, update.epsilon)
         return folded, extras
+
+    def _cohort(self, here: Tensor, round_: int) -> list[int]:
+        """Who trains in a round: asked again, the same clients."""
+        assigned = self.assigned
+        if self.budget is None:
+            count = max(1, round(self.limits.fraction * len(here)))
+            cohort = random.choose(assigned.seed, here, count, round_ - 1, "cohort").tolist()
+            self._asked = self.limits.min_clients
+            return cohort
+        if self._drawn[0] != round_:
+            private = self.budget.guarantee.private
+            ids = drawn(torch.arange(assigned.clients), self.limits.fraction, private.entropy, assigned.seed, round_ - 1)
+            self._drawn = (round_, ids.tolist())
+        cohort = [i for i in self._drawn[1] if i in here.tolist()]
+        self._asked = len(cohort)
+        return cohort
 
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
         """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
         extra = {
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
-            for k, tree in extras[0].items()
+            for k, tree in (extras[0].items() if extras else ())
         }
         mean, heard, memory = folded.finish()
-        state = self.assigned.method.server(
-            self.state, Received(torch.tensor(order, device=self.assigned.device), mean, heard, extra)
-        )
+        ids = torch.tensor(order, dtype=torch.int64, device=self.assigned.device)
+        state = self.assigned.method.server(self.state, Received(ids, mean, heard, extra))
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
         if lost is not None:
             raise RunError(

@@ -1,12 +1,14 @@
 """Budget: what a run has spent. It is charged before anything is released, and what was charged stays charged."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import disk
 from fedselect.private.guarantee import Guarantee
+from fedselect.private.settings import Private
 
 NAME = "budget.jsonl"
 """In a run directory and in a client's vault: a line for each round that was charged."""
@@ -24,7 +26,7 @@ class Budget:
     def keep(self, place: Path) -> None:
         """From now on also on disk; what was charged there counts."""
         self._place = place
-        self.charged = max(self.charged, _lines(place))
+        self.charged = max(self.charged, _charged(place))
 
     @property
     def spent(self) -> bool:
@@ -35,8 +37,9 @@ class Budget:
         """Epsilon of all that was charged, as files have it: none where nothing is promised."""
         return finite(self.guarantee.epsilon(self.charged))
 
-    def charge(self, round: int) -> None:
-        """Before a round: note on disk that it takes its part of the budget."""
+    def charge(self, round: int, before: int = 0) -> None:
+        """Before a round: note on disk that it takes its part of the budget; at least `before` rounds were charged already."""
+        self.charged = max(self.charged, before)
         if self.spent:
             raise RunError(
                 f"the privacy budget is spent: {self.charged} rounds were charged, some twice after a crash; what is released "
@@ -51,16 +54,13 @@ class Budget:
 
     def to_json(self) -> dict[str, Any]:
         """For the summary of a run: what was promised, what was spent."""
-        private, lots = self.guarantee.private, self.guarantee.lots
-        return {
-            "epsilon": self.spent_so_far,
-            "budget": finite(private.epsilon),
-            "delta": self.guarantee.delta,
-            "unit": private.unit,
-            "noise": round(max(lot.noise for lot in lots), 6),
-            "rounds_charged": self.charged,
-            "seeded": private.seeded,
-        }
+        return outcome(self.guarantee.private, self.spent_so_far, self.guarantee.delta) | {"charged": self.charged}
+
+
+def outcome(private: Private, epsilon: float | None, delta: float) -> dict[str, Any]:
+    """What was promised, and how much of it is spent."""
+    said = {"epsilon": epsilon, "budget": finite(private.epsilon), "delta": delta, "unit": private.unit}
+    return said | ({"seeded": True} if private.seeded else {})
 
 
 def finite(epsilon: float) -> float | None:
@@ -68,6 +68,8 @@ def finite(epsilon: float) -> float | None:
     return round(epsilon, 6) if epsilon < float("inf") else None
 
 
-def _lines(place: Path) -> int:
-    """Lines of a file, one that was cut off among them."""
-    return len(place.read_bytes().splitlines()) if place.exists() else 0
+def _charged(place: Path) -> int:
+    """Rounds that a file says were charged: its lines, one that was cut off among them, or what the last whole one says."""
+    lines = place.read_bytes().splitlines() if place.exists() else []
+    said = [int(found[1]) for line in lines if (found := re.search(rb'"charged": (\d+)}', line))]
+    return max([len(lines), *said])

@@ -103,8 +103,8 @@ def shared_names(model: Model, wanted: Mask) -> tuple[str, ...]:
 def _check_sent(model: Model, sent: Mask) -> None:
     if any(sent.get(n, False) is not False for n in model.stats):
         raise InputError(
-            "statistics of BatchNorm are no updates and cannot be clipped; keep them with the client (norm_stats=local), or use "
-            "a network without BatchNorm."
+            "statistics of BatchNorm are no updates and cannot be clipped; keep them with the client (norm_stats=local), or "
+            "use a network without BatchNorm."
         )
 
 

@@ -43,8 +43,8 @@ def of_samples(private: Private, samples: int, batch_size: int, passes: int, rou
 def split(noise: float, many: float) -> tuple[float, float]:
     """Noise of the sum of updates, and of the count of those that were not clipped, which together cost as `noise` alone.
 
-    Andrew et al. 2021, theorem 1: a count of numbers +-1/2 with deviation s is a release of noise 2s, and variances of noise add up
-    as their inverses. They take s = many / 20; where that would cost more than a tenth of the budget, s is larger.
+    Andrew et al. 2021, theorem 1: a count of numbers +-1/2 with deviation s is a release of noise 2s, and inverse squares of
+    noises add up. They take s = many / 20; where that would cost more than a tenth of the budget, s is larger.
     """
     count = max(many / 20, noise / (2 * math.sqrt(COUNT_SHARE)))
     return (noise**-2 - (2 * count) ** -2) ** -0.5 if noise else 0.0, count if noise else 0.0

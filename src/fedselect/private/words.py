@@ -16,11 +16,24 @@ OUTSIDE = (
 def statement(guarantee: Guarantee) -> str:
     """One paragraph: promise, noise, who has to be trusted, and what is not covered."""
     private = guarantee.private
-    return " ".join(filter(None, (_promise(guarantee), _noise(guarantee), _trust(private), OUTSIDE, _warning(guarantee))))
+    said = (
+        _promised(private, guarantee.delta, guarantee.rounds),
+        _noise(guarantee),
+        _trust(private),
+        OUTSIDE,
+        _warning(guarantee),
+    )
+    return " ".join(filter(None, said))
 
 
-def _promise(guarantee: Guarantee) -> str:
-    private = guarantee.private
+def of_each_client(private: Private, rounds: int) -> str:
+    """The same where nobody knows yet how many samples clients have."""
+    own = "Each client chooses its noise by how many samples it has, and keeps the budget itself."
+    delta = private.delta_for(1)
+    return " ".join((_promised(private, delta, rounds), own, _trust(private), OUTSIDE))
+
+
+def _promised(private: Private, delta: float, rounds: int) -> str:
     if math.isinf(private.epsilon):
         return "Private: no promise (epsilon is inf); updates are clipped, and nothing is noised."
     whose = {
@@ -28,10 +41,7 @@ def _promise(guarantee: Guarantee) -> str:
         "sample": "one training sample of a client: what others learn is nearly the same with it and without it",
     }[private.unit]
     seeded = " But noise comes from the seed, so this run is a test and NOT private." if private.seeded else ""
-    return (
-        f"Private: epsilon {private.epsilon:g}, delta {guarantee.delta:.2g} for the whole run of {guarantee.rounds} rounds, for "
-        f"{whose}.{seeded}"
-    )
+    return f"Private: epsilon {private.epsilon:g}, delta {delta:.2g} for the whole run of {rounds} rounds, for {whose}.{seeded}"
 
 
 def _noise(guarantee: Guarantee) -> str:
@@ -45,8 +55,8 @@ def _noise(guarantee: Guarantee) -> str:
         else ("gradient", "step", f"{worst.many:g} samples a step on average")
     )
     return (
-        f"Each {what} is clipped to length {private.clip:g}{moving}; noise is {worst.noise:.3g} times that in every entry of the "
-        f"sum ({many}). In the mean of a {per} the noise of all {guarantee.size:,} entries together is "
+        f"Each {what} is clipped to length {private.clip:g}{moving}; noise is {worst.noise:.3g} times that in every entry of "
+        f"the sum ({many}). In the mean of a {per} the noise of all {guarantee.size:,} entries together is "
         f"{guarantee.ratio:.3g} times as long as the longest {what}."
     )
 
@@ -54,8 +64,8 @@ def _noise(guarantee: Guarantee) -> str:
 def _trust(private: Private) -> str:
     if private.unit == "client":
         return (
-            "The server sees every update before it adds noise and has to be trusted; clients, and whoever gets the model, do not. "
-            "Which clients a round drew stays with it."
+            "The server sees every update before it adds noise and has to be trusted; clients, and whoever gets the model, do "
+            "not. Which clients a round drew stays with it."
         )
     return "Every client adds noise itself, so neither the server nor other clients have to be trusted."
 
@@ -68,9 +78,3 @@ def _warning(guarantee: Guarantee) -> str:
     else:
         mend = "use larger batches (--batch-size), a smaller model, fewer rounds or a larger epsilon"
     return f"WARNING: such noise drowns what clients learn, and the model will hardly be better than an untrained one; {mend}."
-
-
-def spent(epsilon: float | None, budget: float, delta: float, unit: str) -> str:
-    """How much of a budget is spent, in short."""
-    said = "no promise" if epsilon is None else f"epsilon {epsilon:.3g} of {budget:g} spent, delta {delta:.2g}"
-    return f"{said}, for one {unit}"

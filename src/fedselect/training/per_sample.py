@@ -32,8 +32,8 @@ LOOKS = (
     "--private unit=sample use one that does not, such as fedavg, fedprox, fedper or fedselect."
 )
 TUNES = (
-    "fine-tuning would use training data anew at every evaluation, beside the budget; with --private unit=sample use finetune=0, "
-    "or a method without it, such as fedavg, fedper or fedselect."
+    "fine-tuning would use training data anew at every evaluation, beside the budget; with --private unit=sample use "
+    "finetune=0, or a method without it, such as fedavg, fedper or fedselect."
 )
 
 
@@ -68,7 +68,7 @@ class PerSample:
     clip: float
     noise: Callable[[int], float]
     passes: int
-    entropy: Entropy = Entropy()
+    entropy: Entropy
 
     def train(self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", goal: Goal, ctx: State, key: str) -> Tree:
         _check_key(key)
@@ -117,7 +117,7 @@ class PerSample:
         marks = {n: m for n in names if isinstance(m := aim.only[n], Tensor)}
         total = self._clipped_sums(tree, batch, inside, aim, names)
         noisy = self.entropy.noised(torch.cat([rows(total[n]) for n in names], 1), std, random.fold(batch.keys, "noise")) / size
-        parts = noisy.split([total[n][0].numel() for n in names], dim=1)
+        parts = torch.split(noisy, [total[n][0].numel() for n in names], dim=1)
         grads = {n: g.view_as(tree[n]).to(tree[n].dtype) for n, g in zip(names, parts, strict=True)}
         grads = {n: torch.where(marks[n], g, 0.0) if n in marks else g for n, g in grads.items()}
         with torch.no_grad():
@@ -128,7 +128,7 @@ class PerSample:
         total = {n: torch.zeros(tree[n].shape, dtype=torch.float64, device=inside.device) for n in names}
         whose, which = inside.nonzero(as_tuple=True)
         at_once = max(1, ROOM // (4 * sum(tree[n][0].nbytes for n in names)))
-        for c, j in zip(whose.split(at_once), which.split(at_once), strict=True):
+        for c, j in zip(torch.split(whose, at_once), torch.split(which, at_once), strict=True):
             if not len(c):
                 continue
             one = Batch(batch.x[c, j].unsqueeze(1), batch.y[c, j].unsqueeze(1), random.fold(batch.keys[c], j))
@@ -162,8 +162,8 @@ def check_model(fitted: Fitted, device: torch.device) -> None:
         )
     if one_by_one(fitted, device):
         raise InputError(
-            f"{model.name} is too large, or cannot be stacked, for a gradient of every sample; with --private unit=sample use a "
-            "smaller network, such as mlp, conv1d or small_cnn."
+            f"{model.name} is too large, or cannot be stacked, for a gradient of every sample; with --private unit=sample use "
+            "a smaller network, such as mlp, conv1d or small_cnn."
         )
 
 

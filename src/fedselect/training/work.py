@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Mask, Rows, Scalar, State, Tree, count, matrix, put, take, take_mask
+from fedselect.core.tree import Mask, Scalar, State, Tree, count, matrix, put, take, take_mask
 from fedselect.tasks.classes import Classification
 from fedselect.tasks.losses import Goal, Objective
 from fedselect.tasks.metrics import Metric

@@ -3,6 +3,7 @@
 import json
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ def start(part: Path, config: Config, limits: Limits, name: str | None) -> Path:
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
     _need_server(part)
+    if promise := made.promise():
+        print(promise, file=sys.stderr)
     prepare(place, made, known.names)
     site.write_app(place / "app", made.to_flat(), package_version())
     submit(part, place)
