@@ -193,6 +193,9 @@ def client(
     ] = None,
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
+    private: Annotated[
+        str | None, typer.Option(help="Take part only in runs that are at least as private: epsilon=8,unit=sample.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
     shipped_code: Shipped = False,
 ) -> None:
@@ -217,7 +220,7 @@ def client(
     own_data(own, agreed, number, known.clients, known.shape)  # what is not there or does not fit shows now
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
-        digest_of(known.shape.schema),
+        digest_of(known.shape.schema), "" if private is None else str(Private.read(private)),
     )  # fmt: skip
     code = launch.work(part, home, part / "log.txt", say, shipped_code)
     if code is None:

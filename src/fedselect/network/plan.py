@@ -207,6 +207,12 @@ class Plan:
         )  # fmt: skip
 
 
+def check_deployed(private: Private | None) -> None:
+    """Refuse noise that everybody can repeat."""
+    if private is not None and private.seeded:
+        raise InputError("with seeded=yes everybody who has the seed knows the noise; it is for simulations, so leave it out.")
+
+
 def _sizes(said: object) -> tuple[int, ...]:
     return tuple(map(int, json.loads(str(said))))
 
@@ -232,6 +238,7 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
     if data.schema is not None:
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
+    check_deployed(as_private(config.private))
     assigned = made.assignment("cpu")
     check(assigned, config.make_aggregator(), limits.fraction)
     return replace(made, initial=digest(assigned.initial))
@@ -255,10 +262,11 @@ class Home:
     weights: str | None = None
     device: str = "auto"
     schema: str = ""  # digest of the schema of tables that this client agreed to
+    private: str = ""  # the least privacy with which it takes part
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
-        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema"}
+        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "private"}
         for key in flat:
             if key not in known and not key.startswith("data."):
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
@@ -266,16 +274,24 @@ class Home:
             raise InputError("the node configuration must name partition-id and vault.")
         own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
         weights = str(flat["weights"]) if "weights" in flat else None
-        device, schema = str(flat.get("device", "auto")), str(flat.get("schema", ""))
-        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, device, schema)
+        device, schema, private = str(flat.get("device", "auto")), str(flat.get("schema", "")), str(flat.get("private", ""))
+        return cls(int(flat["partition-id"]), Path(str(flat["vault"])), own, weights, device, schema, private)
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
         flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
-        return flat | ({"weights": self.weights} if self.weights else {}) | ({"schema": self.schema} if self.schema else {})
+        said = {"weights": self.weights, "schema": self.schema, "private": self.private}
+        return flat | {name: value for name, value in said.items() if value}
 
     def adapt(self, plan: Plan) -> Plan:
-        """The run with this machine's own files in place of paths that were meant for another."""
+        """The run with this machine's own files in place of paths that were meant for another; refused if not private enough."""
+        asked = as_private(plan.config.private)
+        if self.private and (asked is None or not asked.covers(Private.read(self.private))):
+            raise InputError(
+                f"client {self.client} takes part only in runs that are at least as private as {self.private}; this one is "
+                f"{f'private with {asked}' if asked else 'not private'}."
+            )
+        check_deployed(asked)
         model = dict(plan.config.model)
         if model.get("weights"):
             if self.weights is None:

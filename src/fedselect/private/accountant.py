@@ -10,10 +10,12 @@ from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 
-STEP = 1e-3
+STEP = 2e-3
 """Privacy losses are rounded up to multiples of this, so epsilon is never too small."""
 CLOSE = 1e-3
 """How near to the budget the search for the least noise comes, as a share of the noise."""
+LEAST, MOST = 0.1, 1e6
+"""Noise that is looked for, as a multiple of the clip: never less, for the sums over it would take ever finer steps."""
 
 
 def epsilon(noise: float, share: float, sums: int, delta: float) -> float:
@@ -30,12 +32,14 @@ def least_noise(epsilon_: float, delta: float, share: float, sums: int) -> float
     """The least noise, as a multiple of the clip, with which so many releases stay within the budget."""
     if math.isinf(epsilon_):
         return 0.0
-    low, high = 0.0, 1.0
+    low = high = 1.0
     while epsilon(high, share, sums, delta) > epsilon_:
         low, high = high, 2.0 * high
-        if high > 2**20:
+        if high > MOST:
             raise InputError(f"no noise keeps epsilon {epsilon_:g} with delta {delta:g}; give a larger epsilon or delta.")
-    low = max(low, high / 1024)
+    while low == high and high > LEAST:  # it may be less; small steps, for less noise takes longer to account for
+        low = max(LEAST, 0.7 * high)
+        high = low if epsilon(low, share, sums, delta) <= epsilon_ else high
     while high - low > CLOSE * high:
         middle = (low + high) / 2
         low, high = (low, middle) if epsilon(middle, share, sums, delta) <= epsilon_ else (middle, high)

@@ -44,10 +44,8 @@ class Private:
             raise InputError(f"an epsilon of {self.epsilon:g} promises nothing; give at most {LARGEST:g}, or inf for no noise.")
         if self.delta is not None and not 0 < self.delta < 1:
             raise InputError(f"delta is a probability between 0 and 1, not {self.delta}.")
-        if not self.clip > 0:
-            raise InputError(f"clip must be positive, not {self.clip}.")
-        if not math.isfinite(self.clip) and not math.isinf(self.epsilon):
-            raise InputError("noise is a multiple of clip, so clip must be a finite number, unless epsilon is inf.")
+        if not 0 < self.clip < math.inf:
+            raise InputError(f"clip must be positive and finite, not {self.clip}.")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise InputError(f"quantile must lie between 0 and 1, not {self.quantile}.")
         if self.quantile is not None and self.unit == "sample":
@@ -73,6 +71,11 @@ class Private:
         """As `read` takes it, without what is the default."""
         told = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return ",".join(f"{n}={_shown(v)}" for n, v in told.items() if n == "epsilon" or v != getattr(Private, n))
+
+    def covers(self, other: "Private") -> bool:
+        """Whether this promise is at least as strong as another, for the same unit; noise from a seed promises nothing."""
+        stricter = self.epsilon <= other.epsilon and (self.delta or DELTA) <= (other.delta or DELTA)
+        return stricter and self.unit == other.unit and not self.seeded
 
     @property
     def entropy(self) -> Entropy:

@@ -64,10 +64,10 @@ def _noise(guarantee: Guarantee) -> str:
 def _trust(private: Private) -> str:
     if private.unit == "client":
         return (
-            "The server sees every update before it adds noise and has to be trusted; clients, and whoever gets the model, do "
-            "not. Which clients a round drew stays with it."
+            "The server sees every update before it adds noise and has to be trusted; other clients, and whoever gets the "
+            "model, need not be."
         )
-    return "Every client adds noise itself, so neither the server nor other clients have to be trusted."
+    return "Every client adds noise itself, so neither the server nor other clients need to be trusted."
 
 
 def _warning(guarantee: Guarantee) -> str:
@@ -77,4 +77,4 @@ def _warning(guarantee: Guarantee) -> str:
         mend = "use many more clients, a smaller model, a larger epsilon, or protect samples instead (unit=sample)"
     else:
         mend = "use larger batches (--batch-size), a smaller model, fewer rounds or a larger epsilon"
-    return f"WARNING: such noise drowns what clients learn, and the model will hardly be better than an untrained one; {mend}."
+    return f"WARNING: such noise drowns what clients learn, and the shared model will hardly be better than an untrained one; {mend}."
