@@ -88,7 +88,7 @@ def test_a_round_that_drew_nobody_is_noise_alone(digits, tmp_path):
 
 def test_who_is_in_a_round_stays_the_same_when_it_is_asked_again(digits, tmp_path):
     limits = replace(QUICK, fraction=0.5)
-    room, server = federation(digits, tmp_path, "epsilon=8", limits=limits, rounds=50)
+    _, server = federation(digits, tmp_path, "epsilon=8", limits=limits, rounds=50)
     here = torch.arange(len(digits.clients))
     drawn = [server._cohort(here, r) for r in range(1, 50)]
     assert len({tuple(d) for d in drawn}) > 1

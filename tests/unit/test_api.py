@@ -15,17 +15,17 @@ PUBLIC = [
     "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT",
     "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError",
     "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median",
-    "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private", "RandomSelect",
-    "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema",
-    "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
+    "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private",
+    "RandomSelect", "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule",
+    "Schema", "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
     "TrimmedMean", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
     "load_result", "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
-    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "private", "data", "simulate", "diagnosis", "runs",
-    "network", "network.flower", "report", "results", "paper", "cli",
+    "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "private", "data", "simulate", "diagnosis",
+    "runs", "network", "network.flower", "report", "results", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -17,7 +17,7 @@ from fedselect.private.budget import Budget
 from fedselect.private.clients import PrivateMean, drawn
 from fedselect.private.guarantee import client_guarantee, of_clients, of_samples, per_client, split
 from fedselect.private.settings import DELTA, Private
-from fedselect.private.words import HOPELESS, statement
+from fedselect.private.words import LOUD, statement
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,7 @@ def test_the_statement_warns_where_it_is_hopeless():
     ten = client_guarantee(Private(8), 10, 1.0, 100, entries=11_000_000)
     assert 1900 < ten.ratio < 2200  # the noise of a mean over ten clients beside an update of ResNet18
     assert "WARNING: such noise drowns" in statement(ten)
+    assert "WARNING: such noise will cost" in statement(client_guarantee(Private(8), 10, 1.0, 100, entries=1000))
     said = statement(client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000))
     assert "WARNING" not in said
     for word in (
@@ -311,7 +312,7 @@ def test_the_statement_warns_where_it_is_hopeless():
         "test scores",
     ):
         assert word in said
-    assert client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000).ratio < HOPELESS
+    assert client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000).ratio < LOUD
     assert "NOT private" in statement(client_guarantee(Private(8, seeded=True), 10, 1.0, 3, entries=10))
 
 

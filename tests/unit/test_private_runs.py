@@ -1,4 +1,4 @@
-"""Private runs: without noise they are the plain ones, with it they keep their budget, and what cannot be private is refused."""
+"""Private runs: without noise they are the plain ones, with it they keep their budget; what cannot be private is refused."""
 
 import dataclasses
 import pickle

@@ -284,7 +284,7 @@ class Home:
         return flat | {name: value for name, value in said.items() if value}
 
     def adapt(self, plan: Plan) -> Plan:
-        """The run with this machine's own files in place of paths that were meant for another; refused if not private enough."""
+        """The run with this machine's own files in place of paths that were meant for another; it must be private enough."""
         asked = as_private(plan.config.private)
         if self.private and (asked is None or not asked.covers(Private.read(self.private))):
             raise InputError(

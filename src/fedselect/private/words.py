@@ -5,8 +5,8 @@ import math
 from fedselect.private.guarantee import Guarantee
 from fedselect.private.settings import Private
 
-HOPELESS = 10.0
-"""Noise so many times as long as the longest update drowns it: see docs/private.md for what was measured."""
+LOUD, HOPELESS = 5.0, 20.0
+"""Noise so many times as long as the longest update costs much accuracy, or drowns it: docs/private.md has what was measured."""
 OUTSIDE = (
     "Not covered: test scores, which are of clients' own test data, and the numbers of clients and samples. "
     "Training losses are not recorded."
@@ -71,10 +71,13 @@ def _trust(private: Private) -> str:
 
 
 def _warning(guarantee: Guarantee) -> str:
-    if guarantee.ratio < HOPELESS:
+    if guarantee.ratio < LOUD:
         return ""
     if guarantee.private.unit == "client":
         mend = "use many more clients, a smaller model, a larger epsilon, or protect samples instead (unit=sample)"
     else:
         mend = "use larger batches (--batch-size), a smaller model, fewer rounds or a larger epsilon"
-    return f"WARNING: such noise drowns what clients learn, and the shared model will hardly be better than an untrained one; {mend}."
+    said = "WARNING: such noise will cost the shared model much of its accuracy"
+    if guarantee.ratio >= HOPELESS:
+        said = "WARNING: such noise drowns what clients learn, and the shared model will hardly be better than an untrained one"
+    return f"{said}; {mend}."
