@@ -1,4 +1,4 @@
-"""Write docs/private.md from results/private.json, which benchmarks/private.py made; --check says whether it is stale instead."""
+"""Write docs/private.md from results/private.json, which benchmarks/private.py made; --check: say if it is stale instead."""
 
 import argparse
 import json

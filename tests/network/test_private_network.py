@@ -1,5 +1,7 @@
 """Privacy over a network: the numbers of the simulation, nothing but updates on the wire, budgets that survive."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -7,8 +9,11 @@ import torch
 from local import QUICK, Room, assignment, server_state
 
 import fedselect as fs
-from fedselect.network.server import Server
+from fedselect.network.drive import prepare, serve
+from fedselect.network.plan import Home, Plan, Shape, defaults, plan
+from fedselect.network.server import Limits, Server
 from fedselect.private.budget import NAME
+from fedselect.runs.config import Config
 from fedselect.training.settings import Training
 
 HOW = Training(batch_size=8)
@@ -112,8 +117,6 @@ def test_a_clients_own_budget_survives_and_refuses(digits, tmp_path):
 
 
 def test_a_lost_vault_makes_no_room_in_the_budget(digits, tmp_path):
-    import shutil
-
     room, server = federation(digits, tmp_path, "epsilon=8,unit=sample", rounds=3)
     server.step(room)
     server.step(room)
@@ -123,3 +126,73 @@ def test_a_lost_vault_makes_no_room_in_the_budget(digits, tmp_path):
     assert outcome.set_back
     assert outcome.epsilon == pytest.approx(8, rel=0.01)
     assert '"charged": 3' in (tmp_path / "vault-0" / "run" / NAME).read_text()
+
+
+PRIVATE = {"method.name": "fedavg", "data.name": "digits", "model.name": "mlp", "clients": 3, "shape": "[1, 8, 8]"}
+PRIVATE |= {"classes": '["0", "1"]', "rounds": 2}
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "said"),
+    [
+        ("epsilon=8,unit=sample", None, "this one is not private"),
+        ("epsilon=8,unit=sample", "epsilon=9,unit=sample", "this one is private with epsilon=9,unit=sample"),
+        ("epsilon=8,unit=sample", "epsilon=8", "this one is private with epsilon=8"),
+        ("epsilon=8,unit=sample", "epsilon=8,unit=sample,delta=0.1", "at least as private as epsilon=8,unit=sample"),
+        ("epsilon=8,unit=sample", "epsilon=8,unit=sample,seeded=yes", "at least as private as epsilon=8,unit=sample"),
+        ("", "epsilon=8,unit=sample,seeded=yes", "everybody who has the seed knows the noise"),
+    ],
+)
+def test_a_client_refuses_a_run_that_promises_less(tmp_path, own, asked, said):
+    home = Home.from_flat(Home(1, tmp_path, private=own).to_flat())
+    run = Plan.from_flat({**PRIVATE, **({"private": asked} if asked else {})}, "r")
+    with pytest.raises(fs.InputError, match=said):
+        home.adapt(run)
+
+
+def test_a_client_takes_part_where_the_promise_is_kept(tmp_path):
+    run = Plan.from_flat({**PRIVATE, "private": "unit=sample,epsilon=4"}, "r")
+    assert run.to_flat()["private"] == "epsilon=4,unit=sample"
+    assert Home(1, tmp_path, private="epsilon=8,unit=sample").adapt(run).config.private == "epsilon=4,unit=sample"
+    assert Home(1, tmp_path).adapt(run).digest() != Plan.from_flat(PRIVATE, "r").digest()
+    assert "private" not in Plan.from_flat(PRIVATE, "r").to_flat()
+
+
+def test_a_plan_says_what_it_promises_and_refuses_what_it_cannot(digits):
+    def made(private, **how):
+        config = Config.from_dict({**CONFIG, "private": private, **how}, "test")
+        return plan(config, "f", "r", 3, Shape.of(digits), Limits())
+
+    assert made("epsilon=8").promise().startswith("Private: epsilon 8, delta 1e-05 for the whole run of 2 rounds, for all data")
+    assert "Each client chooses its noise" in made("epsilon=8,unit=sample").promise()
+    assert made(None).promise() == ""
+    with pytest.raises(fs.InputError, match="use --aggregate mean or adam, not ClippedMean"):
+        made("epsilon=8", aggregate={"name": "clip"})
+    with pytest.raises(fs.InputError, match="looks at training or validation data"):
+        made("epsilon=8,unit=sample", method={"name": "fedpac"})
+    with pytest.raises(fs.InputError, match="which noise on updates does not cover"):
+        made("epsilon=8", method={"name": "scaffold"})
+    assert defaults("epsilon=8") == {}
+    assert defaults("epsilon=8,unit=sample") == defaults(None) == {"aggregate": {"name": "clip"}}
+
+
+CONFIG = {"method": {"name": "fedavg"}, "data": {"name": "digits", "clients": 3}, "model": {"name": "mlp"}, "rounds": 2}
+DRIVEN = {**CONFIG, "data": {"name": "digits", "clients": 3, "classes_per_client": 3, "train": 20, "test": 10, "val": 0}}
+
+
+@pytest.mark.parametrize("unit", ["client", "sample"])
+def test_a_deployed_run_records_what_is_spent_and_does_not_reset_it(digits, tmp_path, unit):
+    config = Config.from_dict({**DRIVEN, "private": f"epsilon=8,unit={unit}"}, "test")
+    made = plan(config, "f", "r", 3, Shape.of(digits), QUICK)
+    out = tmp_path / "r"
+    prepare(out, made)
+    room = Room(made.assignment("cpu"), digits, tmp_path)
+    if unit == "client":  # a server that died after it had charged a round and before it stored it
+        (out / NAME).write_text('{"round": 1, "charged": 1}\n')
+    serve(out, room, None, lambda config, record: None)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    found = json.loads((out / "summary.json").read_text())["privacy"]
+    assert len(records) == (1 if unit == "client" else 2)
+    assert records[-1]["epsilon"] == pytest.approx(8, rel=0.01)
+    assert {**found, "epsilon": None} == {"epsilon": None, "budget": 8, "delta": 1e-5, "unit": unit}
+    assert [r["train_loss"] for r in records] == [None] * len(records)

@@ -232,7 +232,7 @@ def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
         {"momentum": {n: torch.zeros_like(v) for n, v in tree.items()}},
     )
     std = guard._deviations(digits.split("train", torch.float32))
-    guard._step(tree, memory, batch, torch.zeros_like(inside), aim, std, 8)
+    guard._step(tree, memory, batch, torch.zeros_like(inside), aim, std=std, size=8)
     moved = torch.cat([(tree[n] - before[n]).flatten(1) for n in tree], 1)
     lots = simulation.budget.guarantee.lots
     assert len(lots) == 1  # all clients have as many samples

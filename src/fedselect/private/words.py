@@ -6,7 +6,7 @@ from fedselect.private.guarantee import Guarantee
 from fedselect.private.settings import Private
 
 LOUD, HOPELESS = 5.0, 20.0
-"""Noise so many times as long as the longest update costs much accuracy, or drowns it: docs/private.md has what was measured."""
+"""Noise so many times as long as the longest update costs much accuracy, or drowns it: docs/private.md has measurements."""
 OUTSIDE = (
     "Not covered: test scores, which are of clients' own test data, and the numbers of clients and samples. "
     "Training losses are not recorded."

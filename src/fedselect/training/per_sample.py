@@ -40,7 +40,9 @@ TUNES = (
 class Guard(Protocol):
     """What stands between a method and the data where samples are private: training goes through it, nothing else may."""
 
-    def train(self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", goal: Goal, ctx: State, key: str) -> Tree:
+    def train(
+        self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
+    ) -> Tree:
         """`Work.train` of these clients, whose data is `data`."""
 
 
@@ -50,7 +52,9 @@ class Counting:
     def __init__(self) -> None:
         self.passes = 0
 
-    def train(self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", goal: Goal, ctx: State, key: str) -> Tree:
+    def train(
+        self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
+    ) -> Tree:
         _check_key(key)
         self.passes += len(passes)
         return clone(tree)
@@ -70,7 +74,9 @@ class PerSample:
     passes: int
     entropy: Entropy
 
-    def train(self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", goal: Goal, ctx: State, key: str) -> Tree:
+    def train(
+        self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
+    ) -> Tree:
         _check_key(key)
         keys = random.fold(work.keys(key), "private", work.walked)
         work.walked += len(passes)
@@ -88,7 +94,7 @@ class PerSample:
                 std = self._deviations(own)
                 for s in range(first, last):
                     batch, inside = self._drawn(own, size, random.fold(walk[index], s))
-                    self._step(mine, past, batch, inside, aim, std, size)
+                    self._step(mine, past, batch, inside, aim, std=std, size=size)
                 if isinstance(index, Tensor):
                     put(out, index, mine)
                     for k, t in memory.items():
@@ -112,7 +118,7 @@ class PerSample:
         x, y = data.batch(index, keys)
         return Batch(x, y, keys), inside
 
-    def _step(self, tree: Tree, memory: State, batch: Batch, inside: Tensor, aim: Aim, std: Tensor, size: int) -> None:
+    def _step(self, tree: Tree, memory: State, batch: Batch, inside: Tensor, aim: Aim, *, std: Tensor, size: int) -> None:
         names = trained(self.fitted.model, aim.only)
         marks = {n: m for n in names if isinstance(m := aim.only[n], Tensor)}
         total = self._clipped_sums(tree, batch, inside, aim, names)

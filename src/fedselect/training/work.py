@@ -221,7 +221,7 @@ class Work:
             passes = [Pass(p.only, rates[id(p.lr)], p.epoch) for p in passes]
         goal = Goal(self.task, objective, penalty)
         if self._guard is not None:
-            return self._guard.train(self, self._data, tree, passes, goal, ctx or {}, key)
+            return self._guard.train(self, self._data, tree, passes, goal=goal, ctx=ctx or {}, key=key)
         return self._minimise(tree, passes, goal, ctx or {}, key)
 
     def _minimise(self, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
