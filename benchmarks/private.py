@@ -92,6 +92,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where audiomnist.npz and heart.npz lie")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     x, y = spoken(args.data_dir)
     cases: list[tuple[dict[str, Any], Callable[[int], fs.Federation], str, Any, tuple[int, ...]]] = []
     for clients, unit in ((10, "client"), (100, "client"), (1000, "client"), (10, "sample")):
@@ -105,9 +108,6 @@ def main() -> None:
         found = cell(make, unit, epsilon, model, tuned)
         rows += [{**about, **r} for r in found]
         print(about, epsilon, [r["accuracy"] for r in found], found[0], flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     made = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": commit,
         "machine": f"{platform.machine()}, 1 CPU thread, torch {torch.__version__}",
