@@ -38,7 +38,7 @@ class Node:
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)
-        self._guard = for_samples(assigned, self._samples)
+        self._guard = for_samples(assigned)
 
     @property
     def _samples(self) -> int:

@@ -49,7 +49,7 @@ def _guarantee(
     return guarantee, names
 
 
-def for_samples(assigned: Assignment, samples: int) -> PerSample | None:
+def for_samples(assigned: Assignment) -> PerSample | None:
     """What stands between a client's method and its data where samples are private."""
     private = assigned.private
     if private is None or private.unit == "client":

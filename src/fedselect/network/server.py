@@ -130,6 +130,7 @@ class Server:
         self._examiner = Examiner(assigned, limits.max_norm)
         self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
+        self._asked = 0  # clients of this round that have to answer, if fewer than min_clients
         self._drawn: tuple[int, list[int]] = (0, [])  # the clients of a round, where who they are is a secret
         self._guests: dict[int, Guest] = {}
         private(masks)

@@ -126,7 +126,11 @@ class PrivateMean(Aggregator):
     seed: int | None = None  # only in tests: where the noise comes from, instead of the operating system
 
     def start(self, params: Tree) -> State:
-        own = {"clip": torch.tensor(self.clip, dtype=torch.float64), "round": torch.zeros((), dtype=torch.int64)}
+        device = next(iter(params.values())).device
+        own = {
+            "clip": torch.tensor(self.clip, dtype=torch.float64, device=device),
+            "round": torch.zeros((), dtype=torch.int64, device=device),
+        }
         return {**self.then.start(params), "private": own}
 
     def fold(self, state: State, params: Tree) -> Fold:
@@ -146,7 +150,8 @@ class PrivateFold(Fold):
         self._short = 0.0  # updates within the clip count 1/2, others -1/2
 
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
-        steps = {n: values[n].double() - self._params[n].double() for n in self._how.names}
+        known = [n for n in self._how.names if sent.get(n, False) is not False]
+        steps = {n: values[n].double() - self._params[n].double() for n in known}
         length = lengths(steps)
         scale = torch.where(length > self._clip, self._clip / length, 1.0)
         for n, step in steps.items():
