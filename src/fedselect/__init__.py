@@ -36,6 +36,7 @@ from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
 from fedselect.models import MODELS, Model
+from fedselect.private import Private
 from fedselect.results import Result, compare, load_result, run
 from fedselect.serve import load_model
 from fedselect.simulate import Simulation
@@ -102,6 +103,7 @@ __all__ = [
     "Partial",
     "Pass",
     "PersonalLayers",
+    "Private",
     "RandomSelect",
     "Reading",
     "Received",

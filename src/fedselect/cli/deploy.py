@@ -26,6 +26,7 @@ from fedselect.network.export import export_model
 from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, defaults, digest_of, own_data, undealt
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
+from fedselect.private import Private
 from fedselect.report import write_report
 from fedselect.runs import tables
 from fedselect.runs.config import Config, at_path
@@ -69,7 +70,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", "secret", "mean", aggregate=AGGREGATE)
+@with_run_options("seed", "task", "headline", "metrics", "secret", "mean", "private", aggregate=AGGREGATE)
 def demo(
     ctx: typer.Context,
     *,
@@ -196,6 +197,9 @@ def client(
     ] = None,
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
+    private: Annotated[
+        str | None, typer.Option(help="Take part only in runs that are at least as private: epsilon=8,unit=sample.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
     secret: Annotated[bool, typer.Option("--secret", help="Take part only in runs with secure aggregation.")] = False,
     shipped_code: Shipped = False,
@@ -222,13 +226,14 @@ def client(
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
         digest_of(known.shape.schema), site=str(part.resolve()), secret=secret,
+        private="" if private is None else str(Private.read(private)),
     )  # fmt: skip
     engine.work(part, home, say, shipped_code)
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
 @with_run_options(
-    "rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "secret", "mean", aggregate=AGGREGATE
+    "rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "secret", "mean", "private", aggregate=AGGREGATE
 )
 def run(
     ctx: typer.Context,
@@ -302,6 +307,9 @@ def status(root: SiteDir) -> None:
             say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
         if how == "not started":
             say(f"  the server did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+        if records and records[-1].get("epsilon") is not None:
+            private = Private.read(read_config(place)["private"])
+            say(f"  privacy: epsilon {records[-1]['epsilon']:.3g} of {private.epsilon:g} is spent, for one {private.unit}")
         _attendance(place.name, attendance(records))
 
 

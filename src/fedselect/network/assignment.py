@@ -13,12 +13,16 @@ from fedselect.core.tree import Mask, Tree, expand
 from fedselect.data import ClientData, Federation
 from fedselect.methods.method import Method, Up, for_clients
 from fedselect.models import Layout, Model
+from fedselect.private.clients import Covered
+from fedselect.private.samples import passes_of
+from fedselect.private.settings import Private
 from fedselect.secret.ring import Ring
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.metrics import Metric
 from fedselect.tasks.task import Targets, Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
+from fedselect.training.per_sample import Counting, Guard
 from fedselect.training.recorded import Programs
 from fedselect.training.settings import Training
 from fedselect.training.step import Batch, one_by_one, try_step
@@ -45,8 +49,9 @@ class Assignment:
     plan: str = ""  # digest of everything the run depends on
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
-    rounds: int | None = None  # in all, for a schedule that depends on it
+    rounds: int | None = None  # in all, for a schedule or a privacy budget that depends on it
     secret: Ring | None = None  # in which values add up, where the server learns sums alone
+    private: Private | None = None
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
@@ -55,6 +60,8 @@ class Assignment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
         self.training.check_rounds(self.rounds)
+        if self.private is not None and self.private.unit == "client" and not isinstance(self.method, Covered):
+            object.__setattr__(self, "method", Covered(self.method))
         fitted = Fitted(self.model, self.device, layout=self.layout)
         object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
@@ -108,7 +115,7 @@ class Assignment:
     def split(self, data: Federation, part: str) -> Split:
         return data.split(part, self.initial[self.model.params[0]].dtype).to(self.device)
 
-    def work(self, data: Federation, client: int, round: int) -> Work:
+    def work(self, data: Federation, client: int, round: int, guard: Guard | None = None) -> Work:
         """The door to one client's data in a round; rounds count from 1."""
         return Work(
             self.programs,
@@ -119,14 +126,20 @@ class Assignment:
             seed=self.seed,
             initial=lambda: expand(self.initial, 1),
             rounds=self.rounds,
+            guard=guard,
         )
 
     def rehearse(self) -> Up:
         """One round on two made-up samples: what an honest reply looks like, and what cannot work shows at once."""
-        work, method = self.work(self._samples(), 0, 1), self.of(0)
+        guard = Counting() if self.private is not None and self.private.unit == "sample" else None  # trains nothing
+        work, method = self.work(self._samples(), 0, 1, guard), self.of(0)
         down = self.method.down(self.method.init(self.initial, self.clients, self.model), self.ids(0))
         shared = {k: expand(v, 1) for k, v in down.shared.items()}
         return method.client(work, method.join(work, expand(self.initial, 1)), {**shared, **down.rows})[1]
+
+    def passes(self) -> int:
+        """Passes over the data that the method makes in a round, for private samples."""
+        return passes_of(self.of(0), lambda guard: self.work(self._samples(), 0, 1, guard))
 
     def _samples(self) -> Federation:
         """Two made-up samples of one client."""

@@ -20,7 +20,8 @@ from fedselect.methods.method import Up, check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.masking import Masking
-from fedselect.network.vault import Vault, claim
+from fedselect.network.protected import budget_of, for_samples
+from fedselect.network.vault import Vault, claim, private
 from fedselect.secret.keys import Identity
 from fedselect.secret.mean import ROUNDING, check_hidden
 from fedselect.secret.protocol import Cohort
@@ -55,6 +56,11 @@ class Node:
                     f"client {client} has no keys for --secret; start it from its part of a site that was made with keys."
                 )
             self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
+        self._guard = for_samples(assigned)
+
+    @property
+    def _samples(self) -> int:
+        return len(self.data.clients[0].train[1])
 
     def answer(self, letter: Letter) -> Letter:
         """The reply to one letter of the server."""
@@ -100,7 +106,7 @@ class Node:
         else:  # which tensors, but not which entries of them
             said, parts = put_packet(codec.outline(self.assigned.initial, wants))[0] | {"key": self._masking.key()}, {}
         mine = self.data.clients[0]
-        known: dict[str, Any] = {"samples": len(mine.train[1]), "tested": mine.tested, "newest": max(there, default=0)}
+        known: dict[str, Any] = {"samples": self._samples, "tested": mine.tested, "newest": max(there, default=0)}
         if (statistics := self._statistics()) is not None:
             known["statistics"] = statistics
         return self._reply("hello", base, {**known, **said}, parts)
@@ -122,14 +128,15 @@ class Node:
             self._masking.check_new(cohort)
         state = self._state(base)
         down = self._down(letter, state)
+        spent = self._charge(round)
         measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
-        work = self.assigned.work(self.data, self.client, round)
+        work = self.assigned.work(self.data, self.client, round, self._guard)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
         check_upload(up, self.method.wants(self.assigned.model, state), work.n)
         said, parts = self._upload(up, cohort, letter, state)
-        loss = float(work.loss[0])
-        head = {"round": round, "weight": float(up.weight[0]), "train_loss": known(loss), **said}
+        loss = None if self.assigned.private else known(float(work.loss[0]))
+        head = {"round": round, "weight": float(up.weight[0]), "train_loss": loss, **said, **spent}
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
@@ -165,6 +172,15 @@ class Node:
         round, base = _whole(letter, "round"), _whole(letter, "base")
         said, parts = self._masking.open(letter, round)
         return self._reply("opened", base, {"round": round, **said}, parts)
+
+    def _charge(self, round: int) -> dict[str, Any]:
+        """Note a round in the budget of its samples before it trains; what was spent by then, for the server."""
+        if self._guard is None:
+            return {}
+        private(self.vault.folder)
+        budget = budget_of(self.assigned, self._samples, self.vault.folder)
+        budget.charge(round, before=round - 1)  # a vault that was lost must not make room for more
+        return {"epsilon": budget.spent_so_far}
 
     def _after(self, letter: Letter) -> Letter:
         """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
@@ -206,7 +222,7 @@ class Node:
         """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
         assigned, method = self.assigned, self.method
         test = assigned.split(self.data, "test")
-        merged = method.personal(assigned.work(self.data, self.client, round), state, down)
+        merged = method.personal(assigned.work(self.data, self.client, round, self._guard), state, down)
         self._check(round, merged)
         views = {"local": method.local(state), "merged": merged}
         scores = {view: score(assigned.programs, tree, test, assigned.metrics) for view, tree in views.items()}
@@ -221,7 +237,7 @@ class Node:
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""
         if base == 0:
-            work = self.assigned.work(self.data, self.client, 1)
+            work = self.assigned.work(self.data, self.client, 1, self._guard)
             return self.method.join(work, expand(self.assigned.initial, 1))
         found = self.vault.find(base)
         if found is None:

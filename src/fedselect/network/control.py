@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ def start(engine: Engine, part: Path, config: Config, limits: Limits, name: str 
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
     _need_server(engine, part)
+    if promise := made.promise():
+        print(promise, file=sys.stderr)
     prepare(place, made, known.names)
     submit(engine, part, place)
     return place

@@ -13,6 +13,8 @@ from fedselect.network import behind
 from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
+from fedselect.private import budget
+from fedselect.private.settings import as_private
 from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.kept import KeptFile
@@ -68,6 +70,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     """Returns who has no final model yet, and why."""
     server = Server(plan.assignment(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
     server.goes_back = goes_back
+    if server.budget is not None:
+        server.budget.keep(out / budget.NAME)
     vault = Vault(out / "checkpoint")
     told, end = intact_rounds(out / "metrics.jsonl")
     done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
@@ -91,7 +95,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
             os.fsync(metrics.fileno())
         watch(plan.config, record)
 
-    while server.round < plan.config.rounds:
+    while server.round < plan.config.rounds and not (server.budget and server.budget.spent):
         outcome = server.step(nodes)
         outcome.set_back, lost = {**lost, **outcome.set_back}, {}
         if pending is not None:
@@ -113,8 +117,16 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     _closed(pending, last)
     finish(pending, last)
     server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
-    write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history)})
+    spent = {"privacy": _spent(plan, pending["epsilon"])} if "epsilon" in pending else {}
+    write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history), **spent})
     return dict(pending["absent"])
+
+
+def _spent(plan: Plan, epsilon: float) -> dict[str, Any]:
+    """What was promised and spent; of samples, delta is at most what it is for a client that has few."""
+    private = as_private(plan.config.private)
+    assert private is not None
+    return budget.outcome(private, epsilon, private.delta_for(plan.clients if private.unit == "client" else 1))
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
@@ -146,6 +158,7 @@ def _record(outcome: Outcome, clients: int, metrics: Sequence[Measure]) -> Recor
     return {
         "round": outcome.round,
         "seconds": round(outcome.seconds, 4),
+        **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
         **dict.fromkeys(means(metrics)),
         "train_loss": mean_of(lists["train_loss"]),
         **{k: sum(v or 0 for v in lists[k]) for k in SENT},

@@ -50,6 +50,7 @@ class Update:
     train_loss: float | None
     measured: dict[str, float | None]
     length: float  # root of the mean square over all that was sent
+    epsilon: float | None = None  # what it has spent of its privacy budget, where it keeps one
 
 
 class Examiner:
@@ -126,13 +127,21 @@ class Examiner:
             train_loss=self._loss(letter),
             measured=self.figures(letter),
             length=length,
+            epsilon=self._epsilon(letter),
         )
 
     def hidden(self, letter: Letter) -> Update:
         """What a round of secure aggregation shows of one client: its loss and its figures; its values go into the sum."""
         nothing = torch.zeros(0, dtype=torch.uint8)
         loss, measured = self._loss(letter), self.figures(letter)
-        return Update({}, {}, 1.0, extra={}, bits=nothing, train_loss=loss, measured=measured, length=0.0)
+        return Update({}, {}, 1.0, extra={}, bits=nothing, train_loss=loss, measured=measured, length=0.0,
+                      epsilon=self._epsilon(letter))  # fmt: skip
+
+    def _epsilon(self, letter: Letter) -> float | None:
+        epsilon = letter.head.get("epsilon")
+        if epsilon is not None and (not is_number(epsilon) or epsilon < 0):
+            raise DataError(f"it sent the epsilon {epsilon!r}")
+        return epsilon
 
     def _loss(self, letter: Letter) -> float | None:
         loss = letter.head.get("train_loss")

@@ -20,12 +20,16 @@ from fedselect.data.sets import one_domain
 from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
 from fedselect.network.letters import digest
+from fedselect.network.protected import check
 from fedselect.network.server import Limits
+from fedselect.private.settings import Private, as_private
+from fedselect.private.words import of_each_client, statement
 from fedselect.runs.config import Config
 from fedselect.secret.keys import Identity
 from fedselect.secret.mean import check_hidden, hidden
 from fedselect.secret.ring import Ring
 from fedselect.simulate.inputs import most, pick_device
+from fedselect.simulate.protect import check_together
 from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
@@ -38,8 +42,12 @@ _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": floa
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the flags of a command: with --secret nobody can see which updates are long, so they are averaged."""
-    return {} if given.get("secret") else DEFAULTS
+    """The same for the flags of a command: with --secret nobody can see which updates are long, so they are averaged.
+
+    Where clients are private, every update is clipped to one length anyway.
+    """
+    private = given.get("private")
+    return {} if given.get("secret") or (private and Private.read(private).unit == "client") else DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,7 @@ class Plan:
             },
             rounds=self.config.rounds,
             secret=self._ring(),
+            private=as_private(self.config.private),
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -149,6 +158,14 @@ class Plan:
         if self.limits.max_norm is not None:
             raise InputError("--max-norm is the length of a client's update, which --secret hides; leave one of them out.")
         return hidden(self.config.make_aggregator(), most(self.config.fraction, self.clients), self.config.mean).ring
+
+    def promise(self) -> str:
+        """What clients are promised of privacy, in words; nothing where they are not."""
+        private = as_private(self.config.private)
+        if private is None or private.unit == "sample":
+            return of_each_client(private, self.config.rounds) if private else ""
+        found = check(self.assignment("cpu"), self.config.make_aggregator(), self.limits.fraction)
+        return statement(found) if found else ""
 
     def digest(self) -> str:
         """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
@@ -170,6 +187,7 @@ class Plan:
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
             **({"secret": True, "mean": self.config.mean} if self.config.secret else {}),
+            **({"private": self.config.private} if self.config.private else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
@@ -187,7 +205,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, "metrics", "secret", "mean") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, "metrics", "secret", "mean", "private") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
@@ -204,6 +222,12 @@ class Plan:
             config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
             initial=str(flat.get("initial", "")),
         )  # fmt: skip
+
+
+def check_deployed(private: Private | None) -> None:
+    """Refuse noise that everybody can repeat."""
+    if private is not None and private.seeded:
+        raise InputError("with seeded=yes everybody who has the seed knows the noise; it is for simulations, so leave it out.")
 
 
 def _sizes(said: object) -> tuple[int, ...]:
@@ -231,10 +255,12 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
     if data.schema is not None:
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
+    check_deployed(as_private(config.private))
+    check_together(as_private(config.private), config.secret)
     assigned = made.assignment("cpu")
-    honest = assigned.rehearse()
+    check(assigned, config.make_aggregator(), limits.fraction)
     if config.secret:
-        check_hidden(honest)
+        check_hidden(assigned.rehearse())
     return replace(made, initial=digest(assigned.initial))
 
 
@@ -251,10 +277,11 @@ class Home:
     _: KW_ONLY
     site: str = ""  # this client's part of a site, which has its keys
     secret: bool = False  # whether it takes part in runs with secure aggregation alone
+    private: str = ""  # the least privacy with which it takes part
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
-        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "site", "secret"}
+        known = {"partition-id", "num-partitions", "vault", "weights", "device", "schema", "site", "secret", "private"}
         for key in flat:
             if key not in known and not key.startswith("data."):
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
@@ -272,12 +299,13 @@ class Home:
             schema,
             site=site,
             secret=flat.get("secret") is True,
+            private=str(flat.get("private", "")),
         )
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
         flat: dict[str, bool | float | int | str] = {"partition-id": self.client, "vault": str(self.vault)}
         flat |= {f"data.{k}": v for k, v in self.data.items()} | {"device": self.device}
-        return flat | {k: v for k in ("weights", "schema", "site", "secret") if (v := getattr(self, k))}
+        return flat | {k: v for k in ("weights", "schema", "site", "secret", "private") if (v := getattr(self, k))}
 
     def identity(self, plan: Plan) -> Identity | None:
         """Its keys, where the run needs them; refused where this client insists on a run that does."""
@@ -293,7 +321,14 @@ class Home:
         return Identity.read(Path(self.site), self.client)
 
     def adapt(self, plan: Plan) -> Plan:
-        """The run with this machine's own files in place of paths that were meant for another."""
+        """The run with this machine's own files in place of paths that were meant for another; it must be private enough."""
+        asked = as_private(plan.config.private)
+        if self.private and (asked is None or not asked.covers(Private.read(self.private))):
+            raise InputError(
+                f"client {self.client} takes part only in runs that are at least as private as {self.private}; this one is "
+                f"{f'private with {asked}' if asked else 'not private'}."
+            )
+        check_deployed(asked)
         model = dict(plan.config.model)
         if model.get("weights"):
             if self.weights is None:

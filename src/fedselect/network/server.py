@@ -20,9 +20,11 @@ from fedselect.network import behind
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
+from fedselect.network.protected import for_clients
 from fedselect.network.unmasking import Unmasking
 from fedselect.network.vault import Vault
 from fedselect.network.wishes import Wishes
+from fedselect.private.clients import drawn
 from fedselect.secret.mean import SecretMean
 from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
@@ -77,6 +79,7 @@ class Outcome:
     set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
     sealed: str = ""  # why secure aggregation gave no sum
     seconds: float = 0.0
+    epsilon: float | None = None  # what the run has spent by then, of a privacy budget
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
@@ -126,7 +129,6 @@ class Server:
         if assigned.secret is not None:
             self.aggregator = SecretMean(self.aggregator, assigned.secret)
         self.state = assigned.method.init(assigned.initial, assigned.clients, assigned.model)
-        self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self.past: Tree = {}
         self._lengths: dict[int, float] = {}  # of this round's updates
         self.round = 0
@@ -137,6 +139,10 @@ class Server:
         self._ahead: dict[int, int] = {}  # clients that are, each with its newest round
         self._examiner = Examiner(assigned, limits.max_norm)
         self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
+        self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
+        self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
+        self._asked = 0  # clients of this round that have to answer, if fewer than min_clients
+        self._drawn: tuple[int, list[int]] = (0, [])  # the clients of a round, where who they are is a secret
         self._guests: dict[int, Guest] = {}
         self._wishes = Wishes(masks, self._examiner, hidden=assigned.secret is not None)
 
@@ -150,7 +156,7 @@ class Server:
             self._fit()
             samples = {i: g.samples for i, g in self._guests.items()}
             folded, updates = self._ask(nodes, outcome)
-            if len(updates) >= self.limits.min_clients:
+            if len(updates) >= min(self.limits.min_clients, self._asked):
                 break
         else:
             raise RunError(
@@ -159,6 +165,9 @@ class Server:
             )
         # the simulation's order: a method's side statistics are solved in it
         order = sorted(updates, key=lambda i: (-samples[i], i))
+        if self.budget is not None:
+            self.budget.charge(outcome.round)
+            outcome.epsilon = self.budget.spent_so_far
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
         self.round = outcome.round
@@ -276,9 +285,9 @@ class Server:
         Where the round before is to be measured, all others do that and no more.
         """
         here = torch.tensor(sorted(self._guests))
-        count = most(self.limits.fraction, len(here))
-        cohort = random.choose(self.assigned.seed, here, count, outcome.round - 1, "cohort").tolist()
-        params = self.assigned.method.down(self.state, torch.tensor(cohort, device=self.assigned.device)).shared["params"]
+        cohort = self._cohort(here, outcome.round)
+        whose = torch.tensor(cohort, dtype=torch.int64, device=self.assigned.device)
+        params = self.assigned.method.down(self.state, whose).shared["params"]
         folded, extras = self.aggregator.fold(self.memory, params), {}
         secret = None
         if self._secret is not None:
@@ -295,7 +304,8 @@ class Server:
             for i in others:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
-        self._lengths, often = {}, usual(self.past)
+        # where a client's data must not show, whether it is taken in does not depend on others' updates
+        self._lengths, often = {}, usual(self.past) if self.budget is None else None
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
                 if i in others:
@@ -318,22 +328,39 @@ class Server:
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
+            if update.epsilon is not None:
+                outcome.epsilon = max(outcome.epsilon or 0.0, update.epsilon)
         if secret is not None:
             aside = Outcome(outcome.round)  # who sent its values and does not open has still taken part
             why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
             outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
         return folded, {} if outcome.sealed else extras
 
+    def _cohort(self, here: Tensor, round_: int) -> list[int]:
+        """Who trains in a round: asked again, the same clients."""
+        assigned = self.assigned
+        if self.budget is None:
+            count = most(self.limits.fraction, len(here))
+            cohort = random.choose(assigned.seed, here, count, round_ - 1, "cohort").tolist()
+            self._asked = self.limits.min_clients
+            return cohort
+        if self._drawn[0] != round_:
+            private = self.budget.guarantee.private
+            ids = drawn(torch.arange(assigned.clients), self.limits.fraction, private.entropy, assigned.seed, round_ - 1)
+            self._drawn = (round_, ids.tolist())
+        cohort = [i for i in self._drawn[1] if i in here.tolist()]
+        self._asked = len(cohort)
+        return cohort
+
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
         """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
         extra = {
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
-            for k, tree in extras[0].items()
+            for k, tree in (extras[0].items() if extras else ())
         }
         mean, heard, memory = folded.finish()
-        state = self.assigned.method.server(
-            self.state, Received(torch.tensor(order, device=self.assigned.device), mean, heard, extra)
-        )
+        ids = torch.tensor(order, dtype=torch.int64, device=self.assigned.device)
+        state = self.assigned.method.server(self.state, Received(ids, mean, heard, extra))
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
         if lost is not None:
             raise RunError(

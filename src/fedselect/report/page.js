@@ -109,14 +109,16 @@ function table() {
     return [element("span", { class: kind }, points(r.gain)), r.better.join(" of ")];
   };
   const survived = r => data.groups[r.g].lost ? `, ${r.runs.length} of ${r.runs.length + data.groups[r.g].lost} seeds` : "";
+  const budgets = r => there(r.runs.map(run => run.epsilon)), kept = rows.some(r => budgets(r).length);
+  const spent = r => budgets(r).length ? Math.max(...budgets(r)).toFixed(2) : "none";
   const columns = [
     "method", head(metric()), ...(compared ? ["against local", "clients better"] : []), head("after local training"),
-    head("after aggregation"), ...(crossed ? [head("on others' data")] : []), "personal %", "MB up", "MB down", "seconds",
+    head("after aggregation"), ...(crossed ? [head("on others' data")] : []), "personal %", ...(kept ? ["epsilon"] : []), "MB up", "MB down", "seconds",
   ];
   const body = rows.map(r => [
     [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g) + survived(r)], figure(r.all),
     ...(compared ? against(r) : []), view(r, "local", r.local), view(r, "merged", r.merged),
-    ...(crossed ? [written(r.others, 2)] : []), percent(r.share), mega(r.up), mega(r.down), r.seconds.toFixed(1),
+    ...(crossed ? [written(r.others, 2)] : []), percent(r.share), ...(kept ? [spent(r)] : []), mega(r.up), mega(r.down), r.seconds.toFixed(1),
   ]);
   const place = byId("table");
   place.querySelector(".wide")?.remove();
@@ -124,7 +126,8 @@ function table() {
     : `${Metric()} of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
-    + "merged with the aggregate. MB and seconds are of the whole run." + remarks();
+    + "merged with the aggregate. MB and seconds are of the whole run."
+    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;

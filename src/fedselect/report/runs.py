@@ -38,7 +38,7 @@ from fedselect.tasks import Measure, Spread
 Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
-AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction")
+AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction", "private")
 """What the clients of a deployment share, beside the data's kind."""
 
 
@@ -157,6 +157,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "persistence": _persistence(path, federations[at]),
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
+        "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
         "set_back": summary.get("set_back", []),  # whose vault had lost a round

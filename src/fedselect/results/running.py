@@ -1,5 +1,6 @@
 """run and compare: whole runs in memory, in one call."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
@@ -30,11 +31,13 @@ def run(
 ) -> Result:
     """Train a federation in memory. `progress` shows a bar, `on_round` is given each round's record.
 
-    `how`: task, headline, metrics, aggregator, secret, mean, val, fraction, late, chunk, rows, device, precision,
+    `how`: task, headline, metrics, aggregator, secret, mean, private, val, fraction, late, chunk, rows, device, precision,
     deterministic and eval_every; Simulation explains them.
     """
     _check_rounds(rounds, how)
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
+    if progress and simulation.promise:
+        print(simulation.promise, file=sys.stderr)
     history: list[Record] = []
     with bar(progress, rounds, simulation.metrics[0]) as show:
         for r in range(rounds):

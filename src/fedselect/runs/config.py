@@ -19,6 +19,7 @@ from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.models import MODELS, Model
+from fedselect.private import Private
 from fedselect.runs import meant, presets
 from fedselect.secret.mean import check_secret
 from fedselect.simulate import Simulation
@@ -84,6 +85,7 @@ class Config:
     )
     secret: bool = _option(False, "Secure aggregation: the server learns sums, neither a client's values nor its mask.")
     mean: Literal["senders", "cohort"] = _option("senders", "Secret sums are divided by an entry's senders, or by the cohort.")
+    private: str | None = _option(None, "Differential privacy: epsilon=8, more options after commas (docs/private.md).")
     preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
     plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
 
@@ -106,7 +108,8 @@ class Config:
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
-        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)))
+        private = None if self.private is None else str(Private.read(self.private))
+        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)), private=private)
         done.make_method()
         check_secret(self.secret, self.mean, done.make_aggregator())
         done.make_training().check_rounds(self.rounds)
@@ -184,6 +187,7 @@ class Config:
             secret=self.secret,
             mean=self.mean,
             rounds=self.rounds,
+            private=self.private,
         )
         if self.cross:
             simulation.need(simulation.method.view)

@@ -24,6 +24,8 @@ def describe(record: Record, headline: Measure) -> str:
         parts.append(f"personal {record['share']:.2f}")
     if record["train_loss"] is not None:
         parts.append(f"loss {record['train_loss']:.4f}")
+    if record.get("epsilon") is not None:
+        parts.append(f"epsilon {record['epsilon']:.2f}")
     if record.get("missed"):  # of a deployed run: who was away
         sent = record["clients"]["bytes_up"]
         parts.append(f"{sum(v is not None for v in sent)} of {len(sent)} clients trained")

@@ -3,8 +3,8 @@
 A run directory holds config.json, task.json (what is measured), federation.json (who has what), schema.json (the columns, of
 tables), metrics.jsonl (a line a round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the
 method measures it), groups.json (who shares with whom, if the method makes groups), summary.json (when finished), failed.json
-(if its numbers stopped being finite) and checkpoint/. One that `result.save` wrote in a program has result.json and the models
-in place of checkpoint/, and is for reading alone.
+(if its numbers stopped being finite), budget.jsonl (what was charged, if it is private) and checkpoint/. One that `result.save`
+wrote in a program has result.json and the models in place of checkpoint/, and is for reading alone.
 A comparison holds compare.json and one run directory for each method and seed.
 """
 
@@ -26,7 +26,8 @@ from fedselect.tasks import Classification, Measure
 BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
 FILES = {
     *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
-    "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors", "masks.safetensors",
+    "budget.jsonl", "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors",
+    "masks.safetensors",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`

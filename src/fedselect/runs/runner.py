@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
+from fedselect.private import budget
 from fedselect.runs import grouped, persistence, schemas
 from fedselect.runs.config import Config
 from fedselect.runs.kept import KeptFile
@@ -235,6 +238,8 @@ class _Run:
         self.simulation = begun[1] if begun else self.config.simulation(chunk, rows, dealt)
         if found:
             checkpoints.load(found.place, self.simulation, self._owner)
+        if self.simulation.budget:
+            self.simulation.budget.keep(out / budget.NAME)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
         self._masks: MaskLog | None = None
@@ -286,6 +291,8 @@ class _Run:
             return
         tested = [c.tested for c in self.simulation.data.clients]
         summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
+        if self.simulation.budget:
+            summary["privacy"] = self.simulation.budget.to_json()
         if cross is not None:
             summary["cross"] = [[known(v) for v in row] for row in cross]
         write_json(self.out / "summary.json", summary)
@@ -318,7 +325,7 @@ def go_on(
 
 
 def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
-    rounds = runs[0].config.rounds
+    rounds = min(runs[0].config.rounds, *map(_affordable, runs))
     began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
@@ -348,6 +355,20 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             spent += one
         if stopping and runs:
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
+
+
+def _affordable(run: _Run) -> int:
+    """The round after which the privacy budget of a run is spent; says what is promised before it begins."""
+    rounds, kept = run.config.rounds, run.simulation.budget
+    if kept is None:
+        return rounds
+    print(run.simulation.promise, file=sys.stderr)
+    last = run.simulation.round + kept.guarantee.rounds - kept.charged
+    if last < rounds:
+        warnings.warn(
+            f"rounds that ran twice were charged twice: the privacy budget is spent after round {last}.", stacklevel=2
+        )
+    return last
 
 
 def _may_write(out: Path, overwrite: bool) -> None:

@@ -52,6 +52,7 @@ LATER: dict[str, Any] = {
     "metrics": [],
     "secret": False,
     "mean": "senders",
+    "private": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
         "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -111,6 +112,7 @@ def owner(simulation: "Simulation") -> Run:
         "initial values": _digest(*s.initial.values()),
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
+        **({} if s.private is None else {"private": str(s.private), "rounds": s.total}),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     if s.training.the_schedule.needs_rounds:
@@ -155,6 +157,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
             **flat("rows", rows),
         }
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
+        said |= {"charged": simulation.budget.charged} if simulation.budget else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
         snapshots.save(folder, round, tensors, said, keep=before[-1:])
     return snapshots.at(folder, round)
@@ -269,7 +272,7 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
     put_back(simulation, {
         "round": int(said["round"]), "server": nested("server", tensors), "memory": nested("aggregate", tensors), "rows": rows,
-        "joined": ranks.own_rows(tensors["joined"]),
+        "joined": ranks.own_rows(tensors["joined"]), "charged": said.get("charged", 0),
     })  # fmt: skip
 
 
@@ -278,7 +281,7 @@ def standing(simulation: "Simulation") -> dict[str, Any]:
     s = simulation
     states = {"server": s.server, "memory": s.memory, "rows": s.store.dump()}
     copies = {k: {n: {m: v.cpu().clone() for m, v in t.items()} for n, t in state.items()} for k, state in states.items()}
-    return {"round": s.round, "joined": s.store.joined.clone(), **copies}
+    return {"round": s.round, "joined": s.store.joined.clone(), "charged": s.budget.charged if s.budget else 0, **copies}
 
 
 def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
@@ -288,6 +291,8 @@ def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
     simulation.memory = _placed(stands["memory"], simulation.device)
     simulation.store.load(stands["rows"])
     simulation.store.joined = stands["joined"]
+    if simulation.budget is not None:
+        simulation.budget.charged = max(simulation.budget.charged, stands["charged"])
 
 
 def _placed(state: State, device: torch.device) -> State:

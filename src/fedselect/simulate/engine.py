@@ -19,6 +19,10 @@ from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, toget
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
+from fedselect.private.budget import Budget
+from fedselect.private.clients import Covered, drawn
+from fedselect.private.settings import Private, as_private
+from fedselect.private.words import statement
 from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
 from fedselect.secret.sizes import Sizes
 from fedselect.simulate import checkpoint, ranks
@@ -37,6 +41,7 @@ from fedselect.simulate.inputs import (
     pick_precision,
 )
 from fedselect.simulate.jobs import Asked, Full, Job
+from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, validated
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
@@ -44,6 +49,7 @@ from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
+from fedselect.training.per_sample import PerSample
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
 from fedselect.training.step import Batch, one_by_one, try_step
@@ -70,10 +76,11 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads that
-    hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an entry or the
-    cohort. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
-    will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with default options.
+    evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads
+    that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
+    entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
+    scored beside test data (val_accuracy, val_loss). `rounds`: how many there will be in all, for a schedule or a privacy
+    budget that depends on it. Method, model, task and aggregator may be names, with default options.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Simulation:
         rounds: int | None = None,
         secret: bool = False,
         mean: Over = "senders",
+        private: Private | str | None = None,
     ) -> None:
         method = as_method(method)
         self.aggregator = as_aggregator(aggregator)
@@ -122,7 +130,14 @@ class Simulation:
         check_present(late, self.clients)
         check_clients(method, self.clients)
         method = exact(method)
-        self.method: Method = method
+        self.private = as_private(private)
+        if self.private is not None:
+            check_private(rounds)
+            check_together(self.private, secret)
+        self._bare = method, self.aggregator  # as they were given
+        self.method: Method = Covered(method) if self.private and self.private.unit == "client" else method
+        self.budget: Budget | None = None  # of privacy
+        self.guard: PerSample | None = None
         self.model, self.data, self.seed, self.fraction = model, data, seed, fraction
         self.training, self.total = training or Training(), rounds
         self.training.check_rounds(rounds)
@@ -160,7 +175,10 @@ class Simulation:
             what = ", ".join(sorted(self.fitted.slow))
             warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
-        self.store = self._new_store(rows, self._try_join())
+        joined = self._try_join()
+        self.store = self._new_store(rows, joined)
+        if self.private is not None:
+            protect(self, self.private, joined)
         if val:
             self.need(method.view)
 
@@ -173,10 +191,10 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
             "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "aggregator": self.aggregator, "rounds": self.total, "secret": self.secret is not None,
-            "mean": self.secret.mean if self.secret else "senders",
+            "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
+            "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
-        return {"given": (self.method, self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
+        return {"given": (self._bare[0], self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with warnings.catch_warnings():
@@ -214,6 +232,8 @@ class Simulation:
     def asks(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
         """One round as questions to its clients; send the answer to each, and get the record at the end."""
         began = time.perf_counter()
+        if self.budget is not None:
+            self.budget.charge(self.round + 1)
         evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
@@ -228,8 +248,7 @@ class Simulation:
                 continue
             self._put(ids, state, scores)
             del state, scores
-        count = most(self.fraction, len(present))
-        cohort = random.choose(self.seed, present, count, self.round, "cohort")
+        cohort = self._cohort(present)
         notes, finite = Notes(self.clients, self._columns), Finite(self.data)
         folded = self._folds.fold(self.memory, self._shared())
         sizes = codec if self.secret is None else Sizes(self.secret.ring, len(cohort))
@@ -257,7 +276,8 @@ class Simulation:
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, sizes.up_size(up))
-            notes.add("train_loss", ids, loss)
+            if self.private is None:
+                notes.add("train_loss", ids, loss)
             finite.watch(ids, self.method.local(state), up.values)
             del state, up, loss, scores
             if len(mine) > self.chunk:  # do not keep all chunks in memory
@@ -277,9 +297,16 @@ class Simulation:
         yield None
         return self._record(notes, finite, began)
 
+    def _cohort(self, present: Tensor) -> Tensor:
+        """Who trains in this round."""
+        if self.private is not None and self.private.unit == "client":
+            return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
+        count = most(self.fraction, len(present))
+        return random.choose(self.seed, present, count, self.round, "cohort")
+
     def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:
         """This round's uploads of all processes, with one row of side statistics for each client."""
-        ids, extra = _all_extras(order, extras)
+        ids, extra = _all_extras(order, extras) if order or ranks.world() > 1 else (torch.zeros(0, dtype=torch.int64), {})
         return Received(ids, mean, heard, {k: {n: v.to(self.device) for n, v in t.items()} for k, t in extra.items()})
 
     def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
@@ -297,6 +324,7 @@ class Simulation:
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
+            **({"epsilon": self.budget.spent_so_far} if self.budget else {}),
             **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
@@ -319,6 +347,11 @@ class Simulation:
         if view == "local":
             return clone(self.method.local(state))
         return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
+
+    @property
+    def promise(self) -> str:
+        """What this run promises of privacy, in words; nothing without `private`."""
+        return statement(self.budget.guarantee) if self.budget else ""
 
     @property
     def inputs(self) -> Split:

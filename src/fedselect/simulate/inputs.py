@@ -19,6 +19,7 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method, check_method
 from fedselect.models import MODELS, Model
+from fedselect.private.settings import Private
 from fedselect.secret.mean import Over
 from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
@@ -45,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     aggregator: Aggregator | str | None
     secret: bool
     mean: Over
+    private: Private | str | None
 
 
 def pick_device(name: str) -> torch.device:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     """What runs must share to be stacked; None for a run that gains nothing from it."""
-    if one_by_one(run.fitted, run.device) or run.chunk < run.clients or ranks.world() > 1:
+    if one_by_one(run.fitted, run.device) or run.chunk < run.clients or ranks.world() > 1 or run.private:
         return None
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
@@ -164,6 +164,7 @@ class Stack:
             rounds=runs[0].total,
             seed=torch.cat(each) if each else seed,
             initial=lambda: _spread([r.initial for r in runs], counts),
+            guard=runs[0].guard,
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.core.tree import Mask, Scalar, State, Tree, along, expand, rows, take
+from fedselect.core.tree import Mask, Rows, Scalar, State, Tree, along, expand, rows, take
 from fedselect.models import Model, Output
 from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
@@ -94,43 +94,52 @@ def step(
     Only entries marked in `aim.only` move; the others keep their value and their memory. Running statistics follow the
     data: every training pass updates them, whatever is frozen.
     """
-    crops, only, ctx = shortcuts.crops, aim.only, aim.ctx
-    trained = _trained(fitted.model, only)
+    crops = shortcuts.crops
     alone = one_by_one(fitted, batch.x.device)
 
     def part(n: str, v: Tensor) -> Tensor:
         return crops[n].of(v) if n in crops else v
 
-    leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained}
+    leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained(fitted.model, aim.only)}
     forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
     with torch.enable_grad(), precision(fitted.precision), forward as mode:
         mode.rectified = shortcuts.rectified
-        losses = _losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
+        grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
+    with torch.no_grad():
+        move(tree, memory, dict(zip(leaves, grads, strict=True)), aim, training, crops)
+    return found.detach().view(len(batch.x))
+
+
+def move(tree: Tree, memory: State, grads: Tree, aim: Aim, training: Training, crops: Crops | None = None) -> None:
+    """The optimizer's step along these gradients, in place; of kernels in `crops`, on some taps alone."""
+    crops, ctx = crops or {}, aim.ctx
+
+    def part(n: str, v: Tensor) -> Tensor:
+        return crops[n].of(v) if n in crops else v
+
     anchor, mu = (ctx["anchor"], ctx["pull"]["mu"]) if "pull" in ctx else ({}, None)
     correction = ctx.get("correction", {})
-    with torch.no_grad():
-        moved: list[Moved[Tree]] = []
-        for n, g in zip(trained, grads, strict=True):
-            p, m = part(n, tree[n]), only[n]
-            at = part(n, anchor[n]) if n in anchor else None
-            past = {k: part(n, t[n]) for k, t in memory.items()}
-            g = g.view_as(p) + part(n, correction[n]) if n in correction else g.view_as(p)
-            moved.append((p, past, g, part(n, m) if isinstance(m, Tensor) else m, at))
-        by_name = aim.lr if isinstance(aim.lr, Mapping) else dict.fromkeys(trained, aim.lr)
-        rates = [part(n, r) if isinstance(r := by_name[n], Tensor) and r.ndim > 1 else r for n in trained]
-        _update(moved, rates, training, mu)
-    return losses.detach().view(len(batch.x))
+    moved: list[Moved[Tree]] = []
+    for n, g in grads.items():
+        p, m = part(n, tree[n]), aim.only[n]
+        at = part(n, anchor[n]) if n in anchor else None
+        past = {k: part(n, t[n]) for k, t in memory.items()}
+        g = g.view_as(p) + part(n, correction[n]) if n in correction else g.view_as(p)
+        moved.append((p, past, g, part(n, m) if isinstance(m, Tensor) else m, at))
+    by_name = aim.lr if isinstance(aim.lr, Mapping) else dict.fromkeys(grads, aim.lr)
+    rates = [part(n, r) if isinstance(r := by_name[n], Tensor) and r.ndim > 1 else r for n in grads]
+    _update(moved, rates, training, mu)
 
 
 def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Training) -> Shortcuts:
     """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
-    leaves = {n: tree[n] for n in _trained(fitted.model, aim.only)}
+    leaves = {n: tree[n] for n in trained(fitted.model, aim.only)}
     scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
     with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
-        _losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
+        losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
@@ -172,7 +181,8 @@ def precision(name: str) -> Iterator[None]:
         product.fp32_precision, convolution.fp32_precision = before
 
 
-def _trained(model: Model, only: Mask) -> list[str]:
+def trained(model: Model, only: Mask) -> list[str]:
+    """The parameters that move."""
     return [n for n in model.params if only.get(n, False) is not False]
 
 
@@ -183,7 +193,7 @@ def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
     return Output(out.logits.float(), None if out.features is None else out.features.float())
 
 
-def _losses(
+def losses(
     mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, batch: Batch, aim: Aim, *, crops: Crops | None = None,
     watch: bool = False,
 ) -> Tensor:  # fmt: skip
@@ -203,6 +213,13 @@ def _losses(
     if one_by_one(fitted, batch.x.device):
         return loss(leaves, *_first((rest, *batch, aim.ctx)))
     return torch.func.vmap(loss)(leaves, rest, *batch, aim.ctx)
+
+
+def take_rate(lr: Rate, rows: Rows) -> Rate:
+    """The rates of some clients."""
+    if isinstance(lr, Mapping):
+        return {n: v[rows] if isinstance(v, Tensor) and v.ndim else v for n, v in lr.items()}
+    return lr[rows] if isinstance(lr, Tensor) and lr.ndim else lr
 
 
 def _first(value: Any) -> Any:

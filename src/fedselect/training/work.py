@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Mask, Rows, Scalar, State, Tree, count, matrix, put, take, take_mask
+from fedselect.core.tree import Mask, Scalar, State, Tree, count, matrix, put, take, take_mask
 from fedselect.tasks.classes import Classification
 from fedselect.tasks.losses import Goal, Objective
 from fedselect.tasks.metrics import Metric
@@ -17,8 +17,9 @@ from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
 from fedselect.training.layers import bmm
 from fedselect.training.optim import SGD
+from fedselect.training.per_sample import LOOKS, Guard
 from fedselect.training.recorded import Programs, Walk
-from fedselect.training.step import Aim, Rate, one_by_one
+from fedselect.training.step import Aim, Rate, one_by_one, take_rate
 
 EVAL_BATCH, LEAST_EVAL = 256, 16
 
@@ -87,6 +88,7 @@ class Work:
         seed: int | Tensor,
         initial: Callable[[], Tree],
         rounds: int | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.model, self.task = programs.model, programs.task
         self.ids = ids
@@ -97,6 +99,9 @@ class Work:
         """Each client's mean objective over the last pass it trained."""
         self._data = train
         self._val = val
+        self._guard = guard
+        self.walked = 0
+        """Passes that a guard has let through."""
         self._seed = seed
         self._rounds = rounds
         self._programs = programs
@@ -112,7 +117,13 @@ class Work:
     def keys(self, purpose: str) -> Tensor:
         return random.client_keys(self._seed, self.ids, self.round, purpose)
 
+    def _need_open(self) -> None:
+        """Refuse a look at data where samples are private."""
+        if self._guard is not None:
+            raise InputError(LOOKS)
+
     def need_val(self) -> None:
+        self._need_open()
         if int(self._val.n.min()) == 0:
             raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
 
@@ -136,6 +147,7 @@ class Work:
     def classes(self, count: int) -> Tensor:
         """Of so many classes, those that occur in each client's training data: (C, count)."""
         self.need_classes()
+        self._need_open()
         last = (self.n - 1).unsqueeze(1)
         at = torch.arange(self._data.longest, device=self.n.device).expand(len(self.n), -1)
         labels = self._data.y[self._data.places(torch.minimum(at, last))]
@@ -143,6 +155,7 @@ class Work:
 
     def seen(self, tree: Tree) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """The training data as models see it, in eval mode, part by part: (outputs, features, targets, which rows are real)."""
+        self._need_open()
         return predictions(self._programs, tree, self._data)
 
     def class_moments(self, tree: Tree) -> Tree:
@@ -206,7 +219,10 @@ class Work:
         if factor != 1.0:
             rates = {id(p.lr): _times(p.lr, factor) for p in passes}
             passes = [Pass(p.only, rates[id(p.lr)], p.epoch) for p in passes]
-        return self._minimise(tree, passes, Goal(self.task, objective, penalty), ctx or {}, key)
+        goal = Goal(self.task, objective, penalty)
+        if self._guard is not None:
+            return self._guard.train(self, self._data, tree, passes, goal=goal, ctx=ctx or {}, key=key)
+        return self._minimise(tree, passes, goal, ctx or {}, key)
 
     def _minimise(self, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
         if not one_by_one(self._programs.fitted, self.ids.device):
@@ -227,7 +243,7 @@ class Work:
                 v.zero_()
             alone = self.rows(row)
             alone.loss = self.loss[row].clone()
-            mine = [Pass(take_mask(p.only, row), _take_rate(p.lr, row), p.epoch) for p in passes]
+            mine = [Pass(take_mask(p.only, row), take_rate(p.lr, row), p.epoch) for p in passes]
             alone._train(take(out, row), memory, mine, goal, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
         return out
@@ -243,7 +259,7 @@ class Work:
         at = order.to(self.ids.device, non_blocking=True)
         there.loss = self.loss[at]  # that of clients who sit all passes out stays
         masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
-        mine = [Pass(masks[id(p.only)], _take_rate(p.lr, at), p.epoch) for p in passes]
+        mine = [Pass(masks[id(p.only)], take_rate(p.lr, at), p.epoch) for p in passes]
         out = there._minimise(take(tree, at), mine, goal, {k: take(t, at) for k, t in ctx.items()}, key)
         back = order.argsort().to(at.device, non_blocking=True)
         self.loss = there.loss[back]
@@ -269,7 +285,7 @@ class Work:
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
                 mine, past = take(tree, rows), {k: take(t, rows) for k, t in memory.items()}
                 aim = Aim(
-                    take_mask(masks[id(p.only)], rows), _take_rate(p.lr, rows), goal, {n: take(t, rows) for n, t in ctx.items()}
+                    take_mask(masks[id(p.only)], rows), take_rate(p.lr, rows), goal, {n: take(t, rows) for n, t in ctx.items()}
                 )
                 walk = Walk(order[rows], shuffle[rows], size)
                 total[rows] += self._programs.train(mine, past, aim, self._data.rows(here), walk, first=first, last=last)
@@ -293,6 +309,7 @@ class Work:
             seed=self._seed[at] if isinstance(self._seed, Tensor) else self._seed,
             initial=lambda: take(self.initial, at),
             rounds=self._rounds,
+            guard=self._guard,
         )
 
     def half(self, which: int, whose: Tensor | None = None) -> "Work":
@@ -301,6 +318,7 @@ class Work:
         So as much is trained as with all samples. Halves are drawn at random, once for all rounds; of an odd number the first
         has one more. A client with one sample has it in both, and one that `whose`, (C,), does not mark has all its samples.
         """
+        self._need_open()
         each = torch.arange(self._data.longest, device=self.n.device).expand(len(self.ids), -1)
         mixed = random.permutations(random.client_keys(self._seed, self.ids, 0, "halves"), self.n, self._data.longest)
         last = ((self.n - 1 - which) // 2 * 2 + which).clamp_min(0)
@@ -319,6 +337,11 @@ class Work:
             initial=self._initial,
             rounds=self._rounds,
         )
+
+    def stretches(self, only: Mask) -> Iterator[tuple[slice | Tensor, int, int, int]]:
+        """A pass under this mask as `_stretches` cuts it."""
+        active = self._active(only)
+        return self._stretches([active] * len(self.ids) if isinstance(active, bool) else active.tolist())
 
     def _active(self, only: Mask) -> bool | Tensor:
         """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
@@ -352,9 +375,3 @@ class Work:
 
 def _times(lr: Rate, factor: float) -> Rate:
     return {n: v * factor for n, v in lr.items()} if isinstance(lr, Mapping) else lr * factor
-
-
-def _take_rate(lr: Rate, rows: Rows) -> Rate:
-    if isinstance(lr, Mapping):
-        return {n: v[rows] if isinstance(v, Tensor) and v.ndim else v for n, v in lr.items()}
-    return lr[rows] if isinstance(lr, Tensor) and lr.ndim else lr

@@ -1,0 +1,54 @@
+"""Random numbers that nobody can guess: from the operating system, for noise and samples that privacy rests on.
+
+With `seeded` they are hashed from keys as in `random`, so that a test can repeat a run. Whoever knows the seed then knows the
+noise, so such a run is not private.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.core import random
+
+GRID = 20
+"""Bits: noisy numbers are rounded to the power of two that is so many bits below their noise's standard deviation."""
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Where random numbers come from. Keys, (C,), count only where they are seeded."""
+
+    seeded: bool = False
+
+    def uniform(self, keys: Tensor, count: int) -> Tensor:
+        """`count` numbers for each key, evenly spread over (0, 1]: (C, count) float64."""
+        return ((self._words(keys, count) >> 11) & 0x1FFFFFFFFFFFFF).double().add(0.5) * 2.0**-53
+
+    def normal(self, keys: Tensor, count: int) -> Tensor:
+        """The same of standard normal numbers, by Box and Muller's method."""
+        half = -(-count // 2)
+        u, v = torch.split(self.uniform(keys, 2 * half), half, dim=-1)
+        radius, angle = (-2.0 * u.log()).sqrt(), 2.0 * math.pi * v
+        return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
+
+    def noised(self, values: Tensor, std: Tensor, keys: Tensor) -> Tensor:
+        """Values (C, k) in float64 with normal noise of each row's standard deviation (C,), rounded to a grid.
+
+        Rounded, a result does not show which floating-point numbers the sampler can make and which it cannot.
+        """
+        if not bool((std > 0).any()):
+            return values
+        std = std.double().unsqueeze(-1)
+        noisy = values + std * self.normal(keys, values.shape[-1])
+        grid = torch.exp2(std.clamp_min(1e-300).log2().floor() - GRID)
+        return torch.where(std > 0, (noisy / grid).round() * grid, values)
+
+    def _words(self, keys: Tensor, count: int) -> Tensor:
+        if self.seeded:
+            return random.bits(keys, count)
+        drawn = bytearray(os.urandom(8 * keys.numel() * count)) or bytearray(8)
+        words = torch.frombuffer(drawn, dtype=torch.int64)[: keys.numel() * count]
+        return words.view(*keys.shape, count).to(keys.device)

@@ -1,0 +1,66 @@
+"""Privacy in a deployment: of clients by the server, which is trusted; of samples by each client for itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedselect.aggregate.aggregator import Aggregator
+from fedselect.network.assignment import Assignment
+from fedselect.private.budget import NAME, Budget
+from fedselect.private.clients import private_mean, shared_names
+from fedselect.private.guarantee import Guarantee, client_guarantee, sample_guarantee
+from fedselect.private.samples import guard
+from fedselect.simulate.protect import check_private, check_task
+from fedselect.training.per_sample import PerSample, check_model
+
+
+def check(assigned: Assignment, aggregator: Aggregator, fraction: float) -> Guarantee | None:
+    """Rehearse a round; what cannot work, or cannot be private, is refused. What clients are promised, if anything."""
+    sent = assigned.rehearse().sent
+    private = assigned.private
+    if private is None:
+        return None
+    task = assigned.task
+    check_task(task, task.statistics(task.example(assigned.data), assigned.data) is not None)
+    if private.unit == "sample":
+        check_model(assigned.programs.fitted, assigned.device)
+        return None
+    return _guarantee(assigned, [n for n, m in sent.items() if m is not False], aggregator, fraction)[0]
+
+
+def for_clients(
+    assigned: Assignment, sent: Sequence[str], aggregator: Aggregator, fraction: float
+) -> tuple[Budget | None, Aggregator]:
+    """The server's budget and aggregator where clients are private; else no budget, and the aggregator as it is."""
+    if assigned.private is None or assigned.private.unit == "sample":
+        return None, aggregator
+    guarantee, names = _guarantee(assigned, sent, aggregator, fraction)
+    return Budget(guarantee), private_mean(guarantee, aggregator, names, assigned.seed)
+
+
+def _guarantee(
+    assigned: Assignment, sent: Sequence[str], aggregator: Aggregator, fraction: float
+) -> tuple[Guarantee, tuple[str, ...]]:
+    private, rounds = assigned.private, check_private(assigned.rounds)
+    assert private is not None
+    names = shared_names(assigned.model, dict.fromkeys(sent, True))
+    entries = sum(assigned.initial[n].numel() for n in names)
+    guarantee = client_guarantee(private, assigned.clients, fraction, rounds, entries)
+    private_mean(guarantee, aggregator, names, assigned.seed)  # or say why not
+    return guarantee, names
+
+
+def for_samples(assigned: Assignment) -> PerSample | None:
+    """What stands between a client's method and its data where samples are private."""
+    private = assigned.private
+    if private is None or private.unit == "client":
+        return None
+    rounds, fitted = check_private(assigned.rounds), assigned.programs.fitted
+    return guard(private, fitted, assigned.training, assigned.device, assigned.passes(), rounds)
+
+
+def budget_of(assigned: Assignment, samples: int, folder: Path) -> Budget:
+    """What a client has spent of the budget of its samples, in its vault."""
+    assert assigned.private is not None
+    size, rounds, batch = assigned.model.size, check_private(assigned.rounds), assigned.training.batch_size
+    promised = sample_guarantee(assigned.private, [samples], batch, assigned.passes(), rounds, size)
+    return Budget(promised, folder / NAME)

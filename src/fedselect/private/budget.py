@@ -1,0 +1,75 @@
+"""Budget: what a run has spent. It is charged before anything is released, and what was charged stays charged."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import RunError
+from fedselect.core.files import disk
+from fedselect.private.guarantee import Guarantee
+from fedselect.private.settings import Private
+
+NAME = "budget.jsonl"
+"""In a run directory and in a client's vault: a line for each round that was charged."""
+
+
+class Budget:
+    """Rounds that were charged. A round that runs again, after a crash, has new noise and is charged again."""
+
+    def __init__(self, guarantee: Guarantee, place: Path | None = None) -> None:
+        self.guarantee, self.charged = guarantee, 0
+        self._place: Path | None = None
+        if place is not None:
+            self.keep(place)
+
+    def keep(self, place: Path) -> None:
+        """From now on also on disk; what was charged there counts."""
+        self._place = place
+        self.charged = max(self.charged, _charged(place))
+
+    @property
+    def spent(self) -> bool:
+        return self.charged >= self.guarantee.rounds
+
+    @property
+    def spent_so_far(self) -> float | None:
+        """Epsilon of all that was charged, as files have it: none where nothing is promised."""
+        return finite(self.guarantee.epsilon(self.charged))
+
+    def charge(self, round: int, before: int = 0) -> None:
+        """Before a round: note on disk that it takes its part of the budget; at least `before` rounds were charged already."""
+        self.charged = max(self.charged, before)
+        if self.spent:
+            raise RunError(
+                f"the privacy budget is spent: {self.charged} rounds were charged, some twice after a crash; what is released "
+                "may be used, training has to stop."
+            )
+        self.charged += 1
+        if self._place is not None:
+            with disk(self._place), self._place.open("a") as file:
+                file.write(f'{{"round": {round}, "charged": {self.charged}}}\n')
+                file.flush()
+                os.fsync(file.fileno())
+
+    def to_json(self) -> dict[str, Any]:
+        """For the summary of a run: what was promised, what was spent."""
+        return outcome(self.guarantee.private, self.spent_so_far, self.guarantee.delta) | {"charged": self.charged}
+
+
+def outcome(private: Private, epsilon: float | None, delta: float) -> dict[str, Any]:
+    """What was promised, and how much of it is spent."""
+    said = {"epsilon": epsilon, "budget": finite(private.epsilon), "delta": delta, "unit": private.unit}
+    return said | ({"seeded": True} if private.seeded else {})
+
+
+def finite(epsilon: float) -> float | None:
+    """Epsilon as a file has it: none where nothing is promised."""
+    return round(epsilon, 6) if epsilon < float("inf") else None
+
+
+def _charged(place: Path) -> int:
+    """Rounds that a file says were charged: its lines, one that was cut off among them, or what the last whole one says."""
+    lines = place.read_bytes().splitlines() if place.exists() else []
+    said = [int(found[1]) for line in lines if (found := re.search(rb'"charged": (\d+)}', line))]
+    return max([len(lines), *said])

@@ -1,0 +1,44 @@
+"""Privacy of samples: each client clips gradients and adds noise by itself, so the server need not be trusted."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from fedselect.core.tree import expand
+from fedselect.methods.method import Method
+from fedselect.private.guarantee import of_samples
+from fedselect.private.settings import Private
+from fedselect.training.fitted import Fitted
+from fedselect.training.per_sample import Counting, Guard, PerSample, check_model
+from fedselect.training.settings import Training
+from fedselect.training.work import Work
+
+
+def passes_of(method: Method, work: Callable[[Guard], Work]) -> int:
+    """The passes over the data in a round: of one client that goes through a round without training.
+
+    What a method does that noise on gradients does not cover is refused here. `work`: the door to its data, with a guard.
+    """
+    counting = Counting()
+    door = work(counting)
+    initial = door.initial
+    state = method.join(door, initial)
+    server = method.init({n: v[0] for n, v in initial.items()}, len(door.ids), door.model)
+    down = method.down(server, torch.zeros_like(door.ids))
+    told = {**{k: expand(t, len(door.ids)) for k, t in down.shared.items()}, **down.rows}
+    state, _ = method.client(door, state, told)
+    passes = counting.passes
+    method.personal(door, state, told)
+    return passes
+
+
+def guard(private: Private, fitted: Fitted, training: Training, device: torch.device, passes: int, rounds: int) -> PerSample:
+    """What lets a method train with private samples, its noise by how many samples a client has."""
+    check_model(fitted, device)
+    noise = partial(_noise, private, training.batch_size, passes, rounds)
+    return PerSample(fitted, training, private.clip, noise, passes, private.entropy)
+
+
+def _noise(private: Private, batch_size: int, passes: int, rounds: int, samples: int) -> float:
+    return of_samples(private, samples, batch_size, passes, rounds).noise

@@ -1,0 +1,71 @@
+"""A simulation that keeps a promise of privacy: its noise, its budget, and what it refuses."""
+
+from typing import TYPE_CHECKING
+
+from fedselect.core.errors import InputError
+from fedselect.core.tree import State, expand
+from fedselect.private.budget import Budget
+from fedselect.private.clients import private_mean, shared_names
+from fedselect.private.guarantee import client_guarantee, sample_guarantee
+from fedselect.private.samples import guard, passes_of
+from fedselect.private.settings import Private
+from fedselect.simulate import ranks
+from fedselect.tasks.task import Task
+from fedselect.training.per_sample import Guard
+from fedselect.training.work import Work
+
+if TYPE_CHECKING:
+    from fedselect.simulate.engine import Simulation
+
+
+def check_private(rounds: int | None) -> int:
+    """Refuse a run of which it is not known how many rounds share the budget, or that several processes share."""
+    if ranks.world() > 1:
+        raise InputError("noise is drawn in one process; start a run with --private without torchrun.")
+    if rounds is None:
+        raise InputError("the budget is shared out over all rounds; say how many there are: fs.Simulation(..., rounds=30).")
+    return rounds
+
+
+def check_together(private: Private | None, secret: bool) -> None:
+    """Refuse noise on a sum that nobody can add it to: the server sees no single update, and clients add none."""
+    if secret and private is not None and private.unit == "client":
+        raise InputError(
+            "--secret hides single updates, which --private of clients has to clip at the server; use --private "
+            "epsilon=8,unit=sample, where each client adds its own noise, or leave one of them out."
+        )
+
+
+def check_task(task: Task, learns: bool) -> None:
+    """Refuse a task that learns from training targets, which no noise covers."""
+    if learns:
+        raise InputError(
+            f"the task {type(task).__name__} learns from all clients' training targets, which --private does not cover; give "
+            "those numbers: target_mean and target_scale (--target-mean 0 --target-scale 1), or class_weights ('1 3')."
+        )
+
+
+def protect(simulation: "Simulation", private: Private, state: State) -> None:
+    """Put the noise in its place; `state`: of a client that has just joined."""
+    s, rounds = simulation, check_private(simulation.total)
+    check_task(s.asked, s.asked.statistics(s.data.clients[0].train[1].cpu(), s.data) is not None)
+    if private.unit == "client":
+        names = shared_names(s.model, s.method.wants(s.model, state))
+        entries = sum(s.initial[n].numel() for n in names)
+        guarantee = client_guarantee(private, s.clients, s.fraction, rounds, entries)
+        s.aggregator = s._folds = private_mean(guarantee, s.aggregator, names, s.seed)
+        s.memory = s.aggregator.start({n: s.initial[n] for n in s.model.params})
+    else:
+        sizes, batch = s.inputs.sizes or (), s.training.batch_size
+        passes = passes_of(s.method, lambda guard: _one(s, guard))
+        s.guard = guard(private, s.fitted, s.training, s.device, passes, rounds)
+        guarantee = sample_guarantee(private, sizes, batch, passes, rounds, s.model.size)
+    s.budget = Budget(guarantee)
+
+
+def _one(s: "Simulation", guard: Guard) -> Work:
+    """The door to the first client's data."""
+    ids = s.inputs.n.new_zeros(1)
+    train, val = (s._split[part].rows(slice(0, 1)) for part in ("train", "val"))
+    return Work(s._programs, train, val, ids=ids, round=0, seed=s.seed, initial=lambda: expand(s.initial, 1), rounds=s.total,
+                guard=guard)  # fmt: skip
