@@ -22,7 +22,7 @@ from fedselect.runs import rundir, runner, tables
 from fedselect.runs.config import Config, read
 from fedselect.runs.progress import progress
 from fedselect.runs.trackers import tracking
-from fedselect.simulate import ranks
+from fedselect.simulate import keeping, ranks
 from fedselect.simulate.records import Record
 
 _MORE = (
@@ -75,8 +75,7 @@ def run(
     out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
         history = runner.start(made, out, overwrite=overwrite, watch=watch)
-    first = made.measured()[0].name
-    _say_outcome(made, next(r[first] for r in reversed(history) if r[first] is not None), out)
+    _say_outcome(made, history, out)
     if ranks.rank() == 0:
         say_metrics([out], made.score)
 
@@ -214,9 +213,13 @@ def _free(name: str) -> Path:
     return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
 
 
-def _say_outcome(config: Config, value: float, out: Path) -> None:
+def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
     shown = config.measured()[0]
-    say(f"{shown.name} {shown.said(value)}  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
+    ended = keeping.final(history, shown.name)
+    assert ended is not None  # the last round is evaluated
+    when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
+    whose = f"mean over clients, own {tables.DATA[config.score]} data{when}"
+    say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:

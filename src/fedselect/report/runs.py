@@ -32,6 +32,8 @@ from fedselect.runs.rundir import (
 )
 from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
+from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import said as kept_in_words
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
 
@@ -119,7 +121,7 @@ def expand(place: Path) -> list[Path]:
 
 def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:
     first = headline(path).name
-    summary, last = _summary(path), history[-1]
+    summary, last = _summary(path), final(history, first) or history[-1]
     kept = _thin(history, MOST)
     lines = read_lines(path / "masks.jsonl")
     iou = [[line["round"], line["iou"]] for line in lines if "iou" in line]
@@ -157,6 +159,8 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "persistence": _persistence(path, federations[at]),
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
+        "kept": kept_in_words(last) if last.get("kept") is not None else None,
+        "stopped": bool(last.get("stopped")),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
         "set_back": summary.get("set_back", []),  # whose vault had lost a round

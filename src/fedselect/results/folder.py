@@ -257,6 +257,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         "rounds": s.round,
         "seed": s.seed,
         "fraction": s.fraction,
+        **({} if s.keep == "last" else {"keep": s.keep}),
     }
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))

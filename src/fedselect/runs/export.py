@@ -28,6 +28,7 @@ from fedselect.models import Layout
 from fedselect.runs import schemas
 from fedselect.runs.rundir import check_client, finished, read_records, reopen
 from fedselect.simulate import Simulation
+from fedselect.simulate.keeping import final
 from fedselect.tasks import Measure, Task
 from fedselect.training.batches import Split
 
@@ -154,12 +155,12 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         )
     headline = simulation.metrics[0]
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
-    last = next((r for r in records if r["round"] == simulation.round), None)
+    last = final(records[: simulation.round], headline.name)
     return Export(
         path,
         SNIPPETS[form](path, simulation, config.model),
         round=simulation.round,
-        rounds=config.rounds,
+        rounds=simulation.round if finished(run) else config.rounds,
         headline=headline,
         value=headline.value(model.as_learned(logits), y),
         said=last["clients"][headline.name][client] if last else None,

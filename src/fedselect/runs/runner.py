@@ -40,6 +40,7 @@ from fedselect.runs.rundir import (
 from fedselect.runs.summary import summarise
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
+from fedselect.simulate.keeping import is_end, stalled
 from fedselect.simulate.records import Record, evaluated
 from fedselect.simulate.stack import Stack, form, stacks
 from fedselect.tasks.metrics import known
@@ -236,6 +237,7 @@ class _Run:
             checkpoints.load(found.place, self.simulation, self._owner)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
+        self.over = self.simulation.round >= self.config.rounds
         self._masks: MaskLog | None = None
         self._kept: list[KeptFile] = []
         if ranks.rank() == 0:
@@ -243,6 +245,7 @@ class _Run:
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
+            self.over |= bool(self.history) and is_end(self.history[-1], self.config.rounds)
             write_measures(out, self.simulation.metrics, learned(self.config.make_task(), self.simulation.task))
             write_json(out / "federation.json", federation(self.simulation))
             schemas.keep(out, self.simulation.data)
@@ -258,6 +261,9 @@ class _Run:
     def note(self, record: Record) -> None:
         """A round is over."""
         self.history.append(record)
+        if stalled(self.history, self.config.patience):
+            record["stopped"] = True
+        self.over = is_end(record, self.config.rounds)
         if ranks.rank() == 0:
             with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(json.dumps(record) + "\n")
@@ -279,6 +285,8 @@ class _Run:
             if ranks.rank() == 0:
                 write_json(self.out / "failed.json", {"why": self.failed})
             return
+        if not self.over:
+            return
         cross = self.simulation.cross().tolist() if self.config.cross else None
         live = self.simulation.live_share()
         if ranks.rank() != 0:
@@ -298,11 +306,13 @@ def go_on(
     begun: tuple[Config, Simulation] | None = None,
     alone: bool = True,
     keep: bool = True,
+    until: int | None = None,
 ) -> list[_Run]:
     """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
 
     Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
+    With `until` they stop after that round, where they can go on another time.
     """
     dealt: dict[str, Federation] = {}
     opened = [_Run(place, begun, dealt) for place in places]
@@ -310,14 +320,16 @@ def go_on(
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, alone=alone, keep=keep)
+        _drive(runs, stop, watch, until or runs[0].config.rounds, alone=alone, keep=keep)
         for run in runs:
             run.finish()
     return opened
 
 
-def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
-    rounds = runs[0].config.rounds
+def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, rounds: int, *, alone: bool, keep: bool) -> None:
+    runs = [r for r in runs if not r.over]
+    if not runs:  # of a run that was killed before its summary was written
+        return
     began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
@@ -338,14 +350,19 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             one = ranks.world() * sum(r.simulation.store.nbytes for r in runs) / DISK
         free = time.perf_counter() - began - (0.0 if keep else SHORT)
         answers = ranks.everywhere((stop(), spent + one < OVERHEAD * free))
-        stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
-        if stopping or (keep if last else due):
+        going = [r for r in runs if not r.over]
+        stopping, due = any(s for s, _ in answers) and not last and bool(going), answers[0][1]
+        to_save = runs if stopping or (keep if last else due) else [r for r in runs if r.over and keep]
+        if to_save:
             at = time.perf_counter()
-            for run in runs:
+            for run in to_save:
                 run.save()
-            one = time.perf_counter() - at
-            spent += one
-        if stopping and runs:
+            spent += time.perf_counter() - at
+            one = (time.perf_counter() - at) * len(runs) / len(to_save)
+        if len(going) < len(runs):
+            stack.keep([r.simulation for r in going])
+            runs = going
+        if stopping:
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 
 

@@ -30,12 +30,25 @@ from fedselect.simulate.inputs import (
     as_task,
     check_present,
     check_ranges,
+    check_validation,
     fit,
     pick_device,
     pick_precision,
 )
 from fedselect.simulate.jobs import Asked, Full, Job
-from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, validated
+from fedselect.simulate.keeping import Kept
+from fedselect.simulate.records import (
+    SENT,
+    Finite,
+    Notes,
+    Record,
+    check_defined,
+    check_figures,
+    columns,
+    evaluated,
+    mean_of,
+    validated,
+)
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
@@ -68,8 +81,10 @@ class Simulation:
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
     `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
-    evaluations. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `rounds`: how many there
-    will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with default options.
+    evaluations. `val`: whether validation data is scored beside test data (val_accuracy, val_loss). `keep`: which models are
+    the outcome: of the last round, of the best round on validation data, or each client's of its own best round. `rounds`:
+    how many there will be in all, for a schedule that depends on it. Method, model, task and aggregator may be names, with
+    default options.
     """
 
     def __init__(
@@ -92,6 +107,7 @@ class Simulation:
         deterministic: bool = False,
         eval_every: int = 1,
         val: bool = False,
+        keep: str = "last",
         aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
     ) -> None:
@@ -104,13 +120,11 @@ class Simulation:
         model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics)
+        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, keep=keep)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
-        if val and not data.has("val"):
-            raise InputError(
-                "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
-            )
+        check_validation(data, val, keep)
+        val = val or keep != "last"
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
@@ -154,6 +168,8 @@ class Simulation:
         self.store = self._new_store(rows, self._try_join())
         if val:
             self.need(method.view)
+        self.keep = keep
+        self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
     def __getstate__(self) -> dict[str, Any]:
         """How it was made and where it stands: all else, such as recorded steps, a process makes for itself."""
@@ -164,7 +180,7 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
             "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "aggregator": self.aggregator, "rounds": self.total,
+            "keep": self.keep, "aggregator": self.aggregator, "rounds": self.total,
         }  # fmt: skip
         return {"given": (self.method, self.model, self.data), "how": how, "stands": checkpoint.standing(self)}
 
@@ -290,12 +306,18 @@ class Simulation:
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
         }
+        if self.kept and evaluated(record):
+            everybody = self.round > int(self._from.max())
+            record["kept"] = self.kept.settle(self.round, lists[validated(self.metrics[0].name)], everybody)
         if self.round <= self.eval_every and self.data.has("test"):
             check_defined(record, self.metrics)
         return record
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
-        """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
+        """The personal models of these clients, stacked: the view the method reports, or the one asked for.
+
+        With keep=best or own, those of the kept rounds, of which there is the reported view alone.
+        """
         ids, view = torch.as_tensor(ids), view or self.method.view
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
@@ -303,6 +325,10 @@ class Simulation:
         joined = self.store.joined[ranks.place(ids)]
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
+        if self.kept and bool(self.kept.store.joined[ids].all()):
+            if view != self.method.view:
+                raise InputError(f"of kept rounds there is the reported view alone: view='{self.method.view}', or keep='last'.")
+            return self.kept.models(ids, self.device)
         state, down = self._open(ids)
         if view == "local":
             return clone(self.method.local(state))
@@ -392,6 +418,8 @@ class Simulation:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
+            if self.kept:
+                self.kept.see(ids, own)
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
             for name, values in held.items():
@@ -518,6 +546,12 @@ class Simulation:
         if ranks.world() > 1:
             raise InputError("several processes keep whole rows; use more of them, or rows=all.")
         return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
+
+    def _resting(self) -> torch.device:
+        """Where models of kept rounds lie: with the clients' rows, which must all be at hand."""
+        if isinstance(self.store, Compact) or ranks.world() > 1:
+            raise InputError("keep=best and own need whole rows of all clients in one process: use rows=all, without torchrun.")
+        return self.store.device
 
     def _try_join(self) -> State:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
