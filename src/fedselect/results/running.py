@@ -37,7 +37,7 @@ def run(
     `how`: task, headline, metrics, aggregator, val, keep, fraction, late, chunk, rows, device, precision, deterministic and
     eval_every; Simulation explains them.
     """
-    _check_rounds(rounds, how, patience)
+    check_rounds(rounds, how, patience)
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
     history: list[Record] = []
     with bar(progress, rounds, simulation.metrics[0]) as show:
@@ -75,7 +75,7 @@ def compare(
         raise InputError(
             f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
         )
-    _check_rounds(rounds, how, patience)
+    check_rounds(rounds, how, patience)
     data, seeds = as_federation(data), list(seeds)
     model = as_model(model, data, as_task(how.get("task"), data))
     runs = {
@@ -113,7 +113,7 @@ def _ended(found: Result | TrainingError, rounds: int) -> bool:
     return isinstance(found, TrainingError) or is_end(found.history[-1], rounds)
 
 
-def _check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:
+def check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:
     """Refuse what does not fit, and fill in what patience means for what is kept."""
     check_ranges(rounds=rounds, patience=patience)
     check_late(how.get("late"), rounds)

@@ -67,11 +67,11 @@ class Comparison:
 def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Record]:
     """A new run in a new directory; returns its history."""
     if ranks.rank() == 0:
-        _may_write(out, overwrite)
+        may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            _may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have come and gone since
             empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
@@ -86,12 +86,12 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
     for name in comparison.runs:
         check_folder_name(name)
     if ranks.rank() == 0:
-        _may_write(out, overwrite)
+        may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            _may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have come and gone since
             empty(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
@@ -366,7 +366,7 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, roun
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 
 
-def _may_write(out: Path, overwrite: bool) -> None:
+def may_write(out: Path, overwrite: bool) -> None:
     """Refuse to touch what is there, unless it is a run and was said to be replaced."""
     if not (out.exists() or out.is_symlink()) or is_unused(out):
         return
