@@ -13,6 +13,7 @@ from fedselect.core.version import package_version
 from fedselect.diagnosis import words
 from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
+from fedselect.report.tuned import finalists, tuning
 from fedselect.runs import grouped, persistence
 from fedselect.runs.labels import APART, colours, labels, same
 from fedselect.runs.masks import read_lines, unpack
@@ -92,6 +93,7 @@ def gather(places: Sequence[Path]) -> Data:
         "groups": groups,
         "runs": runs,
         "failed": failed,
+        "tuning": tuning(places),
         "federations": federations,
         "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -113,7 +115,7 @@ def distinct(places: Sequence[Path]) -> list[Path]:
 def expand(place: Path) -> list[Path]:
     """The run directories that a run or a comparison stands for."""
     if (place / "compare.json").exists():
-        return [run for name in read_comparison(place) if ((run := place / name) / "config.json").exists()]
+        return [run for name in finalists(place) or read_comparison(place) if ((run := place / name) / "config.json").exists()]
     if (place / "config.json").exists():
         return [place]
     raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")
