@@ -40,7 +40,7 @@ from fedselect.runs.rundir import (
 from fedselect.runs.summary import summarise
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
-from fedselect.simulate.keeping import is_end, stalled
+from fedselect.simulate.keeping import in_tail, is_end, stalled
 from fedselect.simulate.records import Record, evaluated
 from fedselect.simulate.stack import Stack, form, stacks
 from fedselect.tasks.metrics import known
@@ -312,7 +312,7 @@ def go_on(
 
     Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
-    With `until` they stop after that round, where they can go on another time.
+    With `until` they stop after that round, where they can go on another time, and are judged by its last quarter.
     """
     dealt: dict[str, Federation] = {}
     opened = [_Run(place, begun, dealt) for place in places]
@@ -320,21 +320,24 @@ def go_on(
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, until or runs[0].config.rounds, alone=alone, keep=keep)
+        _drive(runs, stop, watch, until, alone=alone, keep=keep)
         for run in runs:
             run.finish()
     return opened
 
 
-def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, rounds: int, *, alone: bool, keep: bool) -> None:
+def _drive(
+    runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, until: int | None, *, alone: bool, keep: bool
+) -> None:
     runs = [r for r in runs if not r.over]
     if not runs:  # of a run that was killed before its summary was written
         return
+    rounds = until or runs[0].config.rounds
     began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
-        outcomes = stack.step(evaluate=True if last else None)
+        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, until)) else None)
         for run, record in zip(runs, outcomes, strict=True):
             if isinstance(record, TrainingError):
                 run.failed = str(record)

@@ -8,7 +8,7 @@ from typing import Any
 from fedselect.core.errors import RunError
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
-from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import final, in_tail
 from fedselect.simulate.records import Record, means
 from fedselect.tasks import Measure, Spread
 
@@ -40,7 +40,7 @@ def summary(
         raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
     last = final(history, headline)
     assert last is not None  # something was evaluated
-    tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
+    tail = [r[headline] for r in kept if in_tail(r["round"], last["round"])]
     own = [a for a in last["clients"][headline] if a is not None]
     return {
         **about,

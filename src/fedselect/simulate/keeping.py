@@ -90,6 +90,11 @@ def stalled(history: Sequence[Record], patience: int | None) -> bool:
     return patience is not None and len(seen) > patience and seen[-1] == seen[-1 - patience]
 
 
+def in_tail(round: int, rounds: int) -> bool:
+    """Whether a round is in the last quarter of so many."""
+    return 4 * round > 3 * rounds
+
+
 def is_end(record: Record, rounds: int) -> bool:
     """Whether this is the last round of a run of so many."""
     return record["round"] >= rounds or bool(record.get("stopped"))

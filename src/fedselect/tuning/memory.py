@@ -1,7 +1,7 @@
 """fs.tune: a search in memory, on a federation and a network of the program's own."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -11,19 +11,22 @@ from fedselect.data import ClientData, Federation
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
 from fedselect.results import showing
-from fedselect.results.progress import bar
+from fedselect.results.progress import Show, bar
 from fedselect.results.result import Result
 from fedselect.results.running import check_rounds
 from fedselect.results.running import run as run_once
 from fedselect.simulate import Simulation
 from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_method, as_model, as_task
-from fedselect.simulate.keeping import is_end, stalled
+from fedselect.simulate.keeping import in_tail, is_end, stalled
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
 from fedselect.tuning import space
 from fedselect.tuning.budget import Budget
 from fedselect.tuning.outcome import History, Judge, Row, rank
 from fedselect.tuning.search import Plan, Progress, search
+
+Simulate = Callable[[str, int], Simulation]
+"""Makes the run of a setting on a seed."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def tune(
     fresh = list(test_seeds) if test_seeds is not None else [max(seeds) + i for i in (1, 2, 3)] if data.has("test") else []
     if {*seeds} & {*fresh}:
         raise InputError("test_seeds must be others than seeds: the look at test data needs seeds of its own.")
-    settings = _settings(methods)
+    settings = named_settings(methods)
     names = space.order({name: method for name, (method, _) in settings.items()}, seeds[0])
     held = data.on_validation()
     made = as_model(model, held, as_task(how.get("task"), held))
@@ -104,12 +107,14 @@ def tune(
     judge = Judge(one.metrics[0], worst)
     plan = Plan({n: settings[n][0] for n in names}, rounds, len(seeds), rounds * len(fresh), Budget.parse(budget))
 
+    tried: RunOptions = {**how, "eval_every": rounds} if how.get("keep") == "last" else how
+
     def simulate(name: str, seed: int) -> Simulation:
-        return Simulation(settings[name][1], made, held, seed=seed, training=training, rounds=rounds, **how)
+        return Simulation(settings[name][1], made, held, seed=seed, training=training, rounds=rounds, **tried)
 
     state = Progress()
     with bar(progress, 0, judge.measure) as show:
-        bench = _Bench(seeds, rounds, patience, simulate, show)
+        bench = Bench(seeds, rounds, patience, simulate, show)
         try:
             search(plan, bench, judge, state)
         except KeyboardInterrupt:
@@ -125,7 +130,7 @@ def tune(
     return Tuned(rows[0].name, chosen, rows, judge, state, results)
 
 
-def _settings(methods: Mapping[str, Method | str] | Iterable[str] | None) -> dict[str, tuple[str, Method]]:
+def named_settings(methods: Mapping[str, Method | str] | Iterable[str] | None) -> dict[str, tuple[str, Method]]:
     """Settings by name, each with what it is a setting of."""
     if isinstance(methods, str):
         methods = [methods]
@@ -142,11 +147,14 @@ def _settings(methods: Mapping[str, Method | str] | Iterable[str] | None) -> dic
     return found
 
 
-class _Bench:
+class Bench:
     """Simulations in memory; those that were dropped are let go."""
 
-    def __init__(self, seeds: Sequence[int], rounds: int, patience: int | None, simulate: Any, show: Any) -> None:
-        self._seeds, self._rounds, self._patience, self._simulate, self._show = seeds, rounds, patience, simulate, show
+    def __init__(
+        self, seeds: Sequence[int], rounds: int, patience: int | None, simulate: Simulate, show: Show | None = None
+    ) -> None:
+        self._seeds, self._rounds, self._patience, self._simulate = seeds, rounds, patience, simulate
+        self._show = show or (lambda name, record: None)
         self._runs: dict[tuple[str, int], Simulation] = {}
         self._found: dict[tuple[str, int], list[Any] | None] = {}
 
@@ -172,7 +180,7 @@ class _Bench:
     def _train(self, left: list[tuple[str, int]], until: int) -> None:
         stack = Stack([self._runs[key] for key in left])
         while left:
-            outcomes = stack.step(evaluate=True if stack.round == until - 1 else None)
+            outcomes = stack.step(evaluate=True if in_tail(stack.round + 1, until) else None)
             for key, outcome in zip(left, outcomes, strict=True):
                 history = self._found[key]
                 if isinstance(outcome, TrainingError) or history is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import final, in_tail
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
 
@@ -37,7 +37,7 @@ class Judge:
             return []
         if ended.get("kept") is not None:
             return list(ended["clients"][name])
-        tail = [r["clients"][name] for r in seen if 4 * r["round"] > 3 * ended["round"]]
+        tail = [r["clients"][name] for r in seen if in_tail(r["round"], ended["round"])]
         return [None if None in values else statistics.fmean(values) for values in zip(*tail, strict=True)]
 
     def over(self, values: Sequence[float | None]) -> float | None:

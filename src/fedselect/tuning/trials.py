@@ -67,7 +67,7 @@ class Asked:
 
     def runs(self, names: Sequence[str], seeds: int | None = None) -> dict[str, Config]:
         """The runs of these settings, by directory."""
-        return {run(n, s): replace(self.settings[n], seed=s) for n in names for s in self.seeds[:seeds]}
+        return {run(n, s): replace(trial(self.settings[n]), seed=s) for n in names for s in self.seeds[:seeds]}
 
     def chosen(self, name: str) -> dict[int, Config]:
         """A setting as it is looked at on test data, by seed."""
@@ -99,6 +99,14 @@ class Found:
     progress: Progress
     chosen: str
     test: dict[str, Any] | None  # the look at test data; None: not looked yet
+
+
+def trial(config: Config) -> Config:
+    """A setting as it is tried: evaluated where it is judged alone, for fine-tuning takes longer than a round of training.
+
+    One that keeps its best round is evaluated as often as it says.
+    """
+    return config if config.keep != "last" else replace(config, eval_every=config.rounds)
 
 
 def run(setting: str, seed: int) -> str:
