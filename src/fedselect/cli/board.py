@@ -51,7 +51,7 @@ class Board:
             return f"looking at test data with the chosen setting, {spent:.0f} s"
         schedule, stages = self._progress.schedule, self._progress.stages
         if schedule is None:
-            return "measuring how fast each method is"
+            return f"the first settings, to see how fast they train: {self._rounds} rounds, {spent:.0f} s"
         if len(stages) == len(schedule):
             return f"all rungs are done, {spent:.0f} s"
         rung = schedule[len(stages)]

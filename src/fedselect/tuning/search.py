@@ -11,10 +11,10 @@ from fedselect.tuning.budget import Budget
 from fedselect.tuning.halving import Rung, Schedule
 from fedselect.tuning.outcome import History, Judge
 
+FIRST = 0.4
+"""The share of a time that the first rung may take."""
 CAREFUL = 0.8
-"""The share of a time that is planned with: later rungs have fewer runs, which train less well together."""
-PROBED = 2
-"""Rounds of a method that are measured before anything is planned; the first is slower than those after it."""
+"""The share of the rest that is planned with: later rungs have fewer runs, which train less well together."""
 
 
 class Bench(Protocol):
@@ -75,54 +75,51 @@ def search(
 ) -> list[str]:
     """The settings of the last rung, best first. `note` is told whenever `progress` has moved on.
 
-    With a budget in rounds everything follows from the seed. With one in time, the number of settings follows from how fast
-    single runs are, and the rungs after the first from how fast the first one was; then the schedule is fixed, and noted.
+    With a budget in rounds everything follows from the seed. With one in time, how many settings there are follows from how
+    many get through the first rung in part of that time, and the rungs after it from how fast that was; then the schedule is
+    fixed and noted, and nothing depends on the clock any more.
     """
-    began = time.perf_counter()
-    timed = plan.budget.seconds is not None and (progress.schedule is None or not progress.stages)
     if progress.schedule is None:
-        progress.schedule = _first(plan, bench)
+        progress.schedule = planned(plan) if plan.budget.seconds is None else _measured(plan, bench, plan.budget.seconds)
         note(progress)
     alive = list(plan.names)[: progress.schedule[0].settings]
-    for i in range(len(progress.schedule)):
+    for i, rung in enumerate(progress.schedule):
         if i < len(progress.stages):
             alive = progress.stages[i].kept
             continue
         at = time.perf_counter()
-        rung = progress.schedule[i]
         found = bench.advance(alive, rung.until)
         scores = {name: judge.score(found[name], rung.until) for name in alive}
-        seconds = time.perf_counter() - at
-        if i == 0 and timed:
-            progress.schedule = _fixed(plan, progress.schedule, seconds, time.perf_counter() - began)
         rest = progress.schedule[i + 1 :]
         kept = halving.survivors(scores, rest[0].settings if rest else len(scores), judge.measure.more_is_better)
         if not kept:
             raise RunError(f"every setting diverged within {rung.until} rounds; try smaller rates: --lr 0.001,0.003,0.01.")
-        progress.stages.append(Stage(rung.until, scores, kept, round(seconds, 3)))
+        progress.stages.append(Stage(rung.until, scores, kept, round(time.perf_counter() - at, 3)))
         note(progress)
         bench.drop([name for name in alive if name not in kept])
         alive = kept
     return alive
 
 
-def _first(plan: Plan, bench: Bench) -> Schedule:
-    """The schedule before anything is known but, where the budget is a time, how fast one run of each method is."""
-    if plan.budget.seconds is None:
-        left = None if plan.budget.rounds is None else plan.budget.rounds - plan.look
-        return halving.plan(len(plan.names), plan.rounds, plan.seeds, left)
-    one_each = list({method: name for name, method in reversed(list(plan.names.items()))}.values())
-    found = bench.advance(one_each, min(PROBED, plan.rounds), seeds=1)
-    warm = [runs[0][-1]["seconds"] for runs in found.values() if runs[0]]
-    if not warm:
-        raise RunError("every method diverged in its first rounds; try smaller rates: --lr 0.001,0.003,0.01.")
-    rounds = int(CAREFUL * plan.budget.seconds * len(warm) / max(sum(warm), 1e-6))
-    return halving.plan(len(plan.names), plan.rounds, plan.seeds, rounds - plan.look)
+def planned(plan: Plan) -> Schedule:
+    """The schedule by a budget in rounds, or without one."""
+    left = None if plan.budget.rounds is None else plan.budget.rounds - plan.look
+    return halving.plan(len(plan.names), plan.rounds, plan.seeds, left)
 
 
-def _fixed(plan: Plan, schedule: Schedule, seconds: float, gone: float) -> Schedule:
-    """The schedule by how fast the first rung was."""
-    assert plan.budget.seconds is not None
-    done = halving.cost(schedule[:1], plan.seeds)
-    left = CAREFUL * (plan.budget.seconds - gone) * done / max(seconds, 1e-6) - plan.look
-    return halving.refit(schedule, plan.seeds, done + int(left))
+def _measured(plan: Plan, bench: Bench, seconds: float) -> Schedule:
+    """Train settings up to the end of the first rung, one of each method and then ever more, for part of the time.
+
+    Runs are faster the more of them train together, so a few say little about many.
+    """
+    names, until, began = list(plan.names), halving.marks(plan.rounds)[0], time.perf_counter()
+    done, more, took = 0, len(set(plan.names.values())), 0.0
+    while done < len(names) and (done == 0 or time.perf_counter() - began + 2 * took < FIRST * seconds):
+        at = time.perf_counter()
+        bench.advance(names[done : done + more], until)
+        took = time.perf_counter() - at
+        done, more = min(len(names), done + more), 2 * more
+    gone = time.perf_counter() - began
+    spent = plan.seeds * done * until
+    left = CAREFUL * (seconds - gone) * spent / max(gone, 1e-6) - plan.look
+    return halving.refit(halving.plan(done, plan.rounds, plan.seeds), plan.seeds, spent + int(left))

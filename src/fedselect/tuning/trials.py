@@ -26,7 +26,7 @@ from fedselect.tasks import Spread
 from fedselect.tuning import halving
 from fedselect.tuning.budget import Budget
 from fedselect.tuning.outcome import History, Judge, Row, rank
-from fedselect.tuning.search import Plan, Progress, search
+from fedselect.tuning.search import Plan, Progress, planned, search
 
 NAME = "tune.json"
 MEND = "start the search again with --overwrite."
@@ -127,9 +127,8 @@ def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | No
     progress = Progress()
     if asked.schedule is not None:
         progress.schedule = halving.read(asked.schedule, len(asked.settings), asked.one.rounds)
-    elif asked.budget.seconds is None:  # too small a budget shows now
-        left = None if asked.budget.rounds is None else asked.budget.rounds - asked.plan.look
-        halving.plan(len(asked.settings), asked.one.rounds, len(asked.seeds), left)
+    elif asked.budget.seconds is None:
+        planned(asked.plan)  # too small a budget shows now
     with locked(out):
         runner.may_write(out, overwrite)
         empty(out)
