@@ -36,7 +36,7 @@ from fedselect.tuning.search import Plan, Progress, search
 DATA: dict[str, tuple[str, str, dict[str, Any]]] = {  # what it is called: data, model, options
     "digits, other classes": ("digits", "mlp", {"train": 40, "val": 15}),
     "digits, two groups": ("digits", "mlp", {"train": 40, "val": 15, "shift": "groups"}),
-    "AudioMNIST, 8 speakers": ("audiomnist", "mlp", {"clients": 8, "train": 40, "val": 15, "test": 60}),
+    "AudioMNIST, 6 speakers": ("audiomnist", "mlp", {"clients": 6, "train": 40, "val": 15, "test": 60}),
     "heart, 4 hospitals": ("heart", "mlp", {"train": 80, "val": 25, "test": 60}),
 }
 SEEDS = (0, 1, 2)

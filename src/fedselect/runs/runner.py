@@ -312,7 +312,8 @@ def go_on(
 
     Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
-    With `until` they stop after that round, where they can go on another time, and are judged by its last quarter.
+    With `until` they stop after that round, where they can go on another time; they are evaluated there and in the
+    last quarter of all rounds.
     """
     dealt: dict[str, Federation] = {}
     opened = [_Run(place, begun, dealt) for place in places]
@@ -332,12 +333,13 @@ def _drive(
     runs = [r for r in runs if not r.over]
     if not runs:  # of a run that was killed before its summary was written
         return
-    rounds = until or runs[0].config.rounds
+    full = runs[0].config.rounds
+    rounds = until or full
     began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
-        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, until)) else None)
+        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, full)) else None)
         for run, record in zip(runs, outcomes, strict=True):
             if isinstance(record, TrainingError):
                 run.failed = str(record)

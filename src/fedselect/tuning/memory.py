@@ -180,7 +180,8 @@ class Bench:
     def _train(self, left: list[tuple[str, int]], until: int) -> None:
         stack = Stack([self._runs[key] for key in left])
         while left:
-            outcomes = stack.step(evaluate=True if in_tail(stack.round + 1, until) else None)
+            judged = stack.round + 1 == until or in_tail(stack.round + 1, self._rounds)
+            outcomes = stack.step(evaluate=True if judged else None)
             for key, outcome in zip(left, outcomes, strict=True):
                 history = self._found[key]
                 if isinstance(outcome, TrainingError) or history is None:

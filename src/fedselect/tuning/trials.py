@@ -133,7 +133,6 @@ def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | No
         runner.may_write(out, overwrite)
         empty(out)
         _note(out, asked, progress)
-        write_json(out / "compare.json", {n: c.to_json() for n, c in asked.runs(list(asked.settings)).items()})
         return _go_on(asked, progress, out, watch, told)
 
 
@@ -163,6 +162,8 @@ def _go_on(asked: Asked, progress: Progress, out: Path, watch: Watch | None, tol
         if told:
             told(moved)
 
+    if not (out / "compare.json").exists():
+        write_json(out / "compare.json", {n: c.to_json() for n, c in asked.runs(list(asked.settings)).items()})
     if told:
         told(progress)
     with runner.ctrl_c() as stop:
