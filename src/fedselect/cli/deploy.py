@@ -66,7 +66,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="Also run ap
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", aggregate="clip")
+@with_run_options("seed", "task", "headline", "metrics", "keep", "patience", aggregate="clip")
 def demo(
     ctx: typer.Context,
     *,
@@ -224,7 +224,9 @@ def client(
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", aggregate="clip")
+@with_run_options(
+    "rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "keep", "patience", aggregate="clip"
+)
 def run(
     ctx: typer.Context,
     *,

@@ -45,6 +45,7 @@ class Assignment:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
     rounds: int | None = None  # in all, for a schedule that depends on it
+    keep: str = "last"  # which round's model is the outcome: last, best or own
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)

@@ -17,8 +17,10 @@ from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_fin
 from fedselect.data import Federation
 from fedselect.methods.method import check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
+from fedselect.network.best import BEST, Best
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.vault import Vault, claim
+from fedselect.simulate.records import validated
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
 from fedselect.training.work import score
@@ -37,6 +39,7 @@ class Node:
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)
+        self._best = Best(Vault(self.vault.folder / BEST), assigned.keep, assigned.metrics[0])
 
     def answer(self, letter: Letter) -> Letter:
         """The reply to one letter of the server."""
@@ -91,7 +94,7 @@ class Node:
             return unseal(done.notes["reply"], done.tensors["reply"])
         state = self._state(base)
         down = self._down(letter, state)
-        measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
+        measured = self._measure(round - 1, state, down, letter)[0] if letter.head.get("measure") else {}
         work = self.assigned.work(self.data, self.client, round)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
@@ -110,9 +113,9 @@ class Node:
         """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
-        measured, merged = self._measure(round, state, self._down(letter, state))
+        measured, views = self._measure(round, state, self._down(letter, state), letter)
         if letter.head["kind"] == "close":
-            self._keep(round, {"local": self.method.local(state), "merged": merged})
+            self._keep(*self._best.choose(letter, round, views))
         return self._reply("measured", base, {"round": round, "measured": measured}, {})
 
     def _keep(self, round: int, views: dict[str, Tree]) -> None:
@@ -130,11 +133,14 @@ class Node:
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
         table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
         shape = list(self.assigned.data.shape)
+        table |= {} if self.assigned.keep == "last" else {"kept": "the best round on validation data"}
         notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": shape, "kind": kind, **table}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
-    def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:
-        """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
+    def _measure(
+        self, round: int, state: State, down: State, letter: Letter
+    ) -> tuple[dict[str, float | None], dict[str, Tree]]:
+        """This client's figures after a round, on its own data, as the simulation takes them; and its models by view."""
         assigned, method = self.assigned, self.method
         test = assigned.split(self.data, "test")
         merged = method.personal(assigned.work(self.data, self.client, round), state, down)
@@ -147,7 +153,11 @@ class Node:
         )
         headline = assigned.metrics[0].name
         figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
-        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, merged
+        if assigned.keep != "last":
+            held = score(assigned.programs, views[method.view], assigned.split(self.data, "val"), assigned.metrics)
+            figures |= {validated(name): v for name, v in held.items()}
+            self._best.see(letter, round, views, known(float(held[headline][0])))
+        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, views
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""

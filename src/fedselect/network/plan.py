@@ -23,10 +23,12 @@ from fedselect.network.assignment import Assignment
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
 from fedselect.simulate.inputs import pick_device
+from fedselect.simulate.keeping import keeps
 from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
+_KEEPING = ("keep", "patience")  # left out where they are off, as plans were before
 _TABLES = ("method", "model", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
 """What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
@@ -124,6 +126,7 @@ class Plan:
                 "outputs": self.config.make_task().outputs(self.data),
             },
             rounds=self.config.rounds,
+            keep=keeps(self.config.keep, self.config.patience),
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -153,6 +156,7 @@ class Plan:
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
+        flat |= {name: said[name] for name in _KEEPING if said[name] not in (None, "last")}
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"layout": json.dumps(self.data.layout.to_json())} if self.data.layout else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
@@ -168,7 +172,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, "metrics") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, *_KEEPING, "metrics") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}

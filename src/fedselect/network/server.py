@@ -125,6 +125,7 @@ class Server:
         self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
         self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
         self.task: dict[str, str] = {}
+        self.best: int | None = None  # the round that is kept so far, where one is kept for all
         self._examiner = Examiner(assigned, limits.max_norm)
         self._guests: dict[int, Guest] = {}
         private(masks)
@@ -172,6 +173,7 @@ class Server:
     def save(self, vault: Vault, notes: dict[str, Any]) -> None:
         tensors = {**flat("server", self.state), **flat("aggregate", self.memory), **flat("lengths", {"past": self.past})}
         known = {"accepted": self.accepted, "tested": self.tested, **({"task": self.task} if self.task else {})}
+        known |= {"best": self.best} if self.best is not None else {}
         vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
@@ -183,6 +185,7 @@ class Server:
         self.round, self.accepted = round, list(found.notes["accepted"])
         self.tested = list(found.notes.get("tested", self.tested))
         self.task = dict(found.notes.get("task", {}))
+        self.best = found.notes.get("best")
         return found.notes
 
     def _fit(self) -> None:
@@ -345,6 +348,7 @@ class Server:
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
         head |= {"task": self.task} if self.task else {}
+        head |= {"best": self.best} if self.best is not None else {}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
 
     def _due(self, round: int) -> bool:

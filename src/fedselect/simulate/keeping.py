@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, Tree, clone, take
-from fedselect.simulate.records import SENT, Record, mean_of
+from fedselect.simulate.records import SENT, Record, evaluated, mean_of, validated
 from fedselect.simulate.store import Store
 from fedselect.tasks.metrics import Measure
 
@@ -41,16 +41,16 @@ class Kept:
         """
         if self.how == "best":
             mean = mean_of(list(scores)) if complete else None
-            better = [self._better(mean, self.scores[0])] * len(scores)
+            improved = [better(mean, self.scores[0], self._measure)] * len(scores)
             found = [mean] * len(scores)
         else:
-            better = [self._better(s, b) for s, b in zip(scores, self.scores, strict=True)]
+            improved = [better(s, b, self._measure) for s, b in zip(scores, self.scores, strict=True)]
             found = list(scores)
-        for i in (i for i, yes in enumerate(better) if yes):
+        for i in (i for i, yes in enumerate(improved) if yes):
             self.rounds[i], self.scores[i] = round, found[i]
         for ids, models in self._seen:
             # a client that was never scored has its last model
-            which = [row for row, i in enumerate(ids.tolist()) if better[i] or self.rounds[i] is None]
+            which = [row for row, i in enumerate(ids.tolist()) if improved[i] or self.rounds[i] is None]
             if which:
                 whole = len(which) == len(ids)
                 own = clone(models) if whole else take(models, torch.tensor(which, device=next(iter(models.values())).device))
@@ -71,10 +71,22 @@ class Kept:
         self.store.load(dumped)
         self.store.joined = torch.tensor(said["there"])
 
-    def _better(self, score: float | None, best: float | None) -> bool:
-        if score is None or best is None:
-            return score is not None
-        return score > best if self._measure.more_is_better else score < best
+
+def better(score: float | None, best: float | None, measure: Measure) -> bool:
+    """Whether a score is the best so far; None is none at all."""
+    if score is None or best is None:
+        return score is not None
+    return score > best if measure.more_is_better else score < best
+
+
+def replay(history: Sequence[Record], how: str, measure: Measure) -> Any:
+    """Which rounds are kept by what was recorded: one number, or one for each client; None where nothing was measured."""
+    seen = [r for r in history if evaluated(r)]
+    if not seen:
+        return None
+    name = validated(measure.name)
+    kept = Kept(how, len(seen[0]["clients"][name]), measure, torch.device("cpu"))
+    return [kept.settle(r["round"], r["clients"][name], complete=True) for r in seen][-1]
 
 
 def keeps(keep: Keep | None, patience: int | None) -> Keep:
