@@ -1,11 +1,12 @@
-"""What tune finds for a quarter of the work: beside the full grid, and beside random search and TPE of Optuna at equal work.
+"""What tune finds for a fifth of the rounds: beside the full grid, and beside random search and TPE of Optuna at equal work.
 
-Every setting of the default space is trained to the end on every seed (the full grid), each evaluation on validation and on
-test data. tune runs for real, and the time of the processor is measured, on one thread. Optuna chooses among the same settings, each trained to the end on
-all seeds, for as many rounds in all as tune took; a run depends on its setting and seed alone, so what a trial of Optuna
-gives is read from the grid, and each sampler is tried 50 times. Needs optuna; nothing else of the project does.
+Every setting of the default space is trained to the end on every seed (the full grid), evaluated in the last quarter of its
+rounds on validation and on test data. tune runs for real. Of both the time of the processor is measured, on one thread.
+Optuna chooses among the same settings, each trained to the end on all seeds, for as many rounds in all as tune took. A run
+depends on its setting and seed alone, so what a trial of Optuna gives is read from the grid, and each sampler is tried 50
+times. Needs optuna; nothing else of the project does.
 
-    python benchmarks/tune.py [--out tune.json] [--only heart] [--rounds 30]
+    python benchmarks/tune.py [--out tune.json] [--only "heart, 4 hospitals"] [--rounds 30]
 """
 
 import argparse

@@ -46,7 +46,7 @@ def test_it_ends_with_a_ranking_a_choice_and_one_look_at_test_data(whole):
     assert found["test"]["seeds"] == [5, 6]
     assert f"chosen: {found['chosen']}" in said
     assert "one look at test data, fresh seeds 5, 6" in said
-    assert "--schedule 14x3,4x8" in said
+    assert "--rungs 14x3,4x8" in said
     dropped = [row["name"] for row in found["ranking"] if row["rounds"] == 3]
     assert len(dropped) == 10
     assert not any((out / trials.run(name, 0) / "checkpoint").exists() for name in dropped)
@@ -121,8 +121,8 @@ def test_a_finished_search_is_left_as_it_is(whole, cli):
         (("--budget", "tomorrow"), "a budget is a time"),
         (("--for", "best"), "--for is mean or worst, not 'best'"),
         (("--test-seeds", "1,2"), "seed 1 is among --seeds and --test-seeds"),
-        (("--schedule", "99x3,2x8"), "begins with 99 settings, and there are"),
-        (("--schedule", "4x3,2x8", "--budget", "1m"), "a --schedule is a budget already"),
+        (("--rungs", "99x3,2x8"), "has 99 settings, and there are"),
+        (("--rungs", "4x3,2x8", "--budget", "1m"), "give one of the two"),
         (("--val", "0"), "no validation data to be scored on; hold some out with val"),
         (("--shift", "labels,groups"), "settings are compared on the same data; give --shift one value, not 2"),
         (("--methods", "fedsel"), "did you mean"),

@@ -56,8 +56,8 @@ def tune(
         str | None,
         typer.Option(help="Seeds of the look at test data; none: do not look. (default: the three after the last of --seeds)"),
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="The schedule of an earlier search, to repeat it: 64x3,16x8,4x30.")
+    rungs: Annotated[
+        str | None, typer.Option(help="How many settings train to which round, as an earlier search says: 64x3,16x8,4x30.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory; by default a new one under runs/.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run.")] = None,
@@ -73,13 +73,13 @@ def tune(
     """
     if for_ not in ("mean", "worst"):
         raise InputError(f"--for is mean or worst, not {for_!r}.")
-    if schedule is not None and budget is not None:
-        raise InputError("a --schedule is a budget already; give one of the two.")
+    if rungs is not None and budget is not None:
+        raise InputError("--rungs say how much is trained, and so does --budget; give one of the two.")
     own = numbers(seeds)
     fresh = [max(own) + i for i in (1, 2, 3)] if test_seeds is None else [] if test_seeds == "none" else numbers(test_seeds)
     settings = _settings(ctx, methods, data, model, config, given)
     order = space.order({n: str(c.method["name"]) for n, c in settings.items()}, own[0])
-    asked = Asked({n: settings[n] for n in order}, own, fresh, Budget.parse(budget), for_ == "worst", schedule)
+    asked = Asked({n: settings[n] for n in order}, own, fresh, Budget.parse(budget), for_ == "worst", rungs)
     out = out or rundir.free(f"tune-{asked.one.data['name']}")
 
     def go(board: Board) -> Found:
@@ -201,4 +201,4 @@ def _say_choice(found: Found, out: Path) -> None:
         )
     schedule = found.progress.schedule
     if schedule:
-        say(f"the same search again, whatever the clock says: --schedule {halving.spell(schedule)}")
+        say(f"the same search again, whatever the clock says: --rungs {halving.spell(schedule)}")

@@ -95,12 +95,12 @@ def read(text: str, settings: int, rounds: int) -> Schedule:
         pairs = [part.split("x") for part in text.split(",")]
         found = tuple(Rung(int(n), int(r)) for n, r in pairs)
     except ValueError:
-        raise InputError(f"a schedule is SETTINGSxROUND with commas between, such as 64x3,16x8,4x30, not {text!r}.") from None
+        raise InputError(f"rungs are SETTINGSxROUND with commas between, such as 64x3,16x8,4x30, not {text!r}.") from None
     for before, after in itertools.pairwise(found):
         if after.settings > before.settings or after.until <= before.until:
-            raise InputError(f"a schedule has ever fewer settings and ever later rounds, unlike {text!r}.")
+            raise InputError(f"rungs have ever fewer settings and ever later rounds, unlike {text!r}.")
     if found[-1].settings < 1 or found[0].until < 1 or found[-1].until != rounds:
-        raise InputError(f"a schedule ends with the last round, here {rounds}, and at least one setting, unlike {text!r}.")
+        raise InputError(f"the last rung ends with the last round, here {rounds}, and at least one setting, unlike {text!r}.")
     if found[0].settings > settings:
-        raise InputError(f"the schedule {text!r} begins with {found[0].settings} settings, and there are {settings}.")
+        raise InputError(f"the first rung of {text!r} has {found[0].settings} settings, and there are {settings}.")
     return found

@@ -42,7 +42,7 @@ class Asked:
     test_seeds: list[int]
     budget: Budget
     worst: bool = False
-    schedule: str | None = None
+    rungs: str | None = None
 
     def __post_init__(self) -> None:
         if not self.settings or not self.seeds:
@@ -80,14 +80,14 @@ class Asked:
             "test_seeds": self.test_seeds,
             "budget": vars(self.budget),
             "worst": self.worst,
-            "asked_schedule": self.schedule,
+            "rungs": self.rungs,
         }
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any], where: str) -> "Asked":
         settings = {n: Config.from_dict(c, f"{where}: {n}") for n, c in said["settings"].items()}
         budget = Budget(**said["budget"])
-        return cls(settings, said["seeds"], said["test_seeds"], budget, said["worst"], said["asked_schedule"])
+        return cls(settings, said["seeds"], said["test_seeds"], budget, said["worst"], said["rungs"])
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | No
     for config in {c.method["name"]: c for c in reversed(asked.settings.values())}.values():
         config.simulation()  # what a method cannot do with this model or data shows before anything runs
     progress = Progress()
-    if asked.schedule is not None:
-        progress.schedule = halving.read(asked.schedule, len(asked.settings), asked.one.rounds)
+    if asked.rungs is not None:
+        progress.schedule = halving.read(asked.rungs, len(asked.settings), asked.one.rounds)
     elif asked.budget.seconds is None:
         planned(asked.plan)  # too small a budget shows now
     with locked(out):
