@@ -18,7 +18,7 @@ settings.register_profile("full", deadline=None, max_examples=500)
 settings.load_profile("fedselect")
 
 
-ONE_PROCESS = ("test_deploy", "test_reproduce", "test_report", "test_resume", "test_keep", "test_export")
+ONE_PROCESS = ("test_deploy", "test_reproduce", "test_report", "test_resume", "test_keep", "test_export", "test_tune")
 """Files whose tests share what is costly to make."""
 
 

@@ -44,6 +44,7 @@ from fedselect.tasks import TASKS, Binary, Classification, Metric, Multilabel, R
 from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
 from fedselect.training.settings import Training
 from fedselect.training.work import Pass, Work
+from fedselect.tuning import Tuned, tune
 
 __version__ = package_version()
 
@@ -123,6 +124,7 @@ __all__ = [
     "TrainingError",
     "Tree",
     "TrimmedMean",
+    "Tuned",
     "Up",
     "Work",
     "__version__",
@@ -139,4 +141,5 @@ __all__ = [
     "negate",
     "run",
     "shifted",
+    "tune",
 ]

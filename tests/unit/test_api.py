@@ -18,14 +18,14 @@ PUBLIC = [
     "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private",
     "RandomSelect", "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule",
     "Schema", "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
-    "TrimmedMean", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
-    "load_model", "load_result", "merge", "models", "negate", "run", "shifted",
+    "TrimmedMean", "Tuned", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers",
+    "load", "load_model", "load_result", "merge", "models", "negate", "run", "shifted", "tune",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
     "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "secret", "private", "data", "simulate", "serve",
-    "diagnosis", "runs", "network", "network.flower", "network.grpc", "report", "results", "paper", "cli",
+    "diagnosis", "runs", "network", "network.flower", "network.grpc", "report", "results", "tuning", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -70,7 +70,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", "secret", "mean", "private", aggregate=AGGREGATE)
+@with_run_options("seed", "task", "headline", "metrics", "keep", "patience", "secret", "mean", "private", aggregate=AGGREGATE)
 def demo(
     ctx: typer.Context,
     *,
@@ -233,7 +233,19 @@ def client(
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
 @with_run_options(
-    "rounds", "seed", "fraction", "eval_every", "task", "headline", "metrics", "secret", "mean", "private", aggregate=AGGREGATE
+    "rounds",
+    "seed",
+    "fraction",
+    "eval_every",
+    "task",
+    "headline",
+    "metrics",
+    "keep",
+    "patience",
+    "secret",
+    "mean",
+    "private",
+    aggregate=AGGREGATE,
 )
 def run(
     ctx: typer.Context,

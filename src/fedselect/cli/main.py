@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import diagnose, lists, results, train
+from fedselect.cli import diagnose, lists, results, train, tune
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
@@ -44,6 +44,7 @@ def _program(
 
 
 train.add_to(app)
+tune.add_to(app)
 diagnose.add_to(app)
 results.add_to(app)
 app.command()(reproduce)

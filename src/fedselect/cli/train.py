@@ -13,6 +13,7 @@ import typer
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
+from fedselect.cli.tune import resume_tuning
 from fedselect.core.errors import InputError
 from fedselect.core.options import find, named
 from fedselect.methods import METHODS
@@ -22,8 +23,9 @@ from fedselect.runs import rundir, runner, tables
 from fedselect.runs.config import Config, read
 from fedselect.runs.progress import progress
 from fedselect.runs.trackers import tracking
-from fedselect.simulate import ranks
+from fedselect.simulate import keeping, ranks
 from fedselect.simulate.records import Record
+from fedselect.tuning.trials import is_search
 
 _MORE = (
     "Options of the method, the data, the model, the task, the aggregator and of local training are flags too: "
@@ -72,11 +74,10 @@ def run(
     raw = read(config) if config else {}
     where = str(config or "this run")
     made = configure(raw, method, data, model, flags(ctx.args), where=where, **given)
-    out = out or _free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
+    out = out or rundir.free(f"{made.method['name']}-{made.data['name']}-seed{made.seed}")
     with _watching(out, [made], shown) as watch:
         history = runner.start(made, out, overwrite=overwrite, watch=watch)
-    first = made.measured()[0].name
-    _say_outcome(made, next(r[first] for r in reversed(history) if r[first] is not None), out)
+    _say_outcome(made, history, out)
     if ranks.rank() == 0:
         say_metrics([out], made.score)
 
@@ -116,7 +117,7 @@ def compare(
             whose = f"{config}: {name}" if config else name
             made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
             runs[f"{name}-seed{made.seed}"] = made
-    _train_all(runs, out or _free("compare"), overwrite, shown, report)
+    _train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
 
 
 @with_run_options(*(name for name in OPTIONS if name != "seed"))
@@ -148,12 +149,17 @@ def sweep(
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made
-    _train_all(runs, out or _free("sweep"), overwrite, shown, report)
+    _train_all(runs, out or rundir.free("sweep"), overwrite, shown, report)
 
 
 @with_run_options()
-def resume(out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")], shown: Shown) -> None:
-    """Go on with a run or a comparison that was interrupted, as if it had not been."""
+def resume(
+    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison or a search.")], shown: Shown
+) -> None:
+    """Go on with a run, a comparison or a search that was interrupted, as if it had not been."""
+    if is_search(out):
+        resume_tuning(out, shown.quiet)
+        return
     runs = list(rundir.read_configs(out).values()) if (out / "compare.json").exists() else []
     with _watching(out, runs, shown) as watch:
         done = runner.resume(out, watch)
@@ -208,15 +214,13 @@ def _folder(name: str, taken: Container[str]) -> str:
     return next(n for n in (plain, *(f"{plain}-{i}" for i in range(2, 10_000))) if n not in taken)
 
 
-def _free(name: str) -> Path:
-    """A directory under runs/ that does not exist yet."""
-    base = Path("runs") / name
-    return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
-
-
-def _say_outcome(config: Config, value: float, out: Path) -> None:
+def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
     shown = config.measured()[0]
-    say(f"{shown.name} {shown.said(value)}  (mean over clients, own {tables.DATA[config.score]} data)  in {out}")
+    ended = keeping.final(history, shown.name)
+    assert ended is not None  # the last round is evaluated
+    when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
+    whose = f"mean over clients, own {tables.DATA[config.score]} data{when}"
+    say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:

@@ -299,8 +299,8 @@ class Federation:
         for i, client in enumerate(self.clients):
             if client.val is None:
                 raise DataError(
-                    f"client {client.name or i} has no validation data to be scored on; hold some out with val, of a table "
-                    "with val_share."
+                    f"client {client.name or i} has no validation data to be scored on; hold some out with val (--val 20), "
+                    "of a table with val_share (--val-share 0.2)."
                 )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)

@@ -52,6 +52,7 @@ class Assignment:
     rounds: int | None = None  # in all, for a schedule or a privacy budget that depends on it
     secret: Ring | None = None  # in which values add up, where the server learns sums alone
     private: Private | None = None
+    keep: str = "last"  # which round's model is the outcome: last, best or own
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)

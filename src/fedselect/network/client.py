@@ -18,6 +18,7 @@ from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_fin
 from fedselect.data import Federation
 from fedselect.methods.method import Up, check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
+from fedselect.network.best import BEST, Best
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.masking import Masking
 from fedselect.network.protected import budget_of, for_samples
@@ -28,6 +29,7 @@ from fedselect.secret.protocol import Cohort
 from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
 from fedselect.serve.predictor import Inputs, Meaning
+from fedselect.simulate.records import validated
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
 from fedselect.training.batches import Split
@@ -56,6 +58,7 @@ class Node:
                     f"client {client} has no keys for --secret; start it from its part of a site that was made with keys."
                 )
             self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
+        self._best = Best(Vault(self.vault.folder / BEST), assigned.keep, assigned.metrics[0])
         self._guard = for_samples(assigned)
 
     @property
@@ -129,7 +132,7 @@ class Node:
         state = self._state(base)
         down = self._down(letter, state)
         spent = self._charge(round)
-        measured = self._measure(round - 1, state, down)[0] if letter.head.get("measure") else {}
+        measured = self._measure(round - 1, state, down, letter)[0] if letter.head.get("measure") else {}
         work = self.assigned.work(self.data, self.client, round, self._guard)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
@@ -186,9 +189,9 @@ class Node:
         """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
-        measured, merged = self._measure(round, state, self._down(letter, state))
+        measured, views = self._measure(round, state, self._down(letter, state), letter)
         if letter.head["kind"] == "close":
-            self._keep(round, {"local": self.method.local(state), "merged": merged})
+            self._keep(*self._best.choose(letter, round, views))
         return self._reply("measured", base, {"round": round, "measured": measured}, {})
 
     def _keep(self, round: int, views: dict[str, Tree]) -> None:
@@ -205,6 +208,7 @@ class Node:
         table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
         table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
+        table |= {} if self.assigned.keep == "last" else {"kept": "the best round on validation data"}
         notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
         notes |= {**table, "about": {**self._about(test), "schema": table.get("schema")}}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
@@ -218,8 +222,10 @@ class Node:
         meaning = Meaning(assigned.task, tuple(data.target_shape), tuple(assigned.card.get("classes", ())))
         return about(assigned.model, inputs, meaning)
 
-    def _measure(self, round: int, state: State, down: State) -> tuple[dict[str, float | None], Tree]:
-        """This client's figures after a round, on its own test data, as the simulation takes them; and the merged model."""
+    def _measure(
+        self, round: int, state: State, down: State, letter: Letter
+    ) -> tuple[dict[str, float | None], dict[str, Tree]]:
+        """This client's figures after a round, on its own data, as the simulation takes them; and its models by view."""
         assigned, method = self.assigned, self.method
         test = assigned.split(self.data, "test")
         merged = method.personal(assigned.work(self.data, self.client, round, self._guard), state, down)
@@ -232,7 +238,11 @@ class Node:
         )
         headline = assigned.metrics[0].name
         figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
-        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, merged
+        if assigned.keep != "last":
+            held = score(assigned.programs, views[method.view], assigned.split(self.data, "val"), assigned.metrics)
+            figures |= {validated(name): v for name, v in held.items()}
+            self._best.see(letter, round, views, known(float(held[headline][0])))
+        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, views
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""

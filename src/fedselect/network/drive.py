@@ -1,5 +1,6 @@
 """A deployed run in its run directory: the same files as a simulated one, and resumable at any moment."""
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
 from fedselect.methods.groups import groups_of
 from fedselect.network import behind
+from fedselect.network.assignment import Assignment
 from fedselect.network.plan import Plan, need_plugins
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
@@ -18,10 +20,11 @@ from fedselect.private.settings import as_private
 from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.kept import KeptFile
-from fedselect.runs.rundir import finished, intact_rounds, kept_records, write_measures
+from fedselect.runs.rundir import finished, intact_rounds, kept_records, read_records, write_measures
 from fedselect.runs.runner import Watch
 from fedselect.runs.summary import summarise
-from fedselect.simulate.records import SENT, Record, check_defined, columns, mean_of, means
+from fedselect.simulate.keeping import replay, stalled
+from fedselect.simulate.records import SENT, Record, check_defined, columns, evaluated, mean_of, means, validated
 from fedselect.tasks.metrics import Measure
 
 
@@ -88,6 +91,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         _measured(record, outcome, server.assigned.metrics)
         if record["round"] <= plan.config.eval_every:
             check_defined(record, server.assigned.metrics)
+        _note_kept(history, record, server)
         history.append(record)
         with disk(out / "metrics.jsonl"), (out / "metrics.jsonl").open("a") as metrics:
             metrics.write(sums.to_line(record))
@@ -95,12 +99,21 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
             os.fsync(metrics.fileno())
         watch(plan.config, record)
 
-    while server.round < plan.config.rounds and not (server.budget and server.budget.spent):
+    def before() -> list[Record]:
+        """The rounds before the one of which nothing is measured yet."""
+        at = pending["round"] - 1 if pending else 0
+        return history[:at] or (read_records(out / "metrics.jsonl")[:at] if at else [])
+
+    def enough() -> bool:
+        spent = server.budget is not None and server.budget.spent
+        return spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
+
+    while server.round < plan.config.rounds and not enough():
         outcome = server.step(nodes)
         outcome.set_back, lost = {**lost, **outcome.set_back}, {}
         if pending is not None:
             finish(pending, outcome)
-        pending = _record(outcome, plan.clients, server.assigned.metrics)
+        pending = _record(outcome, plan.clients, server.assigned)
         if plan.config.secret:
             pending["cut"] = _rounded(float(server.memory["cut"]["share"]))
         if server.task:
@@ -109,7 +122,14 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         groups.update()
     if pending is None:
         raise RunError(f"{out} has no round to finish.")
+    if server.round < plan.config.rounds:
+        pending["stopped"] = True
     last = server.close(nodes)
+    if server.assigned.keep == "best":  # only now it is known whether the last round is the best one: everybody is told
+        measured = copy.deepcopy(pending)
+        _measured(measured, last, server.assigned.metrics)
+        _note_kept(before(), measured, server)
+        last = server.close(nodes)
     last.set_back = {**lost, **last.set_back}
     if not last.measured:
         mend = last.advice("start the clients, then go on with --resume.")
@@ -149,9 +169,11 @@ def over(out: Path) -> bool:
     return finished(out) and not read_json(out / "summary.json", "it should hold the outcome of a run.").get("absent")
 
 
-def _record(outcome: Outcome, clients: int, metrics: Sequence[Measure]) -> Record:
+def _record(outcome: Outcome, clients: int, assigned: Assignment) -> Record:
     """A round as the simulation records it, and beside that who missed it."""
-    lists: dict[str, list[Any]] = {k: [None] * clients for k in columns(metrics)}
+    metrics = assigned.metrics
+    held = [] if assigned.keep == "last" else [validated(m.name) for m in metrics]
+    lists: dict[str, list[Any]] = {k: [None] * clients for k in (*columns(metrics), *held)}
     for i, sent in outcome.uploads.items():
         for name, value in sent.items():
             lists[name][i] = _rounded(value)
@@ -159,7 +181,7 @@ def _record(outcome: Outcome, clients: int, metrics: Sequence[Measure]) -> Recor
         "round": outcome.round,
         "seconds": round(outcome.seconds, 4),
         **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
-        **dict.fromkeys(means(metrics)),
+        **dict.fromkeys((*means(metrics), *held)),
         "train_loss": mean_of(lists["train_loss"]),
         **{k: sum(v or 0 for v in lists[k]) for k in SENT},
         "clients": lists,
@@ -173,7 +195,22 @@ def _measured(record: Record, outcome: Outcome, metrics: Sequence[Measure]) -> N
     for i, figures in outcome.measured.items():
         for name, value in figures.items():
             record["clients"][name][i] = _rounded(value)
-    record.update({name: mean_of(record["clients"][name]) for name in means(metrics)})
+    held = [name for m in metrics if (name := validated(m.name)) in record["clients"]]
+    record.update({name: mean_of(record["clients"][name]) for name in (*means(metrics), *held)})
+
+
+def _note_kept(history: Sequence[Record], record: Record, server: Server) -> None:
+    """Say in a record which rounds are kept by now; the server tells clients where it is one for all."""
+    keep, headline = server.assigned.keep, server.assigned.metrics[0]
+    if keep == "last" or not evaluated(record):
+        return
+    if not any(evaluated(r) for r in history) and record[validated(headline.name)] is None:
+        raise RunError(
+            f"keep={keep} and patience choose on validation data, and no client has any; start clients whose data has some "
+            "(--val 20, of a table --val-share 0.2), or begin a run without them."
+        )
+    record["kept"] = replay([*history, record], keep, headline)
+    server.best = record["kept"] if keep == "best" else None
 
 
 def _closed(record: Record, outcome: Outcome) -> None:

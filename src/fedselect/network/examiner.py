@@ -14,7 +14,7 @@ from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
 from fedselect.network.unmasking import key_of
 from fedselect.secret.mean import check_hidden
-from fedselect.simulate.records import figures
+from fedselect.simulate.records import figures, validated
 from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
@@ -63,6 +63,8 @@ class Examiner:
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
         self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
+        if assigned.keep != "last":
+            self.figures_of |= {validated(m.name): m for m in assigned.metrics}
         asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
         self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
         self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}

@@ -137,6 +137,7 @@ class Server:
         self.task: dict[str, str] = {}
         self.goes_back = False  # whether clients that are ahead of the server may begin anew
         self._ahead: dict[int, int] = {}  # clients that are, each with its newest round
+        self.best: int | None = None  # the round that is kept so far, where one is kept for all
         self._examiner = Examiner(assigned, limits.max_norm)
         self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
@@ -192,6 +193,7 @@ class Server:
     def save(self, vault: Vault, notes: dict[str, Any]) -> None:
         tensors = {**flat("server", self.state), **flat("aggregate", self.memory), **flat("lengths", {"past": self.past})}
         known = {"accepted": self.accepted, "tested": self.tested, **({"task": self.task} if self.task else {})}
+        known |= {"best": self.best} if self.best is not None else {}
         vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
@@ -203,6 +205,7 @@ class Server:
         self.round, self.accepted = round, list(found.notes["accepted"])
         self.tested = list(found.notes.get("tested", self.tested))
         self.task = dict(found.notes.get("task", {}))
+        self.best = found.notes.get("best")
         return found.notes
 
     def _fit(self) -> None:
@@ -407,7 +410,9 @@ class Server:
         shared = flat("shared", {k: t for k, t in down.shared.items() if k != "params"})
         rows = flat("rows", {k: first(t) for k, t in down.rows.items()})
         head = {**self.assigned.address, "kind": kind, "client": i, "round": round, "base": self.accepted[i]}
-        head |= {**({"task": self.task} if self.task else {}), **(more or {})}
+        head |= {"task": self.task} if self.task else {}
+        head |= {"best": self.best} if self.best is not None else {}
+        head |= more or {}
         return Letter({**head, "measure": self._due(round)}, {**values, **shared, **rows})
 
     def _due(self, round: int) -> bool:

@@ -96,6 +96,14 @@ function remarks() {
   return [...named, ...shown().map(g => data.groups[g].why).filter(why => why)].map(said => ` ${said}`).join("");
 }
 
+// when the numbers of a run were taken: in the last round, or in the one that was kept
+const ending = () => data.runs.some(r => r.kept) ? "in the round that was kept" : "in the last round";
+
+// which rounds were kept, and who stopped early
+function keptRounds() {
+  return data.runs.filter(r => r.kept).map(r => ` ${label(r.group)}, seed ${r.seed}: ${r.kept}${r.stopped ? "; stopped early" : ""}.`).join("");
+}
+
 function table() {
   const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
   const figure = v => [written(mean(v), 2), v.length > 1 ? element("small", {}, `± ${written(spread(v), 2)}`) : null];
@@ -124,10 +132,10 @@ function table() {
   place.querySelector(".wide")?.remove();
   const whose = state.client === null ? `Unweighted mean over clients of each client's ${metric()}`
     : `${Metric()} of client ${clientName(state.client)}`;
-  place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data in the last round`
+  place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data ${ending()}`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate. MB and seconds are of the whole run."
-    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks();
+    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
@@ -147,9 +155,9 @@ function metrics() {
     const rest = [over("worst_tenth"), over("weighted"), `${least === most ? least : `${least} to ${most}`} of ${all[0].clients}`];
     return [label(g), m.percent ? `${m.name} %` : m.name, value, ...(one === null ? rest : [])];
   }));
-  const whose = one === null ? "Each metric over clients in the last round: the mean, the mean of the worst tenth of clients (at least "
+  const whose = one === null ? `Each metric over clients ${ending()}: ` + "the mean, the mean of the worst tenth of clients (at least "
     + "of one), the mean weighted by test samples, and for how many clients it is defined; the others are left out."
-    : `Each metric of client ${clientName(one)} in the last round; – where it is not defined on its data.`;
+    : `Each metric of client ${clientName(one)} ${ending()}; – where it is not defined on its data.`;
   const columns = one === null ? ["method", "metric", "mean", "worst tenth", "weighted", "clients"] : ["method", "metric", "value"];
   byId("metrics").replaceChildren(element("h2", {}, "Every metric"), element("p", { class: "say" }, whose), grid(columns, found));
 }

@@ -13,6 +13,7 @@ from fedselect.core.version import package_version
 from fedselect.diagnosis import words
 from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
+from fedselect.report.tuned import finalists, tuning
 from fedselect.runs import grouped, persistence
 from fedselect.runs.labels import APART, colours, labels, same
 from fedselect.runs.masks import read_lines, unpack
@@ -32,6 +33,8 @@ from fedselect.runs.rundir import (
 )
 from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
+from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import said as kept_in_words
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
 
@@ -90,6 +93,7 @@ def gather(places: Sequence[Path]) -> Data:
         "groups": groups,
         "runs": runs,
         "failed": failed,
+        "tuning": tuning(places),
         "federations": federations,
         "environments": _distinct([s["environment"] for p in paths if (s := _summary(p))]),
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -111,7 +115,7 @@ def distinct(places: Sequence[Path]) -> list[Path]:
 def expand(place: Path) -> list[Path]:
     """The run directories that a run or a comparison stands for."""
     if (place / "compare.json").exists():
-        return [run for name in read_comparison(place) if ((run := place / name) / "config.json").exists()]
+        return [run for name in finalists(place) or read_comparison(place) if ((run := place / name) / "config.json").exists()]
     if (place / "config.json").exists():
         return [place]
     raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")
@@ -119,7 +123,7 @@ def expand(place: Path) -> list[Path]:
 
 def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:
     first = headline(path).name
-    summary, last = _summary(path), history[-1]
+    summary, last = _summary(path), final(history, first) or history[-1]
     kept = _thin(history, MOST)
     lines = read_lines(path / "masks.jsonl")
     iou = [[line["round"], line["iou"]] for line in lines if "iou" in line]
@@ -158,6 +162,8 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
         "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
+        "kept": kept_in_words(last) if last.get("kept") is not None else None,
+        "stopped": bool(last.get("stopped")),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
         "rejected": summary.get("rejected", []),
         "set_back": summary.get("set_back", []),  # whose vault had lost a round

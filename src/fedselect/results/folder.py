@@ -222,6 +222,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         "seed": s.seed,
         "fraction": s.fraction,
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
+        **({} if s.keep == "last" else {"keep": s.keep}),
     }
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))

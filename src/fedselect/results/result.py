@@ -13,6 +13,7 @@ from fedselect.methods.groups import members
 from fedselect.results import folder, showing
 from fedselect.results.source import Live, Source
 from fedselect.simulate import Simulation
+from fedselect.simulate.keeping import final
 from fedselect.simulate.records import Record, validated
 from fedselect.tasks import Spread
 from fedselect.tasks.metrics import LOSS, known
@@ -73,7 +74,7 @@ class Result:
             raise InputError(f"part is {' or '.join(PARTS)}, not {part!r}.")
         measured = [m.name for m in self._source.metrics]
         columns = {name: validated(name) if part == "val" else name for name in measured}
-        last = next((r for r in reversed(self.history) if r[measured[0]] is not None), None)
+        last = final(self.history, measured[0])
         if part != "train" and last is not None and all(c in last["clients"] for c in columns.values()):
             found = {name: last["clients"][column] for name, column in columns.items()}
         else:

@@ -12,6 +12,7 @@ from fedselect.results.progress import bar
 from fedselect.results.result import Result
 from fedselect.simulate import Simulation
 from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_model, as_task, check_late, check_ranges
+from fedselect.simulate.keeping import is_end, keeps, stalled
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
@@ -25,16 +26,19 @@ def run(
     rounds: int = 30,
     seed: int = 0,
     training: Training | None = None,
+    patience: int | None = None,
     progress: bool = False,
     on_round: Callable[[Record], None] | None = None,
     **how: Unpack[RunOptions],
 ) -> Result:
     """Train a federation in memory. `progress` shows a bar, `on_round` is given each round's record.
 
-    `how`: task, headline, metrics, aggregator, secret, mean, private, val, fraction, late, chunk, rows, device, precision,
-    deterministic and eval_every; Simulation explains them.
+    `patience`: stop after so many evaluations without a better one on validation data; the best round is then the one that
+    counts, or with keep="own" each client's own best.
+    `how`: task, headline, metrics, aggregator, secret, mean, private, val, keep, fraction, late, chunk, rows, device,
+    precision, deterministic and eval_every; Simulation explains them.
     """
-    _check_rounds(rounds, how)
+    check_rounds(rounds, how, patience)
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
     if progress and simulation.promise:
         print(simulation.promise, file=sys.stderr)
@@ -42,9 +46,13 @@ def run(
     with bar(progress, rounds, simulation.metrics[0]) as show:
         for r in range(rounds):
             history.append(simulation.step(evaluate=True if r == rounds - 1 else None))
+            if stalled(history, patience):
+                history[-1]["stopped"] = True
             show(made(simulation.method).name, history[-1])
             if on_round is not None:
                 on_round(history[-1])
+            if is_end(history[-1], rounds):
+                break
     return Result(simulation, history)
 
 
@@ -56,19 +64,21 @@ def compare(
     rounds: int = 30,
     seeds: Iterable[int] = (0,),
     training: Training | None = None,
+    patience: int | None = None,
     progress: bool = False,
     **how: Unpack[RunOptions],
 ) -> dict[tuple[str, int], Result | TrainingError]:
     """Every method with every seed, by (name, seed), in memory; runs of the same shapes are batched into one training run.
 
     Each comes out as `run` would have it: to the bit on a CPU, up to rounding on a GPU. A run whose numbers stop being finite
-    has its error in place of a result, and the others go on. `progress` shows a bar.
+    has its error in place of a result, and the others go on; so they do where one stops early (`patience`, as in `run`).
+    `progress` shows a bar.
     """
     if not isinstance(methods, Mapping):
         raise InputError(
             f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
         )
-    _check_rounds(rounds, how)
+    check_rounds(rounds, how, patience)
     data, seeds = as_federation(data), list(seeds)
     model = as_model(model, data, as_task(how.get("task"), data))
     runs = {
@@ -92,13 +102,22 @@ def compare(
                         found[key] = outcome
                     elif isinstance(result, Result):
                         result.history.append(outcome)
+                        if stalled(result.history, patience):
+                            outcome["stopped"] = True
                         show(f"{key[0]} seed {key[1]}", outcome)
-                left = [key for key in left if isinstance(found[key], Result)]
+                left = [key for key in left if not _ended(found[key], rounds)]
                 if not left:
                     break
+                stack.keep([runs[key] for key in left])
     return found
 
 
-def _check_rounds(rounds: int, how: RunOptions) -> None:
-    check_ranges(rounds=rounds)
+def _ended(found: Result | TrainingError, rounds: int) -> bool:
+    return isinstance(found, TrainingError) or is_end(found.history[-1], rounds)
+
+
+def check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:
+    """Refuse what does not fit, and fill in what patience means for what is kept."""
+    check_ranges(rounds=rounds, patience=patience)
     check_late(how.get("late"), rounds)
+    how["keep"] = keeps(how.get("keep"), patience)

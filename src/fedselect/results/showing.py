@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedselect.core.errors import InputError
 from fedselect.core.shown import html_table
 from fedselect.results.source import Source
+from fedselect.simulate.keeping import final, said
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
 
@@ -25,9 +26,8 @@ class Table:
 def last(source: Source, history: Sequence[Record]) -> Record:
     """The last round that was scored."""
     headline = source.metrics[0].name
-    for record in reversed(history):
-        if record[headline] is not None:
-            return record
+    if (found := final(history, headline)) is not None:
+        return found
     if not any(source.tested):
         raise InputError(
             "no client has test data, so nothing was scored; give fs.ClientData(test=...), or look at train_loss in "
@@ -45,7 +45,7 @@ def table(source: Source, history: Sequence[Record]) -> Table:
         return Table(caption, ["client"], _cut([[name] for name in source.names], 1), [])
     try:
         record, metrics = last(source, history), list(source.metrics)
-        caption += f", own test data after round {record['round']}"
+        caption += f", own test data {said(record)}"
     except InputError:
         record, metrics = history[-1], [Measure("train_loss", more_is_better=False)]
         caption += ", nothing was tested"

@@ -25,6 +25,7 @@ from fedselect.secret.mean import check_secret
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
+from fedselect.simulate.keeping import Keep, keeps
 from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
@@ -78,6 +79,12 @@ class Config:
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
     score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")
+    keep: Keep | None = _option(  # noqa: RUF009
+        None,
+        "Which round counts: the last, the best on validation data (held out with --val), or each client's own best.",
+        "last; with --patience best",
+    )
+    patience: int | None = _option(None, "Stop after so many evaluations without a better one on validation data.")
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     metrics: list[str] = field(
         default_factory=list,
@@ -104,12 +111,13 @@ class Config:
             if name not in known:
                 raise unknown("training option", name, known)
         training = {n: o.value(given) for n, o in known.items()}
-        check_ranges(**{name: getattr(self, name) for name in RANGES if name != "late"})
+        keep = keeps(self.keep, self.patience)
+        check_ranges(**{name: getattr(self, name) for name in RANGES if name not in ("late", "keep")})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
         private = None if self.private is None else str(Private.read(self.private))
-        done = dataclasses.replace(self, **tables, plugins=plugins.used(_rows(tables)), private=private)
+        done = dataclasses.replace(self, **tables, keep=keep, plugins=plugins.used(_rows(tables)), private=private)
         done.make_method()
         check_secret(self.secret, self.mean, done.make_aggregator())
         done.make_training().check_rounds(self.rounds)
@@ -183,6 +191,7 @@ class Config:
             precision=self.precision,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
+            keep=keeps(self.keep, self.patience),
             aggregator=self.make_aggregator(),
             secret=self.secret,
             mean=self.mean,

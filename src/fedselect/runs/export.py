@@ -28,6 +28,7 @@ from fedselect.serve.card import card, interval
 from fedselect.serve.module import Standalone, standalone
 from fedselect.serve.predictor import Inputs, Meaning
 from fedselect.simulate import Simulation
+from fedselect.simulate.keeping import final
 from fedselect.tasks import Measure, Task
 from fedselect.tasks.metrics import Metric
 
@@ -79,12 +80,12 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     snippet = SNIPPETS[form](path, simulation, config.model)
     write_bytes(card_file(path), card(path, said, snippet).encode())
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
-    last = next((r for r in records if r["round"] == simulation.round), None)
+    last = final(records[: simulation.round], headline.name)
     return Export(
         path,
         snippet,
         round=simulation.round,
-        rounds=config.rounds,
+        rounds=simulation.round if finished(run) else config.rounds,
         headline=headline,
         value=headline.value(found, y),
         said=last["clients"][headline.name][client] if last else None,

@@ -12,6 +12,7 @@ from fedselect.runs.config import Config
 from fedselect.runs.labels import labels
 from fedselect.runs.rundir import identity
 from fedselect.runs.runner import Watch
+from fedselect.simulate.keeping import is_end
 from fedselect.simulate.records import Record, evaluated
 from fedselect.tasks import Measure
 
@@ -59,7 +60,7 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
     def line(config: Config, record: Record) -> None:
         nonlocal last
         now = time.perf_counter()
-        if record["round"] < config.rounds and now - last < PAUSE:
+        if not is_end(record, config.rounds) and now - last < PAUSE:
             return
         last = now
         console.print(
@@ -102,7 +103,7 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
                 tasks[key] = drawn.add_task(key, total=config.rounds, note="")
             task = tasks[key]
             drawn.update(task, completed=record["round"], note=describe(record, config.measured()[0]))  # type: ignore[arg-type]
-            if record["round"] == config.rounds and total is not None:
+            if is_end(record, config.rounds) and total is not None:
                 drawn.update(total, advance=1)
                 drawn.remove_task(task)  # type: ignore[arg-type]
 

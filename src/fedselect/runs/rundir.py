@@ -28,6 +28,7 @@ FILES = {
     *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
     "budget.jsonl", "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors",
     "masks.safetensors",
+    "tune.json", "outcome.json", "chosen.json",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
@@ -249,6 +250,12 @@ def _renewed(config: Mapping[str, Any]) -> dict[str, Any]:
         return core(Config.from_dict(config, "config.json").to_json())
     except InputError:  # it has an option that is gone
         return core(config)
+
+
+def free(name: str) -> Path:
+    """A directory under runs/ that does not exist yet."""
+    base = Path("runs") / name
+    return next(p for p in (base, *(base.with_name(f"{name}-{i}") for i in range(2, 10_000))) if not p.exists())
 
 
 def identity(config: Config) -> str:

@@ -44,6 +44,7 @@ from fedselect.runs.rundir import (
 from fedselect.runs.summary import summarise
 from fedselect.simulate import Simulation, ranks
 from fedselect.simulate import checkpoint as checkpoints
+from fedselect.simulate.keeping import in_tail, is_end, stalled
 from fedselect.simulate.records import Record, evaluated
 from fedselect.simulate.stack import Stack, form, stacks
 from fedselect.tasks.metrics import known
@@ -70,11 +71,11 @@ class Comparison:
 def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Record]:
     """A new run in a new directory; returns its history."""
     if ranks.rank() == 0:
-        _may_write(out, overwrite)
+        may_write(out, overwrite)
     simulation = config.simulation()  # bad input shows before anything is written or replaced
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            _may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have come and gone since
             empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
@@ -89,12 +90,12 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
     for name in comparison.runs:
         check_folder_name(name)
     if ranks.rank() == 0:
-        _may_write(out, overwrite)
+        may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
         first.simulation()  # what a method cannot do with this model or data shows before anything runs
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            _may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have come and gone since
             empty(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
@@ -242,6 +243,7 @@ class _Run:
             self.simulation.budget.keep(out / budget.NAME)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
+        self.over = self.simulation.round >= self.config.rounds
         self._masks: MaskLog | None = None
         self._kept: list[KeptFile] = []
         if ranks.rank() == 0:
@@ -249,6 +251,7 @@ class _Run:
                 (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
+            self.over |= bool(self.history) and is_end(self.history[-1], self.config.rounds)
             write_measures(out, self.simulation.metrics, learned(self.config.make_task(), self.simulation.task))
             write_json(out / "federation.json", federation(self.simulation))
             schemas.keep(out, self.simulation.data)
@@ -264,6 +267,9 @@ class _Run:
     def note(self, record: Record) -> None:
         """A round is over."""
         self.history.append(record)
+        if stalled(self.history, self.config.patience):
+            record["stopped"] = True
+        self.over = is_end(record, self.config.rounds)
         if ranks.rank() == 0:
             with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(sums.to_line(record))
@@ -284,6 +290,8 @@ class _Run:
         if self.failed:
             if ranks.rank() == 0:
                 write_json(self.out / "failed.json", {"why": self.failed})
+            return
+        if not self.over:
             return
         cross = self.simulation.cross().tolist() if self.config.cross else None
         live = self.simulation.live_share()
@@ -306,11 +314,14 @@ def go_on(
     begun: tuple[Config, Simulation] | None = None,
     alone: bool = True,
     keep: bool = True,
+    until: int | None = None,
 ) -> list[_Run]:
     """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
 
     Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
     Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
+    With `until` they stop after that round, where they can go on another time; they are evaluated there and in the
+    last quarter of all rounds.
     """
     dealt: dict[str, Federation] = {}
     opened = [_Run(place, begun, dealt) for place in places]
@@ -318,19 +329,26 @@ def go_on(
     for run in opened:
         groups.setdefault(stacks(run.simulation) or id(run), []).append(run)
     for runs in groups.values():
-        _drive(runs, stop, watch, alone=alone, keep=keep)
+        _drive(runs, stop, watch, until, alone=alone, keep=keep)
         for run in runs:
             run.finish()
     return opened
 
 
-def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alone: bool, keep: bool) -> None:
-    rounds = min(runs[0].config.rounds, *map(_affordable, runs))
+def _drive(
+    runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, until: int | None, *, alone: bool, keep: bool
+) -> None:
+    runs = [r for r in runs if not r.over]
+    if not runs:  # of a run that was killed before its summary was written
+        return
+    full = runs[0].config.rounds
+    rounds = until or full
+    rounds = min(rounds, *map(_affordable, runs))
     began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
-        outcomes = stack.step(evaluate=True if last else None)
+        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, full)) else None)
         for run, record in zip(runs, outcomes, strict=True):
             if isinstance(record, TrainingError):
                 run.failed = str(record)
@@ -346,14 +364,19 @@ def _drive(runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, alon
             one = ranks.world() * sum(r.simulation.store.nbytes for r in runs) / DISK
         free = time.perf_counter() - began - (0.0 if keep else SHORT)
         answers = ranks.everywhere((stop(), spent + one < OVERHEAD * free))
-        stopping, due = any(s for s, _ in answers) and not last, answers[0][1]
-        if stopping or (keep if last else due):
+        going = [r for r in runs if not r.over]
+        stopping, due = any(s for s, _ in answers) and not last and bool(going), answers[0][1]
+        to_save = runs if stopping or (keep if last else due) else [r for r in runs if r.over and keep]
+        if to_save:
             at = time.perf_counter()
-            for run in runs:
+            for run in to_save:
                 run.save()
-            one = time.perf_counter() - at
-            spent += one
-        if stopping and runs:
+            spent += time.perf_counter() - at
+            one = (time.perf_counter() - at) * len(runs) / len(to_save)
+        if len(going) < len(runs):
+            stack.keep([r.simulation for r in going])
+            runs = going
+        if stopping:
             raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
 
 
@@ -371,7 +394,7 @@ def _affordable(run: _Run) -> int:
     return last
 
 
-def _may_write(out: Path, overwrite: bool) -> None:
+def may_write(out: Path, overwrite: bool) -> None:
     """Refuse to touch what is there, unless it is a run and was said to be replaced."""
     if not (out.exists() or out.is_symlink()) or is_unused(out):
         return

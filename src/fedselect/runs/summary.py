@@ -8,6 +8,7 @@ from typing import Any
 from fedselect.core.errors import RunError
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
+from fedselect.simulate.keeping import final, in_tail
 from fedselect.simulate.records import Record, means
 from fedselect.tasks import Measure, Spread
 
@@ -37,8 +38,9 @@ def summary(
     kept = [r for r in history if r[headline] is not None]
     if not kept:
         raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
-    last = kept[-1]
-    tail = [r[headline] for r in kept if 4 * r["round"] > 3 * last["round"]]
+    last = final(history, headline)
+    assert last is not None  # something was evaluated
+    tail = [r[headline] for r in kept if in_tail(r["round"], last["round"])]
     own = [a for a in last["clients"][headline] if a is not None]
     return {
         **about,
@@ -50,6 +52,8 @@ def summary(
         "std_clients": round(statistics.pstdev(own), 6),
         "clients": last["clients"][headline],
         "over_clients": {m.name: Spread.of(m, last["clients"][m.name], tested).to_json() for m in metrics},
+        **({"kept": last["kept"], "kept_by": f"{headline} on validation data"} if last.get("kept") is not None else {}),
+        **({"stopped": True} if last.get("stopped") else {}),
         "share": last["share"],
         "bytes_up": sum(r["bytes_up"] for r in history),
         "bytes_down": sum(r["bytes_down"] for r in history),

@@ -44,6 +44,7 @@ class Line:
     seconds: float
     reports: str
     score: str  # the data that these are of: test or val
+    kept: bool  # whether they are of rounds that were chosen on validation data, not of the last
     others: float | None  # the same on other clients' data, where it was measured
 
     @property
@@ -82,6 +83,7 @@ def rows(runs: Sequence[Path]) -> list[Line]:
             seconds=statistics.fmean(s["seconds"] for s in group),
             reports="local" if all(view_of(s, s, first) == "local" for s in group) else "merged",
             score=group[0].get("score", "test"),
+            kept=any(s.get("kept") is not None for s in group),
             others=_mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
         for method, group in summaries.items()
@@ -141,6 +143,8 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
         f"{first.name}: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
         "MB up: from all clients, in the whole run"
     )
+    if any(r.kept for r in found):
+        table.caption += "; numbers are of the rounds that were kept, chosen on validation data"
     table.caption_justify = "left"
     return table
 

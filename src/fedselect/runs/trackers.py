@@ -19,6 +19,7 @@ from fedselect.runs.config import Config
 from fedselect.runs.labels import flat
 from fedselect.runs.rundir import read_configs
 from fedselect.runs.runner import Watch
+from fedselect.simulate.keeping import is_end
 from fedselect.simulate.records import Record, columns
 from fedselect.tasks import Measure, Spread
 from fedselect.tasks.metrics import LOSS
@@ -53,7 +54,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
             name = names.get(key, f"{config.method['name']}-seed{config.seed}")
             open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
         open_runs[key].log(record["round"], numbers(record, config.measured()))
-        if record["round"] == config.rounds:
+        if is_end(record, config.rounds):
             open_runs.pop(key).close(finished=True)
 
     try:

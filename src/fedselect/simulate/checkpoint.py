@@ -53,6 +53,8 @@ LATER: dict[str, Any] = {
     "secret": False,
     "mean": "senders",
     "private": None,
+    "keep": "last",
+    "patience": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
         "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -115,6 +117,7 @@ def owner(simulation: "Simulation") -> Run:
         **({} if s.private is None else {"private": str(s.private), "rounds": s.total}),
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
+    config |= {} if s.keep == "last" else {"keep": s.keep}
     if s.training.the_schedule.needs_rounds:
         config["rounds"] = s.total
     return Run(
@@ -155,9 +158,11 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
             **flat("aggregate", simulation.memory),
             "joined": rows.pop("")["joined"],
             **flat("rows", rows),
+            **(flat("kept", simulation.kept.dump()[1]) if simulation.kept else {}),
         }
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
         said |= {"charged": simulation.budget.charged} if simulation.budget else {}
+        said |= {"kept": simulation.kept.dump()[0]} if simulation.kept else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
         snapshots.save(folder, round, tensors, said, keep=before[-1:])
     return snapshots.at(folder, round)
@@ -273,6 +278,7 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
     put_back(simulation, {
         "round": int(said["round"]), "server": nested("server", tensors), "memory": nested("aggregate", tensors), "rows": rows,
         "joined": ranks.own_rows(tensors["joined"]), "charged": said.get("charged", 0),
+        "kept": (said.get("kept"), nested("kept", tensors)),
     })  # fmt: skip
 
 
@@ -280,8 +286,10 @@ def standing(simulation: "Simulation") -> dict[str, Any]:
     """Where a simulation of one process stands, in memory of its own."""
     s = simulation
     states = {"server": s.server, "memory": s.memory, "rows": s.store.dump()}
+    rounds, states["kept"] = s.kept.dump() if s.kept else (None, {})
     copies = {k: {n: {m: v.cpu().clone() for m, v in t.items()} for n, t in state.items()} for k, state in states.items()}
-    return {"round": s.round, "joined": s.store.joined.clone(), "charged": s.budget.charged if s.budget else 0, **copies}
+    more = {"charged": s.budget.charged if s.budget else 0, "kept": (rounds, copies.pop("kept"))}
+    return {"round": s.round, "joined": s.store.joined.clone(), **more, **copies}
 
 
 def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
@@ -293,6 +301,9 @@ def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
     simulation.store.joined = stands["joined"]
     if simulation.budget is not None:
         simulation.budget.charged = max(simulation.budget.charged, stands["charged"])
+    rounds, models = stands["kept"]
+    if simulation.kept and rounds is not None:
+        simulation.kept.load(rounds, models)
 
 
 def _placed(state: State, device: torch.device) -> State:

@@ -35,14 +35,27 @@ from fedselect.simulate.inputs import (
     as_task,
     check_present,
     check_ranges,
+    check_validation,
     fit,
     most,
     pick_device,
     pick_precision,
 )
 from fedselect.simulate.jobs import Asked, Full, Job
+from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
-from fedselect.simulate.records import SENT, Finite, Notes, Record, check_defined, check_figures, columns, mean_of, validated
+from fedselect.simulate.records import (
+    SENT,
+    Finite,
+    Notes,
+    Record,
+    check_defined,
+    check_figures,
+    columns,
+    evaluated,
+    mean_of,
+    validated,
+)
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks.losses import Goal
@@ -79,8 +92,10 @@ class Simulation:
     evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads
     that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
     entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
-    scored beside test data (val_accuracy, val_loss). `rounds`: how many there will be in all, for a schedule or a privacy
-    budget that depends on it. Method, model, task and aggregator may be names, with default options.
+    scored beside test data (val_accuracy, val_loss). `keep`: which models are the outcome: of the last round, of the best
+    round on validation data, or each client's of its own best round. `rounds`: how many there will be in all, for a
+    schedule or a privacy budget that depends on it. Method, model, task and aggregator may be names, with default
+    options.
     """
 
     def __init__(
@@ -103,6 +118,7 @@ class Simulation:
         deterministic: bool = False,
         eval_every: int = 1,
         val: bool = False,
+        keep: str = "last",
         aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
         secret: bool = False,
@@ -118,14 +134,12 @@ class Simulation:
         model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean)
+        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep)
         check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
-        if val and not data.has("val"):
-            raise InputError(
-                "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
-            )
+        check_validation(data, val, keep)
+        val = val or keep != "last"
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
@@ -133,7 +147,7 @@ class Simulation:
         self.private = as_private(private)
         if self.private is not None:
             check_private(rounds)
-            check_together(self.private, secret)
+            check_together(self.private, secret, keep)
         self._bare = method, self.aggregator  # as they were given
         self.method: Method = Covered(method) if self.private and self.private.unit == "client" else method
         self.budget: Budget | None = None  # of privacy
@@ -181,6 +195,8 @@ class Simulation:
             protect(self, self.private, joined)
         if val:
             self.need(method.view)
+        self.keep = keep
+        self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
     def __getstate__(self) -> dict[str, Any]:
         """How it was made and where it stands: all else, such as recorded steps, a process makes for itself."""
@@ -191,6 +207,7 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
             "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
+            "keep": self.keep,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
@@ -330,12 +347,18 @@ class Simulation:
             "clients": lists,
             **({"cut": round(float(self.memory["cut"]["share"]), 6)} if self.secret else {}),
         }
+        if self.kept and evaluated(record):
+            everybody = self.round > int(self._from.max())
+            record["kept"] = self.kept.settle(self.round, lists[validated(self.metrics[0].name)], everybody)
         if self.round <= self.eval_every and self.data.has("test"):
             check_defined(record, self.metrics)
         return record
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
-        """The personal models of these clients, stacked: the view the method reports, or the one asked for."""
+        """The personal models of these clients, stacked: the view the method reports, or the one asked for.
+
+        With keep=best or own, those of the kept rounds, of which there is the reported view alone.
+        """
         ids, view = torch.as_tensor(ids), view or self.method.view
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
@@ -343,6 +366,10 @@ class Simulation:
         joined = self.store.joined[ranks.place(ids)]
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
+        if self.kept and bool(self.kept.store.joined[ids].all()):
+            if view != self.method.view:
+                raise InputError(f"of kept rounds there is the reported view alone: view='{self.method.view}', or keep='last'.")
+            return self.kept.models(ids, self.device)
         state, down = self._open(ids)
         if view == "local":
             return clone(self.method.local(state))
@@ -437,6 +464,8 @@ class Simulation:
                 del state, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
+            if self.kept:
+                self.kept.see(ids, own)
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
             for name, values in held.items():
@@ -563,6 +592,12 @@ class Simulation:
         if ranks.world() > 1:
             raise InputError("several processes keep whole rows; use more of them, or rows=all.")
         return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
+
+    def _resting(self) -> torch.device:
+        """Where models of kept rounds lie: with the clients' rows, which must all be at hand."""
+        if isinstance(self.store, Compact) or ranks.world() > 1:
+            raise InputError("keep=best and own need whole rows of all clients in one process: use rows=all, without torchrun.")
+        return self.store.device
 
     def _try_join(self) -> State:
         """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""

@@ -43,6 +43,7 @@ class RunOptions(TypedDict, total=False):
     deterministic: bool
     eval_every: int
     val: bool
+    keep: Literal["last", "best", "own"]
     aggregator: Aggregator | str | None
     secret: bool
     mean: Over
@@ -217,6 +218,8 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "metrics": (object, lambda v: _are_names(v), "is a list of names, such as ['auroc', 'f1']"),
     "secret": (object, lambda v: isinstance(v, bool), "is True or False"),
     "mean": (object, lambda v: v in ("senders", "cohort"), "is senders or cohort"),
+    "keep": (object, lambda v: v in ("last", "best", "own"), "is last, best or own"),
+    "patience": (object, lambda v: v is None or (isinstance(v, int) and v >= 1), "is a number of evaluations, at least 1"),
 }
 """What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
 and deployments alike."""
@@ -236,6 +239,19 @@ def check_ranges(**given: Any) -> None:
 def most(fraction: float, clients: int) -> int:
     """How many of so many clients train in a round."""
     return max(1, round(fraction * clients))
+
+
+def check_validation(data: Federation, val: bool, keep: str) -> None:
+    """Refuse to score or choose on validation data where there is none."""
+    if keep != "last" and not data.has("val"):
+        raise InputError(
+            f"keep={keep} and patience choose on validation data, and no client has any; hold some out of training data: "
+            "--val 20, of a table --val-share 0.2, in Python fs.ClientData(val=...) or val_share=0.2."
+        )
+    if val and not data.has("val"):
+        raise InputError(
+            "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
+        )
 
 
 def check_present(late: tuple[int, int] | None, clients: int) -> None:

@@ -27,8 +27,12 @@ def check_private(rounds: int | None) -> int:
     return rounds
 
 
-def check_together(private: Private | None, secret: bool) -> None:
-    """Refuse noise on a sum that nobody can add it to: the server sees no single update, and clients add none."""
+def check_together(private: Private | None, secret: bool, keep: str) -> None:
+    """Refuse noise on a sum that nobody can add it to, and a choice that no noise covers."""
+    if private is not None and keep != "last":
+        raise InputError(
+            "--keep and --patience choose a round on validation data, which --private does not cover; leave them out."
+        )
     if secret and private is not None and private.unit == "client":
         raise InputError(
             "--secret hides single updates, which --private of clients has to clip at the server; use --private "

@@ -81,11 +81,16 @@ class Stack:
             del answers, answer  # the next jobs need their memory
         assert not asked  # runs of the same form ask the same questions
         if any(isinstance(o, TrainingError) for o in outcomes):
-            kept = [r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)]
-            if kept and kept[0] is not self.runs[0]:
-                self._programs.clear()  # those of a run that is out, and would hold their memory on
-            self._set(kept or self.runs)
+            self.keep([r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)])
         return outcomes
+
+    def keep(self, runs: Sequence["Simulation"]) -> None:
+        """Go on with these of the runs; the others are out of the stack."""
+        if len(runs) in (0, len(self.runs)):
+            return
+        if runs[0] is not self.runs[0]:
+            self._programs.clear()  # those of a run that is out, and would hold their memory on
+        self._set(runs)
 
     def do(self, job: Job) -> Any:
         """One job of the only run."""

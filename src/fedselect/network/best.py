@@ -1,0 +1,46 @@
+"""A client's best round, in its vault: the models that did best on its validation data, until the run ends."""
+
+from fedselect.core.tree import Tree, flat, nested
+from fedselect.network.letters import Letter
+from fedselect.network.vault import Vault
+from fedselect.simulate.keeping import better
+from fedselect.tasks.metrics import Measure
+
+BEST = "best"  # beside the states of a run
+
+
+class Best:
+    """Keeps models of the rounds that may turn out to be the best.
+
+    With keep=own the client decides alone, and has one. With keep=best the server decides by what all clients measured, and
+    says in every letter which round that is so far: the client has that one, and the one it measured last.
+    """
+
+    def __init__(self, vault: Vault, keep: str, measure: Measure) -> None:
+        self._vault, self._keep, self._measure = vault, keep, measure
+
+    def see(self, letter: Letter, round: int, views: dict[str, Tree], score: float | None) -> None:
+        """The models after a round, and what the reported one scores on validation data."""
+        there = self._vault.rounds()
+        if self._keep == "best":
+            self._save(round, views, score, keep={r for r in there if r == _told(letter)})
+            return
+        found = self._vault.find(there[-1]) if there else None
+        best = None if found is None or found.round >= round else found.notes["score"]
+        if score is not None and (found is None or found.round >= round or better(score, best, self._measure)):
+            self._save(round, views, score, keep=set())
+
+    def choose(self, letter: Letter, round: int, views: dict[str, Tree]) -> tuple[int, dict[str, Tree]]:
+        """The round that is kept and its models; the last where there is no better one, as of a client that was away then."""
+        there = self._vault.rounds()
+        wanted = [r for r in there if r == _told(letter)] if self._keep == "best" else there[-1:]
+        found = self._vault.find(wanted[-1]) if self._keep != "last" and wanted else None
+        return (round, views) if found is None else (found.round, nested("views", found.tensors))
+
+    def _save(self, round: int, views: dict[str, Tree], score: float | None, keep: set[int]) -> None:
+        self._vault.save(round, flat("views", views), {"score": score}, keep)
+
+
+def _told(letter: Letter) -> int | None:
+    said = letter.head.get("best")
+    return said if type(said) is int else None

@@ -1,0 +1,80 @@
+"""What the page shows of a search: settings over the rounds spent on all of them, and which were dropped when."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedselect.core.errors import RunError
+from fedselect.core.files import read_json
+from fedselect.runs.labels import colours
+
+Data = dict[str, Any]
+NAME = "outcome.json"
+MOST = 12  # settings of a search that has not come to its end, whose runs are shown in full
+
+
+def finalists(place: Path) -> list[str] | None:
+    """The runs of a search that trained longest, by directory; None where this is no search."""
+    if not (place / NAME).exists():
+        return None
+    found = _read(place)
+    best = [row["name"] for row in found["ranking"] if row["rounds"] == found["ranking"][0]["rounds"]]
+    return [f"{name}-seed{seed}" for name in best[:MOST] for seed in found["seeds"]]
+
+
+def tuning(places: Sequence[Path]) -> Data | None:
+    """The picture of a search, where the page is of one alone."""
+    if len(places) != 1 or not (places[0] / NAME).exists():
+        return None
+    found = _read(places[0])
+    stages, seeds = found["stages"], len(found["seeds"])
+    ends, spent, before = [], [0], 0
+    for stage in stages:
+        spent.append(spent[-1] + seeds * len(stage["scores"]) * (stage["until"] - before))
+        before = stage["until"]
+        ends.append({"x": spent[-1], "round": before, "of": len(stage["scores"]), "kept": len(stage["kept"])})
+    marks = [0, *(stage["until"] for stage in stages)]
+    methods = list(dict.fromkeys(found["methods"].values()))
+    paint = dict(zip(methods, colours(methods), strict=True))
+    return {
+        "chosen": found["chosen"],
+        "judged_by": found["judged_by"],
+        "seeds": found["seeds"],
+        "rounds": found["rounds"],
+        "ends": ends,
+        "settings": [
+            {
+                "name": row["name"],
+                "method": found["methods"][row["name"]],
+                "colour": paint[found["methods"][row["name"]]],
+                "points": _placed(found["curves"][row["name"]], marks, spent),
+                **{
+                    key: row[key]
+                    for key in ("rounds", "score", "error", "behind", "behind_error", "chance", "bytes", "seconds")
+                },
+            }
+            for row in found["ranking"]
+        ],
+        "test": found["test"],
+    }
+
+
+def _placed(curve: Sequence[Sequence[float]], marks: Sequence[int], spent: Sequence[float]) -> list[list[float]]:
+    """A curve over rounds as one over the rounds that all settings took by then: [x, score, round]."""
+    out = []
+    for round_, score in curve:
+        rung = next((i for i, end in enumerate(marks[1:]) if round_ <= end), None)
+        if rung is None:  # of a rung that is not done
+            break
+        part = (round_ - marks[rung]) / (marks[rung + 1] - marks[rung])
+        out.append([round(spent[rung] + part * (spent[rung + 1] - spent[rung]), 1), score, round_])
+    return out
+
+
+def _read(place: Path) -> Data:
+    mend = f"delete it, then: fedselect resume {place}"
+    found = read_json(place / NAME, mend)
+    lacking = {"ranking", "seeds", "stages", "methods", "chosen", "judged_by", "curves", "rounds", "test"} - found.keys()
+    if lacking or not found["ranking"]:
+        raise RunError(f"{place / NAME} is no outcome of a search; {mend}")
+    return found

@@ -1,0 +1,141 @@
+"""Which round of a run is kept: the last one, the best on validation data, or for each client its own best.
+
+A round is judged by the headline metric of the models that the method reports, on validation data held out of training.
+Records say under "kept" which rounds are kept so far: one number, or one for each client. Test data has no part in it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedselect.core.errors import InputError
+from fedselect.core.tree import State, Tree, clone, take
+from fedselect.simulate.records import SENT, Record, evaluated, mean_of, validated
+from fedselect.simulate.store import Store
+from fedselect.tasks.metrics import Measure
+
+Keep = Literal["last", "best", "own"]
+
+
+class Kept:
+    """The models of the kept rounds, and which these are."""
+
+    def __init__(self, how: str, clients: int, measure: Measure, device: torch.device) -> None:
+        """how: best, one round for all clients, or own; measure: what is compared."""
+        self.how, self._measure = how, measure
+        self.rounds: list[int | None] = [None] * clients  # None: of a client that was never scored
+        self.scores: list[float | None] = [None] * clients  # what its kept round scored; of best, the mean over clients
+        self.store = Store(clients, device)
+        self._seen: list[tuple[Tensor, Tree]] = []
+
+    def see(self, ids: Tensor, models: Tree) -> None:
+        """The models of these clients after the round that is being evaluated."""
+        self._seen.append((ids, models))
+
+    def settle(self, round: int, scores: Sequence[float | None], complete: bool) -> Any:
+        """The round is evaluated: keep what is better than before, and say which rounds are kept now.
+
+        complete: whether everybody is there who will ever be; before that no round can be everybody's best.
+        """
+        if self.how == "best":
+            mean = mean_of(list(scores)) if complete else None
+            improved = [better(mean, self.scores[0], self._measure)] * len(scores)
+            found = [mean] * len(scores)
+        else:
+            improved = [better(s, b, self._measure) for s, b in zip(scores, self.scores, strict=True)]
+            found = list(scores)
+        for i in (i for i, yes in enumerate(improved) if yes):
+            self.rounds[i], self.scores[i] = round, found[i]
+        for ids, models in self._seen:
+            # a client that was never scored has its last model
+            which = [row for row, i in enumerate(ids.tolist()) if improved[i] or self.rounds[i] is None]
+            if which:
+                whole = len(which) == len(ids)
+                own = clone(models) if whole else take(models, torch.tensor(which, device=next(iter(models.values())).device))
+                self.store.put(ids[which], {"model": own})
+        self._seen.clear()
+        return self.rounds[0] if self.how == "best" else list(self.rounds)
+
+    def models(self, ids: Tensor, device: torch.device) -> Tree:
+        return clone(self.store.take(ids, device)["model"])
+
+    def dump(self) -> tuple[dict[str, Any], State]:
+        """For a checkpoint: which rounds, and the models."""
+        there = self.store.joined.tolist()
+        return {"rounds": list(self.rounds), "scores": list(self.scores), "there": there}, self.store.dump()
+
+    def load(self, said: dict[str, Any], dumped: State) -> None:
+        self.rounds, self.scores = list(said["rounds"]), list(said["scores"])
+        self.store.load(dumped)
+        self.store.joined = torch.tensor(said["there"])
+
+
+def better(score: float | None, best: float | None, measure: Measure) -> bool:
+    """Whether a score is the best so far; None is none at all."""
+    if score is None or best is None:
+        return score is not None
+    return score > best if measure.more_is_better else score < best
+
+
+def replay(history: Sequence[Record], how: str, measure: Measure) -> Any:
+    """Which rounds are kept by what was recorded: one number, or one for each client; None where nothing was measured."""
+    seen = [r for r in history if evaluated(r)]
+    if not seen:
+        return None
+    name = validated(measure.name)
+    kept = Kept(how, len(seen[0]["clients"][name]), measure, torch.device("cpu"))
+    return [kept.settle(r["round"], r["clients"][name], complete=True) for r in seen][-1]
+
+
+def keeps(keep: Keep | None, patience: int | None) -> Keep:
+    """What is kept: what was asked for; else with patience the best round, and without it the last."""
+    if patience is not None and keep == "last":
+        raise InputError("patience ends a run when its best round is past, so it keeps that one: use keep=best or own.")
+    return keep or ("last" if patience is None else "best")
+
+
+def stalled(history: Sequence[Record], patience: int | None) -> bool:
+    """Whether the last `patience` evaluations found nothing better to keep."""
+    seen = [r["kept"] for r in history if r.get("kept") is not None]
+    return patience is not None and len(seen) > patience and seen[-1] == seen[-1 - patience]
+
+
+def in_tail(round: int, rounds: int) -> bool:
+    """Whether a round is in the last quarter of so many."""
+    return 4 * round > 3 * rounds
+
+
+def is_end(record: Record, rounds: int) -> bool:
+    """Whether this is the last round of a run of so many."""
+    return record["round"] >= rounds or bool(record.get("stopped"))
+
+
+def final(history: Sequence[Record], headline: str) -> Record | None:
+    """What a run ends with: its last evaluated round or, of one that keeps others, what each client had in its kept one.
+
+    "round" is the last one in any case, and "kept" says which ones count. None where nothing was evaluated.
+    """
+    last = next((r for r in reversed(history) if r[headline] is not None), None)
+    if last is None or last.get("kept") is None:
+        return last
+    by = {r["round"]: r["clients"] for r in history}
+    kept = last["kept"] if isinstance(last["kept"], list) else [last["kept"]] * len(last["clients"][headline])
+    lists = {
+        name: values if name in SENT else [by[r or last["round"]][name][i] for i, r in enumerate(kept)]
+        for name, values in last["clients"].items()
+    }
+    return {**last, **{name: mean_of(values) for name, values in lists.items() if name not in SENT}, "clients": lists}
+
+
+def said(record: Record) -> str:
+    """Which round the numbers of a run are of, in words."""
+    kept = record.get("kept")
+    if kept is None:
+        return f"after round {record['round']}"
+    if not isinstance(kept, list):
+        return f"of round {kept}, the best of {record['round']} on validation data"
+    there = [r for r in kept if r is not None]
+    span = f"rounds {min(there)} to {max(there)}" if there else "the last round"
+    return f"of each client's best round on validation data ({span} of {record['round']})"

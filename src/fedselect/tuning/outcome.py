@@ -1,0 +1,158 @@
+"""What a search found: scores on validation data, a ranking, and which differences may be chance."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedselect.simulate.keeping import final, in_tail
+from fedselect.simulate.records import Record
+from fedselect.tasks import Measure, Spread
+
+History = Sequence[Record]
+CHANCE = 2.0
+"""Standard errors within which a difference may be chance."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """By what settings are compared: the headline over clients, as a mean or that of the worst tenth."""
+
+    measure: Measure
+    worst: bool = False
+
+    @property
+    def said(self) -> str:
+        return f"{'worst tenth' if self.worst else 'mean'} of clients' {self.measure.name}"
+
+    def clients(self, history: History, until: int) -> list[float | None]:
+        """What each client has after so many rounds: the mean of the last quarter of them, for one round alone is noisy.
+
+        Of a run that keeps its best round, what that scored.
+        """
+        name, seen = self.measure.name, [r for r in history[:until] if r[self.measure.name] is not None]
+        ended = final(seen, name)
+        if ended is None:
+            return []
+        if ended.get("kept") is not None:
+            return list(ended["clients"][name])
+        tail = [r["clients"][name] for r in seen if in_tail(r["round"], ended["round"])]
+        return [None if None in values else statistics.fmean(values) for values in zip(*tail, strict=True)]
+
+    def over(self, values: Sequence[float | None]) -> float | None:
+        found = Spread.of(self.measure, values)
+        return found.worst_tenth if self.worst else found.mean
+
+    def score(self, runs: Sequence[History | None], until: int) -> float | None:
+        """Of a setting, the mean over its runs, one for each seed; None where one diverged."""
+        found = [None if run is None else self.over(self.clients(run, until)) for run in runs]
+        there = [v for v in found if v is not None]
+        return statistics.fmean(there) if found and len(there) == len(found) else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting in the ranking."""
+
+    name: str
+    rounds: int  # after which it is judged
+    score: float | None  # None: it diverged
+    error: float | None  # standard error over seeds
+    behind: float | None  # how much worse than the first, where both trained as long
+    behind_error: float | None  # standard error of that difference, paired by seed and client
+    chance: bool  # whether that difference may be chance
+    bytes: float  # up and down, of a whole run
+    seconds: float  # of a whole run, as these went
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def rank(found: Mapping[str, Sequence[History | None]], judge: Judge, rounds: int) -> list[Row]:
+    """Best first: by how long a setting was worth training, then by its score. Who has not begun is left out.
+
+    rounds: those of a whole run, for what it would cost.
+    """
+    reached = {name: _reached(runs) for name, runs in found.items()}
+    scores = {name: judge.score(runs, reached[name]) for name, runs in found.items()}
+    begun = [name for name in found if reached[name] or (scores[name] is None and any(run is None for run in found[name]))]
+    sign = -1 if judge.measure.more_is_better else 1
+
+    def place(name: str) -> tuple[bool, int, float]:
+        score = scores[name]
+        return score is None, -reached[name], math.inf if score is None else sign * score
+
+    order = sorted(begun, key=place)
+    first = order[0] if order else ""
+    rows = []
+    for name in order:
+        sent, took = _costs(found[name], rounds)
+        rows.append(Row(name, reached[name], scores[name], *_errors(name, first, found, reached, judge), sent, took))
+    return rows
+
+
+def _errors(
+    name: str, first: str, found: Mapping[str, Sequence[History | None]], reached: Mapping[str, int], judge: Judge
+) -> tuple[float | None, float | None, float | None, bool]:
+    """A setting's error over seeds, how far it is behind the first, the error of that, and whether that may be chance."""
+    if any(run is None for run in found[name]):
+        return None, None, None, False
+    own = _values(found[name], judge, reached[name])
+    each = [v for values in own if (v := judge.over(values)) is not None]
+    if name == first or reached[name] != reached[first]:
+        return standard_error(each), None, None, False
+    behind, error = gap(_values(found[first], judge, reached[first]), own, judge)
+    return standard_error(each), behind, error, behind is not None and error is not None and behind <= CHANCE * error
+
+
+def _costs(runs: Sequence[History | None], rounds: int) -> tuple[float, float]:
+    """Bytes and seconds of a run of so many rounds, by the rounds that there are."""
+    records = [r for run in runs if run for r in run]
+    if not records:
+        return 0.0, 0.0
+    sent = statistics.fmean(r["bytes_up"] + r["bytes_down"] for r in records)
+    took = statistics.fmean(r["seconds"] for r in records)
+    return round(rounds * sent), round(rounds * took, 3)
+
+
+def gap(
+    best: Sequence[Sequence[float | None]], other: Sequence[Sequence[float | None]], judge: Judge
+) -> tuple[float | None, float | None]:
+    """How much worse the other is, and the standard error of that; both by seed and client, in the same order.
+
+    Pairs are not independent: a seed is shared by its clients, and a client may be the same in all seeds. So there are two
+    errors, of means over seeds and of means over clients, and the larger counts. Of the worst tenth there is that over seeds.
+    """
+    sign = 1 if judge.measure.more_is_better else -1
+    pairs = [(judge.over(b), judge.over(o)) for b, o in zip(best, other, strict=True)]
+    seeds = [sign * (b - o) for b, o in pairs if b is not None and o is not None]
+    if not seeds or len(seeds) < len(pairs):
+        return None, None
+    errors = [standard_error(seeds)]
+    if not judge.worst:
+        rows = [[_less(b, o) for b, o in zip(bs, os, strict=True)] for bs, os in zip(best, other, strict=True)]
+        clients = [[d for d in column if d is not None] for column in zip(*rows, strict=True)]
+        errors.append(standard_error([statistics.fmean(c) for c in clients if c]))
+    known = [e for e in errors if e is not None]
+    return statistics.fmean(seeds), max(known) if known else None
+
+
+def _less(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _values(runs: Sequence[History | None], judge: Judge, until: int) -> list[list[float | None]]:
+    return [judge.clients(run, until) for run in runs if run is not None]
+
+
+def _reached(runs: Sequence[History | None]) -> int:
+    """The rounds that all runs of a setting have; one that stopped early has reached its end."""
+    lengths = [len(run) for run in runs if run is not None and not (run and run[-1].get("stopped"))]
+    ended = [len(run) for run in runs if run]
+    return min(lengths) if lengths else max(ended, default=0)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of a mean; None of one value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

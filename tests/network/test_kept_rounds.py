@@ -1,0 +1,108 @@
+"""Kept rounds over a network: the same rounds and models as in the simulation, chosen by clients on data that stays theirs."""
+
+import json
+
+import pytest
+import torch
+from local import QUICK, Room
+from safetensors.torch import load_file
+
+import fedselect as fs
+from fedselect.network import drive
+from fedselect.network.export import export_model
+from fedselect.network.plan import Plan, Shape, plan
+from fedselect.runs.config import Config
+from fedselect.simulate.keeping import stalled
+
+CONFIG = {
+    "data": {"name": "digits", "clients": 3, "train": 30, "val": 10, "test": 10}, "model": {"name": "mlp"},
+    "method": {"name": "fedavg+ft", "lr": 2.0, "finetune": 1}, "rounds": 8,
+}  # fmt: skip
+
+
+def deploy(given, out, spoil=None):
+    """A run whose letters pass in this process: its records and its room."""
+    config = Config.from_dict({**CONFIG, **given}, "here")
+    data = config.make_data()
+    made = plan(config, "f", "r", 3, Shape.of(data), QUICK)
+    assert Plan.from_flat(made.to_flat(), "r").digest() == made.digest()
+    drive.prepare(out / "r", made)
+    room = Room(made.assignment("cpu"), data, out)
+    if spoil:
+        spoil(room)
+    drive.serve(out / "r", room, None, lambda config, record: None)
+    return config, [json.loads(line) for line in (out / "r" / "metrics.jsonl").read_text().splitlines()], room
+
+
+def simulated(config, rounds):
+    simulation = config.simulation()
+    return simulation, [simulation.step(evaluate=True) for _ in range(rounds)]
+
+
+def exported(out, i):
+    export_model(out / f"vault-{i}", out / f"{i}.safetensors", None, None)
+    return load_file(out / f"{i}.safetensors")
+
+
+@pytest.mark.parametrize("keep", ["best", "own"])
+def test_clients_keep_the_rounds_and_models_of_the_simulation(keep, tmp_path):
+    config, records, _ = deploy({"keep": keep}, tmp_path)
+    simulation, history = simulated(config, 8)
+    assert [r["kept"] for r in records] == [r["kept"] for r in history]
+    kept = records[-1]["kept"]
+    assert (len(set(kept)) > 1) if keep == "own" else kept < 8  # or nothing is tested
+    for name in ("accuracy", "val_accuracy", "val_loss"):
+        assert [r["clients"][name] for r in records] == [r["clients"][name] for r in history]
+    for i in range(3):
+        own = simulation.personal(i)
+        found = exported(tmp_path, i)
+        assert all(torch.equal(found[n], v) for n, v in own.items())
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["kept"] == kept
+
+
+def test_where_the_last_round_is_the_best_it_is_kept(tmp_path):
+    slow = {"name": "fedavg+ft", "lr": 0.05, "finetune": 1}
+    config, records, _ = deploy({"keep": "best", "headline": "test_loss", "method": slow, "rounds": 2}, tmp_path)
+    assert records[-1]["kept"] == 2
+    simulation, _ = simulated(config, 2)
+    assert all(torch.equal(exported(tmp_path, 1)[n], v) for n, v in simulation.personal(1).items())
+
+
+def test_patience_ends_a_deployed_run_with_the_round_that_is_under_way(tmp_path):
+    config, records, _ = deploy({"patience": 2, "rounds": 30}, tmp_path)
+    _, history = simulated(config, 30)
+    best = next(r for r in history if stalled(history[: r["round"]], 2))
+    assert len(records) == best["round"] + 1  # that it is past is known once the next round has been trained
+    assert records[-1]["stopped"]
+    assert records[-1]["kept"] == best["kept"]
+
+
+def test_without_it_letters_and_plans_are_as_they_were(tmp_path):
+    config, records, room = deploy({"rounds": 2}, tmp_path)
+    assert "kept" not in records[-1]
+    assert not any("val_" in name for name in records[-1]["clients"])
+    assert not any("best" in letter.head for _, letter in room.asked)
+    made = plan(config, "f", "r", 3, Shape.of(room.data), QUICK)
+    assert not {"keep", "patience"} & made.to_flat().keys()
+    assert not (tmp_path / "vault-0" / "r" / "best").exists()
+
+
+def test_a_client_that_lies_about_its_validation_is_turned_away(tmp_path):
+    def spoil(room):
+        def lie(node, letter):
+            if node == 1 and letter.head.get("measured"):
+                letter.head["measured"]["val_accuracy"] = 7.0
+            return letter
+
+        room.spoil = lie
+
+    _, records, _ = deploy({"keep": "own", "rounds": 3}, tmp_path, spoil)
+    assert "val_accuracy" in str(records[1]["rejected"]) or "accuracy 7.0" in str(records[1]["rejected"])
+    assert records[-1]["kept"][1] is None
+
+
+def test_where_nobody_has_validation_data_a_sentence_says_so(tmp_path):
+    data = {**CONFIG["data"], "val": 0}
+    with pytest.raises(fs.RunError, match="no client has any; start clients whose data has some"):
+        deploy({"keep": "own", "data": data}, tmp_path)
