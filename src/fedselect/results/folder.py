@@ -28,6 +28,8 @@ from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
 from fedselect.models import Layout, Model
 from fedselect.models.networks import rebuilt, recipe
+from fedselect.network.shared import NAME as SHARED
+from fedselect.network.shared import Shared, of_simulation
 from fedselect.report import check_page, gather, page, write_report
 from fedselect.results.predictor import Inputs, Predictor
 from fedselect.results.source import Live, Source, plain
@@ -74,9 +76,15 @@ def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int
             write_json(fresh / "result.json", _about(simulation))
             save_file(models, fresh / "models.safetensors")
             save_file(masks, fresh / "masks.safetensors")
+            shared_by(simulation).write(fresh / SHARED)
 
         replace(out, write_all)
     return out
+
+
+def shared_by(s: Simulation) -> Shared:
+    """What the run shares with clients that were not there."""
+    return of_simulation(s, {**{k: _config(s)[k] for k in ("method", "training")}, "task": _entry(s.task, TASKS)})
 
 
 def report(source: Source, history: Sequence[Record], out: Path) -> Path:
@@ -202,6 +210,14 @@ class Saved:
         found: Groups | None = self._about["groups"]
         return found
 
+    def shared(self) -> Shared:
+        if not (file := self.place / SHARED).exists():
+            raise RunError(
+                f"{self.place} was saved by a version that did not keep what the run shares; run it again and save it, or adapt "
+                "a run directory of the command line."
+            )
+        return Shared.read(file, self._model)
+
     def _read(self, name: str) -> Tree:
         try:
             return load_file(self.place / name)
@@ -245,9 +261,9 @@ def _about(s: Simulation) -> dict[str, Any]:
     }
 
 
-def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
-    """What the report reads of a run directory."""
-    config = {
+def _config(s: Simulation) -> dict[str, Any]:
+    """How it was run, as run directories have it."""
+    return {
         "method": _entry(s.method, METHODS),
         "data": {"name": s.data.name},
         "model": {"name": s.model.name},
@@ -258,6 +274,11 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         "seed": s.seed,
         "fraction": s.fraction,
     }
+
+
+def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
+    """What the report reads of a run directory."""
+    config = _config(s)
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))
     write_json(out / "federation.json", federation(s))
@@ -270,7 +291,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     if found := grouped.find(s.groups()):
         write_json(out / grouped.NAME, found)
     if any(r[s.metrics[0].name] is not None for r in history):
-        names = {n: config[n]["name"] for n in ("method", "data", "model")}  # type: ignore[index]
+        names = {n: config[n]["name"] for n in ("method", "data", "model")}
         about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
         tested = [c.tested for c in s.data.clients]
         write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
+from fedselect.core.tree import Tree
 from fedselect.models import Layout
 from fedselect.runs import schemas
 from fedselect.runs.rundir import check_client, finished, read_records, reopen
@@ -131,27 +132,11 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
-    values = simulation.personal(client)
-    net = simulation.model.build()
-    net.load_state_dict(values)
-    split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    ends = (simulation.model, net, split, simulation.data.class_names, simulation.task)
-    layout = simulation.data.layout
-    model = (Standalone(*ends) if layout is None else Several(layout, next(net.parameters()).dtype, *ends)).eval()
     path = out or run / f"client-{client}.{form}"
     test = simulation.data.clients[client].test
     assert test is not None  # as of every run in a directory
     x, y = test
-    write, load = FORMS[form]
-    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
-    replace(path, lambda fresh: write(model, model.given(example), fresh))
-    if (schema := simulation.data.clients[client].schema) is not None:
-        schema.write(schema_file(path))
-    wanted, logits = _logits(model, model, x), _logits(model, load(path, model), x)
-    if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
-        raise RunError(
-            f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
-        )
+    model, logits = write_model(simulation, client, simulation.personal(client), form, path, x)
     headline = simulation.metrics[0]
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
     last = next((r for r in records if r["round"] == simulation.round), None)
@@ -165,6 +150,29 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
+
+
+def write_model(
+    simulation: Simulation, client: int, values: Tree, form: str, path: Path, x: Tensor
+) -> tuple[Standalone, Tensor]:
+    """Write a client's model with these values, and its schema beside it; return what the file, loaded back, says of inputs x."""
+    net = simulation.model.build()
+    net.load_state_dict(values)
+    split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
+    ends = (simulation.model, net, split, simulation.data.class_names, simulation.task)
+    layout = simulation.data.layout
+    model = (Standalone(*ends) if layout is None else Several(layout, next(net.parameters()).dtype, *ends)).eval()
+    write, load = FORMS[form]
+    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
+    replace(path, lambda fresh: write(model, model.given(example), fresh))
+    if (schema := simulation.data.clients[client].schema) is not None:
+        schema.write(schema_file(path))
+    wanted, logits = _logits(model, model, x), _logits(model, load(path, model), x)
+    if not torch.allclose(logits, wanted, rtol=1e-3, atol=1e-3):
+        raise RunError(
+            f"{path} does not give what the model gives; it is off by up to {float((logits - wanted).abs().max()):.2g}."
+        )
+    return model, logits
 
 
 def schema_file(model: Path) -> Path:

@@ -27,6 +27,7 @@ BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the o
 FILES = {
     *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
     "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors", "masks.safetensors",
+    "shared.safetensors",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`
