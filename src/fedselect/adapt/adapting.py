@@ -10,7 +10,7 @@ from torch import Tensor
 from fedselect.adapt.adapted import Adapted, Row
 from fedselect.adapt.bench import Bench
 from fedselect.adapt.reading import one_client
-from fedselect.adapt.trials import EPOCHS, RATES, Trial, kinds
+from fedselect.adapt.trials import EPOCHS, RATES, Trial, trials
 from fedselect.core.checks import check_positive
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Scalar
@@ -35,7 +35,7 @@ def adapt(
     rates: Sequence[float] | None = None,
     device: str = "auto",
     model: Code = None,
-    on_trial: Callable[[int, int, str], None] | None = None,
+    on_trial: Callable[[int, str], None] | None = None,
 ) -> Adapted:
     """A model for a client that was not there, from a finished run and the client's own samples.
 
@@ -44,7 +44,7 @@ def adapt(
         DataFrame or dict of columns; test data is optional, and only reported
     epochs, rates: what fine-tuning tries; without rates, 0.1, 0.3 and 1 times the run's own learning rate
     model: the network, where it is not one of ours and the run is a folder or file
-    on_trial: is told how many kinds of models are done, of how many, and which comes next
+    on_trial: is told what comes next, its number and in words
 
     What is best is decided on samples that are held out: one by one where there are up to ten, else in five parts. The shared
     model stays as it is unless another one's loss is lower by more than a standard error of the difference.
@@ -58,16 +58,16 @@ def adapt(
     for rate in rates:
         check_positive(rates=rate)
     bench = Bench.of(shared, one_client(shared, client), seed, device)
-    tried = kinds(bench, epochs, rates)
-    rows: list[Row] = []
-    best: list[Trial] = []
-    for i, (kind, trials) in enumerate(tried.items()):
+    best: dict[str, Trial] = {}
+    for i, (words, make) in enumerate(trials(bench, epochs, rates)):
         if on_trial is not None:
-            on_trial(i, len(tried), kind)
-        trial = min(trials(), key=lambda t: _mean(_losses(bench, t)))
-        best.append(trial)
-        rows.append(_row(bench, trial, best[0]))
-    return Adapted(shared, bench.simulation, rows, choose(rows), {t.kind: t.values for t in best}, seed, bench.samples)
+            on_trial(i, words)
+        for trial in make():
+            known = best.setdefault(trial.kind, trial)
+            if _mean(_losses(bench, trial)) < _mean(_losses(bench, known)):
+                best[trial.kind] = trial
+    rows = [_row(bench, trial, best["shared"]) for trial in best.values()]
+    return Adapted(shared, bench.simulation, rows, choose(rows), {k: t.values for k, t in best.items()}, seed, bench.samples)
 
 
 def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None) -> Shared:
