@@ -1,6 +1,7 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
+from fedselect.adapt import Adapted, adapt
 from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
 from fedselect.aggregate.clipped import ClippedMean
@@ -57,6 +58,7 @@ __all__ = [
     "TASKS",
     "Adam",
     "AdamW",
+    "Adapted",
     "Aggregator",
     "Binary",
     "CheckpointError",
@@ -123,6 +125,7 @@ __all__ = [
     "Up",
     "Work",
     "__version__",
+    "adapt",
     "compare",
     "deal_images",
     "diagnose",
