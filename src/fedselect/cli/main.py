@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import diagnose, lists, results, train
+from fedselect.cli import adapt, diagnose, lists, results, train
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
@@ -46,6 +46,7 @@ def _program(
 train.add_to(app)
 diagnose.add_to(app)
 results.add_to(app)
+adapt.add_to(app)
 app.command()(reproduce)
 lists.add_to(app)
 app.add_typer(deploy_app, name="deploy")
