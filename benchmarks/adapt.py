@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 import fedselect as fs
+from fedselect.adapt.adapted import Row
+from fedselect.adapt.adapting import choose
 from fedselect.adapt.reading import few
 from fedselect.methods import METHODS
 
@@ -69,7 +71,8 @@ def measure(name: str, seed: int, done: set[tuple[Any, ...]]) -> Iterator[dict[s
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean test accuracy over held-out clients and seeds, and how often something was trained at all."""
-    lines = ["| | samples | alone | " + " | ".join(f"{w}: shared → adapted" for w in WAYS) + " |", "|---|--:|--:|" + "--:|" * len(WAYS)]
+    heads = ["", "samples", "alone", *(f"{way}: shared → adapted" for way in WAYS)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
     for name in SETS:
         for n in SAMPLES:
             mine = [r for r in rows if r["key"][0] == name and r["key"][5] == n]
@@ -111,6 +114,8 @@ def main() -> None:
                     for row in measure(name, seed, {tuple(r["key"]) for r in rows}):
                         rows.append(row)
                         print(json.dumps(row), file=out, flush=True)
+    for row in rows:  # by the rule as it is now
+        row["chosen"] = choose([Row(**{k: v for k, v in r.items() if k != "chosen"}) for r in row["table"]], row["samples"])
     print(table(rows))
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedselect as fs
 
 PUBLIC = [
-    "AGGREGATORS", "APFL", "Adam", "AdamW", "Aggregator", "Binary", "CheckpointError", "Classification", "ClientData",
+    "AGGREGATORS", "APFL", "Adam", "AdamW", "Adapted", "Aggregator", "Binary", "CheckpointError", "Classification", "ClientData",
     "ClippedMean", "DATA",
     "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT",
     "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError",
@@ -18,14 +18,14 @@ PUBLIC = [
     "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect",
     "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema",
     "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
-    "TrimmedMean", "Up", "Work", "__version__", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
+    "TrimmedMean", "Up", "Work", "__version__", "adapt", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
     "load_result", "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
 ROOMS = [
     "kernels", "core", "models", "tasks", "training", "methods", "aggregate", "data", "simulate", "diagnosis", "runs",
-    "network", "network.flower", "report", "results", "paper", "cli",
+    "network", "network.flower", "report", "results", "adapt", "paper", "cli",
 ]  # fmt: skip
 ROOT = Path(fs.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

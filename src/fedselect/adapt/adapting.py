@@ -22,8 +22,8 @@ from fedselect.runs import rundir
 from fedselect.simulate import Simulation
 from fedselect.simulate.samples import outputs
 
-ERRORS = 1.0
-"""By how many standard errors of the difference a model must beat the shared one."""
+CHANCE = 0.05
+"""How likely it may be, if a model were no better than the shared one, that it looks as much better as it does."""
 
 
 def adapt(
@@ -47,7 +47,7 @@ def adapt(
     on_trial: is told what comes next, its number and in words
 
     What is best is decided on samples that are held out: one by one where there are up to ten, else in five parts. The shared
-    model stays as it is unless another one's loss is lower by more than a standard error of the difference.
+    model stays as it is unless the best of the others has a lower loss beyond chance (Student's t of the paired differences, 5%).
     """
     shared = shared_of(run, model).check()
     if not epochs or any(type(e) is not int or e < 1 for e in epochs):
@@ -67,7 +67,7 @@ def adapt(
             if _mean(_losses(bench, trial)) < _mean(_losses(bench, known)):
                 best[trial.kind] = trial
     rows = [_row(bench, trial, best["shared"]) for trial in best.values()]
-    return Adapted(shared, bench.simulation, rows, choose(rows), {k: t.values for k, t in best.items()}, seed, bench.samples)
+    return Adapted(shared, bench.simulation, rows, choose(rows, bench.samples), {k: t.values for k, t in best.items()}, seed, bench.samples)
 
 
 def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None) -> Shared:
@@ -84,12 +84,13 @@ def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None
     return load_result(place, model).shared() if rundir.saved(place) else of_run(place)  # type: ignore[arg-type]
 
 
-def choose(rows: Sequence[Row]) -> str:
-    """The kind with the lowest held-out loss, if that is lower than the shared model's by more than chance; else the shared."""
+def choose(rows: Sequence[Row], samples: int) -> str:
+    """The kind with the lowest held-out loss, if that is lower than the shared model's beyond chance; else the shared model."""
+    from scipy.special import stdtrit
+
     best = min(rows, key=lambda r: r.loss)
-    if best.gain is None or best.error is None or not best.gain > ERRORS * best.error:
-        return rows[0].kind
-    return best.kind
+    least = float(stdtrit(samples - 1, 1 - CHANCE))
+    return best.kind if best.gain is not None and best.error is not None and best.gain > least * best.error else "shared"
 
 
 def _row(bench: Bench, trial: Trial, shared: Trial) -> Row:

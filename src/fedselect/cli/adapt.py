@@ -102,8 +102,8 @@ def _shown(made: Adapted, value: float | None) -> str:
 def _said(made: Adapted) -> str:
     chosen = next(r for r in made.rows if r.kind == made.chosen)
     if chosen.kind == "shared":
-        return f"chosen: the shared model as it is; with these {made.samples} samples nothing beats it by more than chance."
-    return f"chosen: {chosen.words}; by held-out loss better than the shared model by more than a standard error."
+        return f"chosen: the shared model as it is; with these {made.samples} samples nothing beats it beyond chance."
+    return f"chosen: {chosen.words}; its loss on held-out samples is lower than the shared model's, beyond chance."
 
 
 def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[int] | list[float]:
