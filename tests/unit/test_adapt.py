@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from safetensors.torch import load_file
+from scipy import stats
 
 import fedselect as fs
 from fedselect.adapt.adapted import Row
@@ -182,3 +182,29 @@ def test_bad_input_is_one_sentence(result, client, said):
 def test_a_run_that_shares_nothing_is_refused(data):
     with pytest.raises(fs.InputError, match="shared nothing"):
         fs.adapt(fs.run("local", model="mlp", data=part(data, 0, 1), rounds=1), data.clients[5])
+
+
+def test_a_finished_run_of_a_servers_folder_is_shared(tmp_path):
+    """Written as a server writes it, without a network; what is offered is the state of its last round."""
+    from fedselect.core.tree import flat
+    from fedselect.network.drive import prepare
+    from fedselect.network.plan import Shape, plan
+    from fedselect.network.server import Limits
+    from fedselect.network.shared import of_run
+    from fedselect.network.vault import Vault
+    from fedselect.runs.config import Config
+
+    asked = {"name": "digits", "clients": 3, "train": 20}
+    config = Config.from_dict({"method": {"name": "fedavg+ft"}, "data": asked, "model": {"name": "mlp"}, "rounds": 2}, "here")
+    agreed = plan(config, "f", "r", 3, Shape.of(config.make_data()), Limits())
+    prepare(tmp_path / "r", agreed)
+    with pytest.raises(fs.RunError, match="is not finished; go on with it first: fedselect deploy run"):
+        of_run(tmp_path / "r")
+    simulation = config.simulation()
+    simulation.step()
+    Vault(tmp_path / "r" / "checkpoint").save(2, flat("server", simulation.server), {}, keep=set())
+    (tmp_path / "r" / "summary.json").write_text("{}")
+    shared = of_run(tmp_path / "r")
+    assert all(torch.equal(v, simulation.server["params"][n]) for n, v in shared.offers.shared["params"].items())
+    file = shared.write(tmp_path / "s.safetensors")
+    assert fs.adapt(file, fs.load("digits", clients=1, train=6, seed=3), **QUICK).samples == 6

@@ -10,16 +10,16 @@ import pytest
 import fedselect as fs
 
 PUBLIC = [
-    "AGGREGATORS", "APFL", "Adam", "AdamW", "Adapted", "Aggregator", "Binary", "CheckpointError", "Classification", "ClientData",
-    "ClippedMean", "DATA",
+    "AGGREGATORS", "APFL", "Adam", "AdamW", "Adapted", "Aggregator", "Binary", "CheckpointError", "Classification",
+    "ClientData", "ClippedMean", "DATA",
     "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT",
     "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError",
     "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median",
     "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "RandomSelect",
     "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema",
     "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
-    "TrimmedMean", "Up", "Work", "__version__", "adapt", "compare", "deal_images", "diagnose", "from_datasets", "layers", "load",
-    "load_result", "merge", "models", "negate", "run", "shifted",
+    "TrimmedMean", "Up", "Work", "__version__", "adapt", "compare", "deal_images", "diagnose", "from_datasets", "layers",
+    "load", "load_result", "merge", "models", "negate", "run", "shifted",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them

@@ -47,7 +47,7 @@ def adapt(
     on_trial: is told what comes next, its number and in words
 
     What is best is decided on samples that are held out: one by one where there are up to ten, else in five parts. The shared
-    model stays as it is unless the best of the others has a lower loss beyond chance (Student's t of the paired differences, 5%).
+    model stays as it is unless the best of the others has a lower loss beyond chance (Student's t of the differences, 5%).
     """
     shared = shared_of(run, model).check()
     if not epochs or any(type(e) is not int or e < 1 for e in epochs):
@@ -67,7 +67,9 @@ def adapt(
             if _mean(_losses(bench, trial)) < _mean(_losses(bench, known)):
                 best[trial.kind] = trial
     rows = [_row(bench, trial, best["shared"]) for trial in best.values()]
-    return Adapted(shared, bench.simulation, rows, choose(rows, bench.samples), {k: t.values for k, t in best.items()}, seed, bench.samples)
+    return Adapted(
+        shared, bench.simulation, rows, choose(rows, bench.samples), {k: t.values for k, t in best.items()}, seed, bench.samples
+    )
 
 
 def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None) -> Shared:
@@ -81,7 +83,7 @@ def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None
     place = Path(run).expanduser()
     if place.is_file():
         return Shared.read(place, model)
-    return load_result(place, model).shared() if rundir.saved(place) else of_run(place)  # type: ignore[arg-type]
+    return load_result(place, model).shared() if rundir.saved(place) else of_run(place)
 
 
 def choose(rows: Sequence[Row], samples: int) -> str:

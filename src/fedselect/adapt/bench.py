@@ -86,7 +86,7 @@ class Bench:
 def folds(y: Tensor, seed: int) -> list[Tensor]:
     """The numbers of samples to hold out together: single ones where there are few; else five parts with like classes."""
     if len(y) <= ONE_OUT:
-        return list(torch.arange(len(y)).split(1))
+        return list(torch.arange(len(y)).unsqueeze(1))
     mixed = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     if y.ndim == 1 and not y.is_floating_point():
         mixed = mixed[y.cpu()[mixed].argsort(stable=True)]

@@ -10,7 +10,7 @@ import torch
 
 from fedselect.core.errors import DataError, InputError
 from fedselect.core.options import build, find, options
-from fedselect.data import DATA, ClientData, Federation, arrays, tables
+from fedselect.data import DATA, ClientData, Federation, tables
 from fedselect.data.division import Division
 from fedselect.data.frame import Frame
 from fedselect.network.plan import fitting, undealt
@@ -30,8 +30,7 @@ def one_client(shared: Shared, given: Any) -> Federation:
     else:
         if not isinstance(given, ClientData):
             given = _client(shared, given)
-        names = {"class_names": agreed.names} if agreed.classes else {}
-        whole = Federation([given], agreed.classes, **names)
+        whole = Federation([given], agreed.classes, class_names=agreed.names)
     look = shared.look
     mine = fitting(whole, WHO, agreed, name=whole.clients[0].name or "new")
     if look.kind is None:  # of a deployed run, where each client knows for itself

@@ -19,8 +19,8 @@ from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
 
 _MORE = (
-    "Options of the data are flags too: [bold]--data audiomnist --client 55 --train 100[/bold]; of a table [bold]--test-share 0.25"
-    "[/bold]. What is best is decided on samples that are held out; test data is only reported."
+    "Options of the data are flags too: [bold]--data audiomnist --client 55 --train 100[/bold]; of a table "
+    "[bold]--test-share 0.25[/bold]. What is best is decided on samples that are held out; test data is only reported."
 )
 Source = Annotated[Path, typer.Argument(help="A finished run directory, a saved result, or a file of `fedselect share`.")]
 
@@ -33,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
 def adapt_(
     ctx: typer.Context,
     run: Source,
+    *,
     data: Annotated[str, typer.Option(help="The client's own data, folder:PATH or table:FILE; or a data set by name.")],
     out: Annotated[Path, typer.Option(help="A new folder for the model and adapted.json.")],
     client: Annotated[int | None, typer.Option(help="Which client of the data, by number, where there are several.")] = None,
@@ -48,7 +49,7 @@ def adapt_(
 ) -> None:
     """Make a model for a client that was not there, from a finished run and the client's own few samples."""
     check_place(out, form, overwrite)
-    tried = _numbers(epochs, int, "epochs"), None if rates is None else _numbers(rates, float, "rates")
+    passes, speeds = [int(e) for e in _numbers(epochs, "epochs")], None if rates is None else _numbers(rates, "rates")
     shared = shared_of(run).check()
     mine = read(shared, data, client, seed, flags(ctx.args))
     if samples is not None:
@@ -58,7 +59,7 @@ def adapt_(
         def show(i: int, what: str) -> None:
             status.update(f"{i + 1}: {what}")
 
-        made = adapt(shared, mine, seed=seed, epochs=tried[0], rates=tried[1], device=device, on_trial=show)
+        made = adapt(shared, mine, seed=seed, epochs=passes, rates=speeds, device=device, on_trial=show)
     console.print(_table(made))
     say(_said(made))
     made.save(out, form, overwrite)
@@ -74,7 +75,10 @@ def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write
     shared = shared_of(run).check()
     shared.write(out)
     heads = max((len(v) for tree in shared.offers.rows.values() for v in tree.values()), default=1)
-    say(f"wrote {out}: {shared.model.name} after round {shared.about['round']}" + (f", {heads} heads to choose from" * (heads > 1)))
+    say(
+        f"wrote {out}: {shared.model.name} after round {shared.about['round']}"
+        + (f", {heads} heads to choose from" * (heads > 1))
+    )
     say(f"where the data is: fedselect adapt {out.name} --data folder:PATH --out FOLDER")
 
 
@@ -83,7 +87,15 @@ def _table(made: Adapted) -> Table:
     grid.add_column("model", no_wrap=True)
     tested = any(r.test is not None for r in made.rows)
     title = made.headline.title
-    columns = ("epochs", "rate", "rounds", f"held out: {title}", "loss", "gain ± error", *([f"test: {title}"] if tested else []))
+    columns = (
+        "epochs",
+        "rate",
+        "rounds",
+        f"held out: {title}",
+        "loss",
+        "gain ± error",
+        *([f"test: {title}"] if tested else []),
+    )
     for column in columns:
         grid.add_column(column, justify="right")
     for r in made.rows:
@@ -106,8 +118,8 @@ def _said(made: Adapted) -> str:
     return f"chosen: {chosen.words}; its loss on held-out samples is lower than the shared model's, beyond chance."
 
 
-def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[int] | list[float]:
+def _numbers(text: str, what: str) -> list[float]:
     try:
-        return [kind(w) for w in words(text)]  # type: ignore[return-value]
+        return [float(w) for w in words(text)]
     except ValueError:
         raise InputError(f"{what} are numbers with commas between, not {text!r}.") from None

@@ -80,7 +80,7 @@ class FedAlike(Method):
     def offers(self, server: State, clients: int) -> Down:
         """The mean of all heads, then the head of each group of two or more: that of one client alone is its own."""
         group = server["who"]["group"]
-        names, size = group.unique(return_counts=True)
+        names, size = torch.unique(group, return_counts=True)
         several = names[(size > 1) & (size < clients) & (names < clients)]  # `clients` stands for who has not taken part
         share = torch.cat([torch.ones_like(group[None], dtype=torch.bool), group == several[:, None]]).double()
         share = share / share.sum(1, keepdim=True)

@@ -308,8 +308,7 @@ def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation
     part = whole.clients[0]
     if whole.layout != agreed.layout:
         raise DataError(
-            f"{who} has inputs {whole.layout or whole.shape}; this federation agreed on "
-            f"{agreed.layout or agreed.shape}."
+            f"{who} has inputs {whole.layout or whole.shape}; this federation agreed on {agreed.layout or agreed.shape}."
         )
     if tuple(whole.shape) != agreed.shape:
         raise DataError(

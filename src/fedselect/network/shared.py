@@ -73,8 +73,8 @@ class Shared:
         initial, now = self.initial, self.offers.shared["params"]
         if all(torch.equal(now[n].cpu(), v) for n, v in initial.items()):
             raise InputError(
-                f"this run of {self.about['method']['name']} shared nothing: the server's values are those it began with, so there "
-                "is no model to adapt; run another method, such as fedavg+ft."
+                f"this run of {self.about['method']['name']} shared nothing: the server's values are those it began with, so "
+                "there is no model to adapt; run another method, such as fedavg+ft."
             )
         return self
 
@@ -182,8 +182,7 @@ def _tables(config: Config, task: Task) -> dict[str, Any]:
 def _holding(model: Model, values: Mapping[str, Tree]) -> Model:
     """The model with these initial values, whatever the seed."""
     module = model.build()
-    constants = {n: v for n, v in values.get("constants", {}).items()}
-    full = {**model.constants, **constants, **{n: v.cpu() for n, v in values["initial"].items()}}
+    full = {**model.constants, **values.get("constants", {}), **{n: v.cpu() for n, v in values["initial"].items()}}
     try:
         module.load_state_dict({n: full[model.tied.get(n, n)] for n in model.module.state_dict()})
     except (KeyError, RuntimeError):

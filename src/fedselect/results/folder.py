@@ -213,8 +213,8 @@ class Saved:
     def shared(self) -> Shared:
         if not (file := self.place / SHARED).exists():
             raise RunError(
-                f"{self.place} was saved by a version that did not keep what the run shares; run it again and save it, or adapt "
-                "a run directory of the command line."
+                f"{self.place} was saved by a version that did not keep what the run shares; run it again and save it, or "
+                "adapt a run directory of the command line."
             )
         return Shared.read(file, self._model)
 

@@ -155,7 +155,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
 def write_model(
     simulation: Simulation, client: int, values: Tree, form: str, path: Path, x: Tensor
 ) -> tuple[Standalone, Tensor]:
-    """Write a client's model with these values, and its schema beside it; return what the file, loaded back, says of inputs x."""
+    """Write a client's model with these values, and its schema beside it; returns what the file, loaded back, says of x."""
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
