@@ -1,6 +1,7 @@
 """fedselect: personalized federated learning where every client gets its own model."""
 
 from fedselect import models
+from fedselect.adapt import Adapted, adapt
 from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
 from fedselect.aggregate.clipped import ClippedMean
@@ -60,6 +61,7 @@ __all__ = [
     "TASKS",
     "Adam",
     "AdamW",
+    "Adapted",
     "Aggregator",
     "Binary",
     "CheckpointError",
@@ -128,6 +130,7 @@ __all__ = [
     "Up",
     "Work",
     "__version__",
+    "adapt",
     "compare",
     "deal_images",
     "diagnose",

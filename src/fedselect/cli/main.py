@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import diagnose, lists, results, train, tune
+from fedselect.cli import adapt, diagnose, lists, results, train, tune
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
@@ -47,6 +47,7 @@ train.add_to(app)
 tune.add_to(app)
 diagnose.add_to(app)
 results.add_to(app)
+adapt.add_to(app)
 app.command()(reproduce)
 lists.add_to(app)
 app.add_typer(deploy_app, name="deploy")

@@ -77,6 +77,18 @@ class FedAlike(Method):
         }
         return Down({"params": server["params"]}, {"heads": {n: v[ids] for n, v in server["heads"].items()}, "told": told})
 
+    def offers(self, server: State, clients: int) -> Down:
+        """The mean of all heads, then the head of each group of two or more: that of one client alone is its own."""
+        group = server["who"]["group"]
+        names, size = torch.unique(group, return_counts=True)
+        several = names[(size > 1) & (size < clients) & (names < clients)]  # `clients` stands for who has not taken part
+        share = torch.cat([torch.ones_like(group[None], dtype=torch.bool), group == several[:, None]]).double()
+        share = share / share.sum(1, keepdim=True)
+        heads = {n: torch.tensordot(share, v.double(), 1).to(v.dtype) for n, v in server["heads"].items()}
+        asked = torch.zeros(len(share), dtype=torch.bool, device=group.device)
+        told = {"asked": asked, "apart": ~asked, "shape": server["who"]["shape"].expand(len(share), 2)}
+        return Down({"params": server["params"]}, {"heads": heads, "told": told})
+
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
         model = work.model
         extra = {} if self.heads != FIND else {"profile": _profile(work, down["told"])}

@@ -189,6 +189,16 @@ class Method(Shown, ABC):
         """
         return None
 
+    def offers(self, server: State, clients: int) -> Down:
+        """Server: what a client may begin with that was not there while the run lasted; rows are choices, not clients.
+
+        By default one choice: of what clients have rows of their own, the mean.
+        """
+        device = next(v.device for tree in server.values() for v in tree.values())
+        down = self.down(server, torch.arange(clients, device=device))
+        rows = {k: {n: v.double().mean(0, keepdim=True).to(v.dtype) for n, v in t.items()} for k, t in down.rows.items()}
+        return Down(down.shared, rows)
+
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
         """What of its state a client needs again in a later round; a tree that is not named it needs whole.
 

@@ -377,29 +377,34 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
         part = whole.clients[client]
     else:
         raise InputError(f"client {client} has no part: the data is dealt to {len(whole.clients)} clients.")
+    return fitting(replace(whole, clients=[part], pools={}), f"client {client}", agreed, name=str(client))
+
+
+def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation:
+    """The data of one client as the federation agreed on it, with its numbers for classes; other data is refused."""
+    part = whole.clients[0]
     if whole.layout != agreed.layout:
         raise DataError(
-            f"client {client} has inputs {whole.layout or whole.shape}; this federation agreed on "
-            f"{agreed.layout or agreed.shape}."
+            f"{who} has inputs {whole.layout or whole.shape}; this federation agreed on {agreed.layout or agreed.shape}."
         )
     if tuple(whole.shape) != agreed.shape:
         raise DataError(
-            f"client {client} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
+            f"{who} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
             "bring them to that shape (pictures in folders become squares in colour, of --size)."
         )
     if whole.whole != agreed.whole:
         here, there = ("whole numbers" if w else "floats" for w in (whole.whole, agreed.whole))
-        raise DataError(f"client {client} has inputs of {here}; this federation agreed on {there}.")
+        raise DataError(f"{who} has inputs of {here}; this federation agreed on {there}.")
     if whole.target_shape != agreed.target_shape or bool(whole.classes) != bool(agreed.classes):
-        raise DataError(f"client {client} has other targets than this federation agreed on: {whole}.")
+        raise DataError(f"{who} has other targets than this federation agreed on: {whole}.")
     names = Shape.of(whole).names
     foreign = [n for n in names if n not in agreed.names]
     if foreign:
         raise DataError(
-            f"client {client} has the class {foreign[0]!r}; this federation agreed on {', '.join(agreed.names[:12])}: "
+            f"{who} has the class {foreign[0]!r}; this federation agreed on {', '.join(agreed.names[:12])}: "
             "rename or remove it, or make a new site with all classes."
         )
-    mine = replace(part, name=str(client))
+    mine = replace(part, name=name)
     if names:
         number = torch.tensor([agreed.names.index(n) for n in names])
         pairs = [None if p is None else (p[0], _renumbered(p[1], number)) for p in (part.train, part.test, part.val)]

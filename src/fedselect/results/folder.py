@@ -23,6 +23,8 @@ from fedselect.core.tree import Tree
 from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
 from fedselect.models import Model
+from fedselect.network.shared import NAME as SHARED
+from fedselect.network.shared import Shared, of_simulation
 from fedselect.report import check_page, gather, page, write_report
 from fedselect.results.source import Live, Source
 from fedselect.runs import grouped, persistence, rundir, schemas
@@ -70,9 +72,15 @@ def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int
             write_json(fresh / "result.json", _about(simulation))
             for name, values in (("models", models), ("masks", masks)):
                 (fresh / f"{name}.safetensors").write_bytes(tensors.to_bytes(values))
+            shared_by(simulation).write(fresh / SHARED)
 
         replace(out, write_all)
     return out
+
+
+def shared_by(s: Simulation) -> Shared:
+    """What the run shares with clients that were not there."""
+    return of_simulation(s, {**{k: _config(s)[k] for k in ("method", "training")}, "task": entry(s.task, TASKS)})
 
 
 def report(source: Source, history: Sequence[Record], out: Path) -> Path:
@@ -180,6 +188,14 @@ class Saved:
         found: Groups | None = self._about["groups"]
         return found
 
+    def shared(self) -> Shared:
+        if not (file := self.place / SHARED).exists():
+            raise RunError(
+                f"{self.place} was saved by a version that did not keep what the run shares; run it again and save it, or "
+                "adapt a run directory of the command line."
+            )
+        return Shared.read(file, self._model)
+
     def _read(self, name: str) -> Tree:
         return tensors.read(self.place / name, ADVICE)
 
@@ -209,21 +225,26 @@ def _about(s: Simulation) -> About:
     }
 
 
-def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
-    """What the report reads of a run directory."""
-    config = {
-        "method": entry(s.method, METHODS),
+def _config(s: Simulation) -> dict[str, Any]:
+    """How it was run, as run directories have it."""
+    return {
+        "method": entry(s._bare[0], METHODS),
         "data": {"name": s.data.name},
         "model": {"name": s.model.name},
         "training": {n: plain(v) for n, v in made(s.training).options.items()},
         "task": entry(s.asked, TASKS),
-        "aggregate": entry(s.aggregator, AGGREGATORS),
+        "aggregate": entry(s._bare[1], AGGREGATORS),
         "rounds": s.round,
         "seed": s.seed,
         "fraction": s.fraction,
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
         **({} if s.keep == "last" else {"keep": s.keep}),
     }
+
+
+def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
+    """What the report reads of a run directory."""
+    config = _config(s)
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))
     write_json(out / "federation.json", federation(s))
@@ -236,7 +257,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     if found := grouped.find(s.groups()):
         write_json(out / grouped.NAME, found)
     if any(r[s.metrics[0].name] is not None for r in history):
-        names = {n: config[n]["name"] for n in ("method", "data", "model")}  # type: ignore[index]
+        names = {n: config[n]["name"] for n in ("method", "data", "model")}
         about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
         tested = [c.tested for c in s.data.clients]
         write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))

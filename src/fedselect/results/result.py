@@ -10,6 +10,7 @@ from torch import Tensor
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.methods.groups import members
+from fedselect.network.shared import Shared
 from fedselect.results import folder, showing
 from fedselect.results.source import Live, Source
 from fedselect.simulate import Simulation
@@ -168,6 +169,10 @@ class Result:
         """
         every = range(len(self._source.names))
         return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
+
+    def shared(self) -> Shared:
+        """What the run shares with clients that were not there: `fs.adapt` begins with it."""
+        return self._source.shared()
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report, one page that opens in a browser, and return where it is; needs plotly."""

@@ -8,6 +8,7 @@ import torch
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.methods.groups import Groups
+from fedselect.network.shared import Shared
 from fedselect.serve.predictor import Inputs, Meaning, Predictor
 from fedselect.simulate import Simulation
 from fedselect.simulate.jobs import Job
@@ -43,6 +44,7 @@ class Source(Protocol):
     def masks(self) -> Tree: ...
     def persistence(self) -> Tree: ...
     def groups(self) -> Groups | None: ...
+    def shared(self) -> Shared: ...
 
 
 class Live:
@@ -109,3 +111,8 @@ class Live:
 
     def groups(self) -> Groups | None:
         return self.simulation.groups()
+
+    def shared(self) -> Shared:
+        from fedselect.results.folder import shared_by
+
+        return shared_by(self.simulation)

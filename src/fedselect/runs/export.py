@@ -17,6 +17,7 @@ from torch import Tensor
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace, write_bytes
+from fedselect.core.tree import Tree
 from fedselect.core.version import package_version
 from fedselect.models import Layout
 from fedselect.runs import schemas, tables
@@ -59,24 +60,15 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
-    own, values = simulation.data.clients[client], simulation.personal(client)
-    net = simulation.model.build()
-    net.load_state_dict(values)
-    split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
-    model = standalone(simulation.model, net, split, simulation.task, simulation.data.layout, own.schema)
+    model = module_of(simulation, client, simulation.personal(client))
     path = out or run / f"client-{client}.{form}"
-    test = own.test
+    test = simulation.data.clients[client].test
     assert test is not None  # as of every run in a directory
     x, y = test
-    wanted = _outputs(model, x)
+    wanted = _as_learned(simulation.task, _outputs(model, x))
     headline = simulation.metrics[0]
-    said = _about(simulation, config, client, headline, _as_learned(simulation.task, wanted), y)
-    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
-    replace(path, lambda fresh: formats.write(form, model, model.given(example), fresh, said))
-    found = load_model(path, simulation.model, simulation.task).outputs(x)
-    if not torch.allclose(found, _as_learned(simulation.task, wanted), rtol=1e-3, atol=1e-3):
-        off = float((found - _as_learned(simulation.task, wanted)).abs().max())
-        raise RunError(f"{path} does not give what the model gives; it is off by up to {off:.2g}.")
+    said = _about(simulation, config, client, headline, wanted, y)
+    found = write_model(model, simulation, form, path, x, said)
     snippet = SNIPPETS[form](path, simulation, config.model)
     write_bytes(card_file(path), card(path, said, snippet).encode())
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
@@ -91,6 +83,27 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
+
+
+def module_of(simulation: Simulation, client: int, values: Tree) -> Standalone:
+    """A client's network with these values, which takes raw inputs."""
+    net = simulation.model.build()
+    net.load_state_dict(values)
+    split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
+    schema = simulation.data.clients[client].schema
+    return standalone(simulation.model, net, split, simulation.task, simulation.data.layout, schema)
+
+
+def write_model(model: Standalone, simulation: Simulation, form: str, path: Path, x: Tensor, said: About) -> Tensor:
+    """Write a model, and return what the file, loaded back, says of x; it must be what the model says."""
+    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
+    replace(path, lambda fresh: formats.write(form, model, model.given(example), fresh, said))
+    found = load_model(path, simulation.model, simulation.task).outputs(x)
+    wanted = _as_learned(simulation.task, _outputs(model, x))
+    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3):
+        off = float((found - wanted).abs().max())
+        raise RunError(f"{path} does not give what the model gives; it is off by up to {off:.2g}.")
+    return found
 
 
 def card_file(model: Path) -> Path:

@@ -29,6 +29,7 @@ FILES = {
     "budget.jsonl", "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors",
     "masks.safetensors",
     "tune.json", "outcome.json", "chosen.json",
+    "shared.safetensors",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
 MADE = re.compile(  # from a run, by `export` and `report --figures`

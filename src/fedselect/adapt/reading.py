@@ -1,0 +1,120 @@
+"""A newcomer's data, read as the run's own and checked against what its clients agreed on."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedselect.core.errors import DataError, InputError
+from fedselect.core.options import build, find, options
+from fedselect.data import DATA, ClientData, Federation, tables
+from fedselect.data.division import Division
+from fedselect.data.frame import Frame
+from fedselect.network.plan import fitting, undealt
+from fedselect.network.shared import Shared
+from fedselect.runs.config import at_path
+
+WHO = "the client"
+
+
+def one_client(shared: Shared, given: Any) -> Federation:
+    """The data of one client, however a program has it."""
+    agreed = shared.data
+    if isinstance(given, Federation):
+        if len(given.clients) != 1:
+            raise InputError(f"this data is of {len(given.clients)} clients; give that of one: data.clients[0].")
+        whole = given
+    else:
+        if not isinstance(given, ClientData):
+            given = _client(shared, given)
+        whole = Federation([given], agreed.classes, class_names=agreed.names)
+    look = shared.look
+    mine = fitting(whole, WHO, agreed, name=whole.clients[0].name or "new")
+    if look.kind is None:  # of a deployed run, where each client knows for itself
+        return mine
+    found = str(mine.clients[0].train[0].dtype).removeprefix("torch.")
+    if (found == "uint8") != (look.kind == "uint8"):
+        raise DataError(f"{WHO} has inputs of type {found}; the run trained on {look.kind}.")
+    return replace(mine, mean=look.mean, std=look.std, augment=look.augment, pools={})
+
+
+def _client(shared: Shared, given: Any) -> ClientData:
+    if isinstance(given, tuple) and len(given) == 2:
+        x, y = given
+        return ClientData((x, _numbered(y, shared.data.names)))
+    if shared.data.schema is not None:
+        return _rows(shared, {"new": Frame.of(given, "the table", shared.data.schema.missing)}, 0.0, 0).clients[0]
+    raise InputError(f"a client is fs.ClientData, or a pair (inputs, targets), not a {type(given).__name__}.")
+
+
+def _numbered(y: Any, names: tuple[str, ...]) -> Any:
+    """Classes by name as the run numbers them."""
+    if not names or isinstance(y, torch.Tensor) or np.asarray(y).dtype.kind not in "UO":
+        return y
+    said = [str(v) for v in np.asarray(y).tolist()]
+    if foreign := [v for v in said if v not in names]:
+        raise DataError(f"{WHO} has the class {foreign[0]!r}; the run has {', '.join(names[:12])}: rename or remove it.")
+    return torch.tensor([names.index(v) for v in said], dtype=torch.int64)
+
+
+def read(shared: Shared, name: str, client: int | None, seed: int, flags: Mapping[str, str]) -> Federation:
+    """What --data names: a folder or a table of the client's own, or a client of a named set, to try it out."""
+    asked = {"path": "", **at_path({"name": name})}
+    config = shared.about["config"] or {"data": {"name": ""}}
+    known = options(find("data", asked["name"], DATA))
+    given = {k.removeprefix("data.").replace("-", "_"): v for k, v in flags.items()}
+    if asked["name"] == "table":
+        whole = _table(shared, asked["path"], given, seed)
+    else:
+        for option in given:
+            if option not in known:
+                raise InputError(f"--data {asked['name']} has no option {option!r}; it has {', '.join(known)}.")
+        same = config["data"] if asked["name"] == config["data"]["name"] and not asked["path"] else {}
+        sized = {"size": shared.data.shape[-1]} if asked["path"] and "size" in known else {}
+        own = {**undealt(asked["name"]), "path": asked["path"]} if asked["path"] else {}
+        table = {k: v for k, v in {**same, **sized, **own, **given}.items() if k != "name"}
+        whole = build("data", asked["name"], DATA, {**table, "seed": seed})
+    return one_client(shared, replace(whole, clients=[whole.clients[_which(whole, client)]], pools={}))
+
+
+def few(data: Federation, samples: int, seed: int) -> Federation:
+    """So many of the client's training samples, at random."""
+    client = data.clients[0]
+    x, y = client.train
+    if not 1 <= samples <= len(y):
+        raise InputError(f"the client has {len(y)} training samples; --samples is a number from 1 to that, not {samples}.")
+    some = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:samples].sort().values
+    return replace(data, clients=[replace(client, train=(x[some], y[some]), val=None)], pools={})
+
+
+def _which(whole: Federation, client: int | None) -> int:
+    count = len(whole.clients)
+    if client is None and count > 1:
+        raise InputError(f"this data is of {count} clients; say which: --client 0 to {count - 1}.")
+    if not 0 <= (client or 0) < count:
+        raise InputError(f"there is no client {client}; there are 0 to {count - 1}.")
+    return client or 0
+
+
+def _table(shared: Shared, path: str, given: Mapping[str, str], seed: int) -> Federation:
+    schema = shared.data.schema
+    if schema is None:
+        raise InputError("the run's data was no table, so a table cannot be read as its clients' were.")
+    if not path:
+        raise InputError("say which table: --data table:FILE.")
+    if extra := [k for k in given if k not in ("test_share", "client")]:
+        raise InputError(f"a table is read with the run's own schema and has no option {extra[0]!r}; it has test_share.")
+    try:
+        share = float(given.get("test_share", 0))
+    except ValueError:
+        raise InputError(f"test_share is a number from 0 to 1, not {given['test_share']!r}.") from None
+    return _rows(shared, tables.read_clients(Path(path).expanduser(), None, schema.missing), share, seed)
+
+
+def _rows(shared: Shared, frames: Mapping[str, Frame], test_share: float, seed: int) -> Federation:
+    """Raw rows with the run's schema; by default all of them are to train on."""
+    assert shared.data.schema is not None
+    return tables.fitted(frames, replace(shared.data.schema, division=Division(test_share, seed=seed)))

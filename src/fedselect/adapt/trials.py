@@ -1,0 +1,170 @@
+"""What is tried for a newcomer: the shared model as it is, training alone, fine-tuning parts of it, what the method does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedselect.adapt.bench import Bench
+from fedselect.core.errors import FedselectError
+from fedselect.core.shown import made
+from fedselect.core.tree import Mask, State, Tree, expand, take, take_mask
+from fedselect.methods.disagree import Disagreement, layer_of
+from fedselect.methods.method import Method
+from fedselect.methods.partial import Partial
+from fedselect.training.step import one_by_one, precision
+from fedselect.training.work import Pass
+
+EPOCHS = (1, 3, 10, 30)
+RATES = (0.1, 0.3, 1.0)
+"""Of the run's own learning rate."""
+ROUNDS = (1, 3, 10)
+"""Of the run's method, in which the server stays as it is."""
+WINDOW = 4
+"""Rounds in which a client finds out where it disagrees with the shared model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One way to make a model: what it says of each sample while that was held out, and the model made with all samples."""
+
+    kind: str
+    words: str
+    outputs: Tensor
+    values: Tree
+    epochs: int | None = None
+    lr: float | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """A kind of training: where it begins, a row for each client of the bench, and which entries move."""
+
+    kind: str
+    words: str
+    begin: Tree
+    only: Mask
+
+
+def trials(bench: Bench, epochs: Sequence[int], rates: Sequence[float]) -> Iterator[tuple[str, Callable[[], list[Trial]]]]:
+    """What to do in turn, in words, and how; the shared model is the first trial of all."""
+    yield "the shared model", lambda: [_as_it_is(bench)]
+    tunings = [*_fixed(bench)]
+    yield "where it disagrees", lambda: tunings.append(_disagreeing(bench, max(rates))) or []  # type: ignore[func-returns-value]
+    if one_by_one(bench.simulation.fitted, bench.simulation.device):  # nothing is gained by having them side by side
+        for i, name in enumerate([*(t.words for t in tunings), "where it disagrees"]):
+            yield name, lambda i=i: list(_tuned(bench, [tunings[i]], epochs, rates))  # type: ignore[misc]
+    else:
+        yield "fine-tuning", lambda: list(_tuned(bench, tunings, epochs, rates))
+    yield made(bench.shared.method).name, lambda: list(_as_the_method(bench))
+
+
+def _as_it_is(bench: Bench) -> Trial:
+    said = bench.said(bench.begin, torch.arange(bench.rows))[:-1]
+    return Trial("shared", "shared model as it is", bench.pooled(said), _row(bench.begin, -1))
+
+
+def _fixed(bench: Bench) -> Iterator[Tuning]:
+    """What trains is known beforehand."""
+    model = bench.simulation.model
+    everything: Mask = dict.fromkeys(model.params, True)
+    yield Tuning("alone", "trained alone", expand(bench.simulation.initial, bench.rows), everything)
+    if model.head is not None:
+        yield Tuning("head", "head fine-tuned", bench.begin, {n: model.is_head(n) for n in model.params})
+    if any(n in model.norms for n in model.params):
+        yield Tuning("norms", "norm layers fine-tuned", bench.begin, {n: n in model.norms for n in model.params})
+    yield Tuning("all", "everything fine-tuned", bench.begin, everything)
+
+
+def _disagreeing(bench: Bench, lr: float) -> Tuning:
+    """The last layer in which the client's samples persistently pull away from the shared model, whichever half is asked."""
+    method = Partial(Disagreement(WINDOW), (("all", 1),), lr)
+    state, _ = _newcomers(bench, method, [WINDOW + 1], 0)[-1]
+    mask = method.mask(bench.simulation.model, state)
+    layers = dict.fromkeys(layer_of(n) for n, m in mask.items() if isinstance(m, Tensor) and bool(m[-1].any()))
+    found = f"layer {next(iter(layers))} fine-tuned, where it disagrees" if layers else "it disagrees in no layer"
+    return Tuning("disagreement", found, bench.begin, mask)
+
+
+def _tuned(bench: Bench, tunings: Sequence[Tuning], epochs: Sequence[int], rates: Sequence[float]) -> Iterator[Trial]:
+    """All of these with every rate, side by side.
+
+    After each number of epochs training stops to be looked at, and goes on with a fresh optimizer.
+    """
+    s, stops, ways = bench.simulation, sorted(set(epochs)), [(t, rate) for t in tunings for rate in rates]
+    begin = {n: torch.cat([t.begin[n] for t in tunings]) for n in tunings[0].begin}
+    only = _side_by_side(bench, [t.only for t in tunings])
+    ids = torch.arange(bench.rows).repeat(len(ways))
+    place = torch.arange(len(tunings) * bench.rows).view(len(tunings), 1, -1).expand(-1, len(rates), -1).flatten()
+    lr = torch.tensor([rate for _, rate in ways], dtype=torch.float64).repeat_interleave(bench.rows)
+    said: dict[int, list[Tensor]] = {stop: [] for stop in stops}
+    whole: dict[int, list[Tree]] = {stop: [] for stop in stops}
+    for some in torch.split(torch.arange(len(ids)), s.fits):
+        rows, rate, done = place[some].to(s.device), lr[some].to(s.device), 0
+        work, tree, mask = bench.work(ids[some]), take(begin, rows), take_mask(only, rows)
+        for stop in stops:
+            with precision(s.precision):
+                tree = work.train(tree, [Pass(mask, rate, e) for e in range(done, stop)], key="adapt", scheduled=False)
+            done = stop
+            said[stop] += bench.said(tree, ids[some])
+            whole[stop] += [_row(tree, i) for i, client in enumerate(ids[some].tolist()) if client == bench.rows - 1]
+    for stop in stops:
+        for i, (t, rate_) in enumerate(ways):
+            folds = said[stop][i * bench.rows : (i + 1) * bench.rows - 1]
+            yield Trial(t.kind, t.words, bench.pooled(folds), whole[stop][i], epochs=stop, lr=rate_)
+
+
+def _side_by_side(bench: Bench, masks: Sequence[Mask]) -> Mask:
+    """One mask for the rows of all; what is alike in all of them stays one truth value."""
+    initial, out = bench.simulation.initial, {}
+    for n in bench.simulation.model.params:
+        marks = [m[n] for m in masks]
+        if all(isinstance(m, bool) and m is marks[0] for m in marks):
+            out[n] = marks[0]
+        else:
+            shape = (bench.rows, *initial[n].shape)
+            out[n] = torch.cat([torch.as_tensor(m, device=initial[n].device).expand(shape) for m in marks])
+    return out
+
+
+def _as_the_method(bench: Bench) -> Iterator[Trial]:
+    """Rounds of the run's own method, in which the server stays as it is."""
+    method = bench.shared.method
+    words = f"{made(method).name} as for a new client"
+    try:
+        after = _newcomers(bench, method, ROUNDS, int(bench.shared.about["round"]))
+    except FedselectError as e:
+        yield Trial("method", f"{words}: not tried ({e})", torch.empty(0), {})
+        return
+    for rounds, (_, models) in zip(ROUNDS, after, strict=False):
+        said = bench.said(models, torch.arange(bench.rows))[:-1]
+        yield Trial("method", words, bench.pooled(said), _row(models, -1), rounds=rounds)
+
+
+def _newcomers(bench: Bench, method: Method, stops: Sequence[int], first: int) -> list[tuple[State, Tree]]:
+    """The states and models of clients that join and train with what the server offers, after so many rounds.
+
+    Of a method whose clients carry nothing from round to round, after the first of them alone.
+    """
+    s, offers, ids = bench.simulation, bench.shared.offers, torch.arange(bench.rows)
+    shared = {k: expand({n: v.to(s.device) for n, v in t.items()}, bench.rows) for k, t in offers.shared.items()}
+    own = {k: {n: v[bench.offer.to(v.device)].to(s.device) for n, v in t.items()} for k, t in offers.rows.items()}
+    down, found = {**shared, **own}, []
+    with precision(s.precision):
+        state = method.join(bench.work(ids, first), expand(s.initial, bench.rows))
+        for r in range(max(stops)):
+            work = bench.work(ids, first + r)
+            state, _ = method.client(work, state, down)
+            if r + 1 in stops:
+                models = method.local(state) if method.view == "local" else method.personal(work, state, down)
+                found.append((state, models))
+            carried = method.carries(s.model, state).get("params")
+            if found and method.view == "merged" and carried is not None and not any(carried.values()):
+                break
+    return found
+
+
+def _row(tree: Tree, i: int) -> Tree:
+    return {n: v[i].cpu().clone() for n, v in tree.items()}
