@@ -279,6 +279,22 @@ def test_a_run_that_cannot_be_private_is_refused(digits, how, said):
         simulate(digits, **{"private": "epsilon=8", **how})
 
 
+def test_noise_of_samples_goes_with_secure_aggregation_and_that_of_clients_does_not(digits):
+    plain, secret = (simulate(digits, "epsilon=8,unit=sample,seeded=yes", secret=on) for on in (False, True))
+    for a, b in zip(steps(plain), steps(secret), strict=True):
+        assert a["epsilon"] == b["epsilon"]
+    assert_close(params(plain), params(secret), rtol=0, atol=1e-4)  # sums of whole numbers, up to rounding
+    with pytest.raises(fs.InputError, match="--secret hides single updates"):
+        simulate(digits, "epsilon=8", secret=True)
+
+
+def test_a_round_is_not_chosen_on_data_that_no_noise_covers():
+    clients = [fs.ClientData(train=(torch.randn(8, 64), torch.arange(8) % 2), val=(torch.randn(4, 64), torch.arange(4) % 2),
+                             test=(torch.randn(4, 64), torch.arange(4) % 2))] * 2  # fmt: skip
+    with pytest.raises(fs.InputError, match="does not cover --keep and --patience"):
+        simulate(clients, "epsilon=8,unit=sample", keep="own")
+
+
 def test_batch_norm_is_refused_and_what_suits_is_named(digits):
     model = fs.models.small_cnn(digits, norm="batch")
     for private, said in (("epsilon=8,unit=sample", "BatchNorm mixes the samples"), ("epsilon=8", "keep them with the client")):
