@@ -59,7 +59,7 @@ MOMENTS = {
 
 
 class Apart(Room):
-    """A room in which client 1 answers round 3 in another process, and dies there at one moment."""
+    """A room in which client 1 answers round 4 in another process, and dies there at one moment."""
 
     def __init__(self, *args, fork, moment, last):
         super().__init__(*args)
@@ -67,7 +67,7 @@ class Apart(Room):
 
     def ask(self, letters, timeout):
         for number, letter in letters:
-            if (number, letter.head["kind"], letter.head.get("round"), self.died) != (101, "train", 3, False):
+            if (number, letter.head["kind"], letter.head.get("round"), self.died) != (101, "train", 4, False):
                 yield from super().ask([(number, letter)], timeout)
                 continue
             text, body = letter.seal()
@@ -85,15 +85,15 @@ def test_killed_at_any_moment_it_goes_on_and_no_round_counts_twice(small, digits
     """The round is asked again at once (all three clients are wanted), so the run must end as an unbroken one."""
     limits = type(QUICK)(min_clients=3, wait=5.0, poll=0.01, timeout=60.0)
     whole = Server(small, limits, tmp_path / "masks-a")
-    rounds(whole, Room(small, digits, tmp_path / "a"), 4)
+    rounds(whole, Room(small, digits, tmp_path / "a"), 5)
     (tmp_path / "b").mkdir()
     broken = Server(small, limits, tmp_path / "masks-b")
     room = Apart(small, digits, tmp_path / "b", fork=fork, moment=MOMENTS[moment][0], last=MOMENTS[moment][1])
-    rounds(broken, room, 4)
+    rounds(broken, room, 5)
     assert room.died
     assert all(v.equal(server_state(whole)[n]) for n, v in server_state(broken).items())
     for i in range(3):
         ours, theirs = (Room(small, digits, tmp_path / k).node(i) for k in ("b", "a"))
-        assert ours.vault.rounds() == theirs.vault.rounds() == [3, 4]
-        for k, tree in theirs._state(4).items():
-            assert all(v.equal(ours._state(4)[k][n]) for n, v in tree.items())
+        assert ours.vault.rounds() == theirs.vault.rounds() == [3, 4, 5]
+        for k, tree in theirs._state(5).items():
+            assert all(v.equal(ours._state(5)[k][n]) for n, v in tree.items())
