@@ -160,6 +160,8 @@ def test_who_is_connected_and_how_it_went(federation):
 
 def test_nobody_controls_the_server_through_the_port_of_its_nodes(federation):
     """There only nodes are let in; who controls it has another port, which is bound to loopback."""
+    if federation.engine == "grpc":
+        pytest.skip("on gRPC no port is for control")
     part = federation.root / "server"
     control = tomllib.loads((part / ".flwr" / "config.toml").read_text())["superlink"]["fedselect"]["address"]
     public = Site.read(part).address

@@ -177,7 +177,7 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     (tmp_path / "begun" / "summary.json").write_bytes((compared / "local-seed0" / "summary.json").read_bytes())
     again = f"make it anew with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
     assert again in cli("report", tmp_path / "begun").sentence()  # a run of a table that came from another machine
-    assert again in cli("export", tmp_path / "begun", "--client", 0, "--out", tmp_path / "m").sentence()
+    assert again in cli("export", tmp_path / "begun", "--client", 0, "--out", tmp_path / "m.safetensors").sentence()
 
 
 def test_a_missing_package_is_named(cli, compared, tmp_path, monkeypatch):

@@ -743,7 +743,10 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "running")
     seen = []
-    first, second = (sums.to_line(drive._record(Outcome(i), 1, Classification().measured())) for i in (1, 2))
+    first, second = (
+        sums.to_line(drive._record(Outcome(i), 1, SimpleNamespace(metrics=Classification().measured(), keep="last")))
+        for i in (1, 2)
+    )
     turns = iter([first + second[:9], first + second])
 
     def look(out):

@@ -172,8 +172,8 @@ def test_a_plan_says_what_it_promises_and_refuses_what_it_cannot(digits):
         made("epsilon=8,unit=sample", method={"name": "fedpac"})
     with pytest.raises(fs.InputError, match="which noise on updates does not cover"):
         made("epsilon=8", method={"name": "scaffold"})
-    assert defaults("epsilon=8") == {}
-    assert defaults("epsilon=8,unit=sample") == defaults(None) == {"aggregate": {"name": "clip"}}
+    assert defaults({"private": "epsilon=8"}) == {}
+    assert defaults({"private": "epsilon=8,unit=sample"}) == defaults({}) == {"aggregate": {"name": "clip"}}
 
 
 CONFIG = {"method": {"name": "fedavg"}, "data": {"name": "digits", "clients": 3}, "model": {"name": "mlp"}, "rounds": 2}

@@ -54,3 +54,15 @@ def test_a_process_that_was_killed(tmp_path):
 )
 def test_a_node_that_did_not_reply(code, reason, said):
     assert reasons.of_error(code, reason).startswith(said)
+
+
+def test_a_helper_that_starts_late_does_not_hide_why_a_node_was_turned_away(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "INFO : Starting Flower SuperNode\nERROR: Exit Code: 305\n[code: 2004] Failed to activate SuperNode.\n"
+        "For more information, visit\nINFO : Starting Flower SuperExec\n"
+    )
+    assert reasons.turned_away(log)
+    assert "does not know this client's node.key" in reasons.of_log(log, 1)
+    log.write_text(log.read_text() + "INFO : Starting Flower SuperNode\nall is well\n")
+    assert not reasons.turned_away(log)

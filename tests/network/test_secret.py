@@ -468,7 +468,8 @@ def test_no_letter_carries_a_mask_or_a_value(room, server, monkeypatch):
             content = v.numpy().tobytes()
             assert not seen & {content[k : k + 8] for k in range(0, len(content) - 8, 4)}
     heads = [letter.head for letter in letters]
-    known = {"kind", "federation", "run", "plan", "client", "base", "round", "weight", "train_loss", "measured", "key", "of"}
+    known = {"kind", "federation", "run", "plan", "client", "base", "round", "weight", "train_loss", "measured", "key", "of",
+             "newest"}  # fmt: skip
     assert {name for head in heads for name in head} <= known | {"samples", "tested", "whole", "partly"}
     assert {name for letter in letters for name in letter.parts} == {"line", "bundles", "shares"}
 

@@ -115,7 +115,7 @@ def test_a_command_says_what_is_wrong(cli, tmp_path, args, said):
 
 def test_deployed_it_is_the_mean_unless_something_else_is_asked_for(cli, made, monkeypatch):
     started = []
-    monkeypatch.setattr(deploy, "start", lambda part, config, *a: started.append(config) or part)
+    monkeypatch.setattr(deploy, "start", lambda engine, part, config, *a: started.append(config) or part)
     monkeypatch.setattr(deploy, "follow", lambda *a: None)
     monkeypatch.setattr(deploy, "_outcome", lambda place: None)
     for args in (("--secret",), (), ("--secret", "--aggregate", "adam")):

@@ -239,7 +239,7 @@ HELLOS = {
     "text": (head(client="1"), "it says it is client '1'"),
     "samples": (head(samples=0), "it says it has 0 samples"),
     "many": (head(samples=10**12), "it says it has 1000000000000 samples"),
-    "base": (head(base=5), "it says it is at round 5, but 0 was the last taken in"),
+    "base": (head(base=5, newest=5), "it says it is at round 5, but 0 was the last taken in"),
     "negative": (head(base=-1), "it says it is at round -1"),
     "mask": (bits(lambda b: b[:-1]), "bytes of mask where"),
     "other": (head(client=0), "it says it is client 0, which another node is already"),

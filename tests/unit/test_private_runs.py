@@ -291,7 +291,7 @@ def test_noise_of_samples_goes_with_secure_aggregation_and_that_of_clients_does_
 def test_a_round_is_not_chosen_on_data_that_no_noise_covers():
     clients = [fs.ClientData(train=(torch.randn(8, 64), torch.arange(8) % 2), val=(torch.randn(4, 64), torch.arange(4) % 2),
                              test=(torch.randn(4, 64), torch.arange(4) % 2))] * 2  # fmt: skip
-    with pytest.raises(fs.InputError, match="does not cover --keep and --patience"):
+    with pytest.raises(fs.InputError, match="which --private does not cover"):
         simulate(clients, "epsilon=8,unit=sample", keep="own")
 
 

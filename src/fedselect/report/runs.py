@@ -41,7 +41,7 @@ from fedselect.tasks import Measure, Spread
 Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
-AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction", "private")
+AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction", "secret", "private")
 """What the clients of a deployment share, beside the data's kind."""
 
 
@@ -210,7 +210,7 @@ def _names(federation: Data) -> list[str]:
 def _settings(path: Path, config: Data) -> Data:
     """What a run depends on, its seed aside; of a deployed run what its server knows, for each client has its own data."""
     if deployed(path):
-        return {**{k: config[k] for k in AGREED if k in config}, "data": {"name": config["data"]["name"]}}
+        return {**{k: config[k] for k in AGREED if config.get(k)}, "data": {"name": config["data"]["name"]}}
     return {k: v for k, v in config.items() if k not in APART}
 
 

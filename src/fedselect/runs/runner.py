@@ -243,7 +243,7 @@ class _Run:
             self.simulation.budget.keep(out / budget.NAME)
         ranks.everywhere(None)  # everybody has read what the first process may now tidy up
         self.history: list[Record] = []
-        self.over = self.simulation.round >= self.config.rounds
+        self.over = self.simulation.round >= self.config.rounds or self._spent()
         self._masks: MaskLog | None = None
         self._kept: list[KeptFile] = []
         if ranks.rank() == 0:
@@ -269,7 +269,7 @@ class _Run:
         self.history.append(record)
         if stalled(self.history, self.config.patience):
             record["stopped"] = True
-        self.over = is_end(record, self.config.rounds)
+        self.over = is_end(record, self.config.rounds) or self._spent()
         if ranks.rank() == 0:
             with disk(self.out / "metrics.jsonl"), (self.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(sums.to_line(record))
@@ -285,6 +285,11 @@ class _Run:
         if self._masks:
             self._masks.sync()
         checkpoints.save(self.out / "checkpoint", self.simulation, self._owner)
+
+    def _spent(self) -> bool:
+        """Whether no privacy budget is left for another round."""
+        budget = self.simulation.budget
+        return budget is not None and budget.spent and self.simulation.round > 0
 
     def finish(self) -> None:
         if self.failed:

@@ -9,6 +9,7 @@ REFUSED = (
     f"{NOTHING}, as where the server refuses the time or the signature of its requests: compare the clocks of both machines"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_START = re.compile(r"Starting Flower (SuperNode|SuperLink)[^\n]*\n?")
 _ROUTINE = re.compile(r"^(\S+Z )?\W*(INFO|DEBUG)\b|^[\W_]*$")  # lines that are no reason: routine notes, and brackets
 _CODES = {
     1: "could not load the app",
@@ -41,10 +42,10 @@ def turned_away(log: Path) -> bool:
 
 
 def _last_start(log: Path) -> tuple[str, str]:
-    """What of Flower's was last started, and what its log says since."""
-    _, found, rest = _COLOUR.sub("", log.read_text(errors="replace")).rpartition("Starting Flower ")
-    what, _, said = rest.partition("\n") if found else ("", "", rest)
-    return what, said
+    """What of Flower's was last started, and what its log says since; helpers that it starts itself do not count."""
+    text = _COLOUR.sub("", log.read_text(errors="replace"))
+    starts = list(_START.finditer(text))
+    return (starts[-1][1], text[starts[-1].end() :]) if starts else ("", text)
 
 
 def of_command(output: str) -> str:
