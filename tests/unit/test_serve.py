@@ -148,6 +148,7 @@ def test_a_model_for_tables_predicts_from_raw_rows_in_every_format(cli, table, t
     assert len(found) == 120
     wanted = fs.load_result(trained).predict(1, table / "new.csv")
     assert [row["ill"] for row in found] == wanted.tolist()
+    assert all(len(row["p(no)"]) <= 8 for row in found)  # six digits
     assert all(float(row["p(no)"]) + float(row["p(yes)"]) == pytest.approx(1, abs=1e-5) for row in found)
     model = fs.load_model(out)
     assert model.classes == ("no", "yes")
@@ -191,6 +192,7 @@ def test_a_model_for_pictures_takes_files_folders_and_arrays(cli, pictures, tmp_
     assert cli("run", *args, *run).code == 0
     assert cli("export", tmp_path / "run", "--client", 0, "--format", "pt2").code == 0
     model = tmp_path / "run" / "client-0.pt2"
+    assert "Pictures, uint8 of shape (N, 3, 8, 8)." in model.with_suffix(".md").read_text()
     found = lines(cli("predict", model, pictures).out)
     assert {row["sample"].split("/")[0] for row in found} == {"dark", "light"}
     assert sum(row["prediction"] == row["sample"].split("/")[0] for row in found) > 55

@@ -99,5 +99,5 @@ def _inputs(said: About) -> str:
         return head + "\n".join(rows) + graph
     if inputs.layout is not None:
         return "Several inputs, by name: " + ", ".join(inputs.layout.names) + "."
-    kind = "pictures, " if inputs.kind == torch.uint8 else ""
-    return f"{kind}{said['kind']} of shape (N, {', '.join(map(str, inputs.shape))}).".capitalize()
+    what = "Pictures" if inputs.kind == torch.uint8 else "Arrays"
+    return f"{what}, {said['kind']} of shape (N, {', '.join(map(str, inputs.shape))})."

@@ -71,7 +71,7 @@ def table(model: Served, names: Sequence[str], x: Any, likely: bool) -> tuple[li
             raise InputError("--proba is for one class a sample; this model gives several.")
         classes = model.classes if len(model.classes) == chances.shape[1] else [str(i) for i in range(chances.shape[1])]
         head += [f"p({c})" for c in classes]
-        columns.append(chances.round(6))
+        columns.append(chances.astype(np.float64).round(6))
     rows = ([name, *(v for part in columns for v in _plain(part[i]))] for i, name in enumerate(names))
     return ["sample", *head], rows
 
