@@ -1,5 +1,7 @@
 """What the tests of the deployment share: a small federation whose letters pass in one process, and its simulation."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +75,19 @@ def rounds(server: Server, room: Room, count: int) -> list[Outcome]:
 
 def server_state(server: Server | Simulation) -> dict[str, torch.Tensor]:
     return {f"{k}/{n}": v for k, t in getattr(server, "state", getattr(server, "server", None)).items() for n, v in t.items()}
+
+
+def at(module: object, name: str, count: int, after: bool = False) -> None:
+    """Have this process killed as it calls a function for the n-th time, before the call or after it."""
+    real, calls = getattr(module, name), []
+
+    def dying(*args, **given):
+        calls.append(1)
+        if len(calls) == count and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = real(*args, **given)
+        if len(calls) == count and after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    setattr(module, name, dying)

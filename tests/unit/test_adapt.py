@@ -124,6 +124,7 @@ def test_adapt_chooses_predicts_and_is_kept(data, result, tmp_path):
     out = made.save(tmp_path / "m")
     assert all(torch.equal(v, made.values[n]) for n, v in load_file(out / "model.safetensors").items())
     assert json.loads((out / "adapted.json").read_text())["chosen"] == made.chosen
+    assert fs.load_model(out / "model.safetensors").predict(x).tolist() == made.predict(x).tolist()  # nothing else is needed
     with pytest.raises(fs.InputError, match="exists already"):
         made.save(tmp_path / "m")
 

@@ -98,6 +98,7 @@ class Adapted:
         own = s.data.clients[-1]
         said = {
             **about(s.model, Inputs.of(s), self._meaning),
+            "recipe": self.shared.about["recipe"],  # the network at hand was built from it, and does not know it
             "schema": None if own.schema is None else own.schema.to_json(),
         }
         module = export.module_of(s, s.clients - 1, self.values)
