@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from reproduction_results import Table, with_ours
 
 from fedselect.report.figures import STYLE, draw_matrix
-from fedselect.runs.labels import colours
+from fedselect.runs.labels import COLOURS, colours
 
 Drawings = dict[str, tuple[Any, Callable[[Any], Figure]]]
 LOOK = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedselect", "figure.dpi": 72}
@@ -40,8 +40,22 @@ def svg(draw: Callable[[Any], Figure], data: Any, identity: str) -> bytes:
     """The same bytes for the same data: no date, no version, and names of parts that do not change."""
     out = io.BytesIO()
     with matplotlib.rc_context(LOOK):
-        draw(data).savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Identifier": identity})
-    return b"\n".join(line.rstrip() for line in out.getvalue().splitlines()) + b"\n"
+        draw(data).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Identifier": identity})
+    lines = b"\n".join(line.rstrip() for line in out.getvalue().splitlines()) + b"\n"
+    return lines.replace(b"</style>", f"\n{DARK}</style>".encode(), 1)
+
+
+def _dark() -> str:
+    """Style rules that turn the colours of a drawing into those for dark paper, where the reader prefers it."""
+    pairs = {**dict(COLOURS.values()), "#000000": "#c9ced6", "#444444": "#b6bcc6", "#ffffff": "#1e2129"}
+    rules = ["text { fill: #e5e7eb; }"]
+    rules += [
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important; }}' for light, dark in pairs.items() for what in ("fill", "stroke")
+    ]
+    return "@media (prefers-color-scheme: dark) {\n" + "\n".join(f"  {rule}" for rule in rules) + "\n}\n"
+
+
+DARK = _dark()
 
 
 def accuracy(panels: list[Table]) -> Figure:

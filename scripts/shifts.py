@@ -280,8 +280,8 @@ def headline(results: Path) -> str:
     ours = rows.index(str(OURS))
     best = max((i for i in range(len(rows)) if i != ours), key=lambda i: float(mean[i]))
     said = f"{OURS} has {mean[ours]:.1f}, {rows[best]} {mean[best]:.1f}"
-    clients = "20 speakers, 46 devices of 23 people, 4 hospitals, 4 styles of pictures"
-    out.append(f"- {clients}: most fine-tuned methods are close; in the mean {said}.")
+    clients = "Natural clients (20 speakers, 46 devices of 23 people, 4 hospitals, 4 picture styles)"
+    out.append(f"- {clients}: most fine-tuned methods are close; on average {said}.")
     return "\n".join(out) + "\n"
 
 
@@ -292,14 +292,14 @@ def heat(panels: list[Table]) -> Figure:
         values = np.array(panel["regret"])
         ax.imshow(values, cmap="Oranges", vmin=0, vmax=10, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
-            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="white" if value > 6 else "black")
+            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="#fefefe" if value > 6 else "#111111")
         ax.set_xticks(range(len(panel["kinds"])), [kind.replace(" ", "\n") for kind in panel["kinds"]], fontsize=6)
         ax.set_yticks(range(len(panel["rows"])), panel["rows"])
         ax.set_title(panel["title"], fontsize=8)
         ax.tick_params(length=0)
         ax.grid(False)
         ax.spines[:].set_visible(False)
-    figure.suptitle("Points below the best method of each kind (0: the best)", fontsize=9)
+    figure.suptitle("Points below the best method for each kind of shift (0: the best)", fontsize=9)
     return figure
 
 

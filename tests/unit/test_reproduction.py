@@ -189,7 +189,7 @@ def test_our_reading_stands_below_table_1_in_the_readme_and_is_ranked_with_it(si
     put(site, table, more)
     make(site)
     text = (site / "README.md").read_text()
-    assert "| **FedSelect, our reading** | **99.00 ± 0.50**" in text
+    assert "| **FedSelect variant (ours)** | **99.00 ± 0.50**" in text
     assert len(re.findall(r"\*\*\d", text)) == 1  # no other is the best
     ranks = [r["rank"] for r in reproduction.with_ours(read(site / "results").targets)["columns"][0]["rows"]]
     assert sorted(ranks) == list(range(1, 12))
