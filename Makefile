@@ -1,10 +1,11 @@
 # make demo: FedSelect beside the methods it is compared with, on real data, in about two minutes
 # make test: everything that needs no GPU
+# make docs: the documentation site, in build/site
 # make test-all: the same with all products of cases, and ten times as many random ones
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check lock clean
+.PHONY: demo test test-all check docs lock clean
 
 demo: .venv/.installed
 	$(BIN)/fedselect compare --config experiments/demo.toml --out runs/demo --overwrite --report
@@ -20,6 +21,9 @@ check: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 .venv/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
@@ -30,7 +34,11 @@ check: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.lock
 	@touch $@
 
-lock: .venv/.test
+.venv/.docs: .venv/.installed requirements-docs.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	@touch $@
+
+lock: .venv/.test .venv/.docs
 	$(BIN)/python scripts/lock.py
 
 clean:

@@ -1,4 +1,5 @@
-"""Write requirements.lock (to run) and requirements-test.lock (to test) from what this environment holds.
+"""Write requirements.lock (to run), requirements-test.lock (to test) and requirements-docs.lock (for the documentation site)
+from what this environment holds.
 
 Pins are the versions that are installed here, for the package's dependencies and theirs; run it with `make lock` in an
 environment that was brought up to date and passes the tests.
@@ -50,6 +51,8 @@ def main() -> None:
     test = closure([*extras["test"], *extras["flower"], *extras["grpc"]])
     write("requirements.lock", run)
     write("requirements-test.lock", {n: v for n, v in test.items() if n not in run}, "-r requirements.lock\n")
+    docs = closure(extras["docs"])
+    write("requirements-docs.lock", {n: v for n, v in docs.items() if n not in run}, "-r requirements.lock\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from fedselect.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 TAKEN = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
-LINK = re.compile(r"(\]\(|src=\"|srcset=\"|href=\")(?![a-z]+:|#|/)([^)\s\"#]+)(#[^)\s\"]*)?")
+TARGET = re.compile(r"\]\((?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\[\]]*)" + TARGET.pattern)
 API = {
     "run": ("Run and compare", ["run", "compare", "Result", "load_result", "Simulation", "tune", "Tuned", "diagnose", "Diagnosis",
                                 "adapt", "Adapted", "load_model", "Private"]),
@@ -37,7 +38,7 @@ API = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for source, page in {**TAKEN, **{str(p): str(p) for p in _examples()}}.items():
+    for source, page in {**TAKEN, **{p: p for p in _examples()}}.items():
         text = _moved((ROOT / source).read_text(encoding="utf-8"), source, page)
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
@@ -53,16 +54,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
-def _examples() -> Iterable[Path]:
-    return (p.relative_to(ROOT) for p in sorted((ROOT / "examples").rglob("README.md")))
+def _examples() -> Iterable[str]:
+    return (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "examples").rglob("README.md")))
 
 
 def _moved(text: str, source: str, page: str) -> str:
-    """The text with its relative links as they must be from its page on the site."""
-    return LINK.sub(lambda m: m[1] + _target(m[2], source, page) + (m[3] or ""), text)
+    """The text with its relative links as they must be from its page on the site; files that are not on it are only named."""
+    text = LINK.sub(lambda m: m[0] if _target(m[2], source, page) else m[1], text)
+    return TARGET.sub(lambda m: f"]({_target(m[1], source, page) or m[1]}{m[2] or ''})", text)
 
 
-def _target(link: str, source: str, page: str) -> str:
+def _target(link: str, source: str, page: str) -> str | None:
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     if (ROOT / path).is_dir():
         path = posixpath.join(path, "README.md")
@@ -73,12 +75,8 @@ def _target(link: str, source: str, page: str) -> str:
     elif path.startswith("examples/") and path.endswith("README.md"):
         found = path
     else:
-        return f"https://github.com/{_repository()}/blob/main/{path}"
+        return None
     return posixpath.relpath(found, posixpath.dirname(page) or ".")
-
-
-def _repository() -> str:
-    return "fedselect/fedselect"
 
 
 # ---- the command line

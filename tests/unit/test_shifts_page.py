@@ -106,7 +106,7 @@ def test_a_run_that_diverged_is_named_and_its_seed_stands_at_the_mean_of_the_oth
         del row[name][1]
     assert shifts.diverged(columns) == ""
     row["failed"] = ["client 0, round 8: conv1.weight is no longer finite"]
-    assert shifts.diverged(columns) == "Runs that diverged and are left out of the means: 1 of C in `labels`."
+    assert shifts.diverged(columns) == "Runs that diverged are left out of the means: 1 of C in `labels`."
     acc = shifts.accuracies(columns, list(ROWS))[2][1]
     assert acc.tolist() == pytest.approx([row["accuracy"][0], statistics.fmean(row["accuracy"]), row["accuracy"][1]])
 
@@ -128,8 +128,8 @@ def test_ours_is_compared_with_the_best_others_seed_by_seed():
         column["rows"][2]["accuracy"] = [[60.0, 60.0, 60.0], [90.0, 90.0, 90.0], [90.0, 90.0, 90.0]][k]
     said = shifts.leaders(columns)
     # by seed (80 - 80), (81 - 80), (82 - 80): mean 1, error 1 / sqrt(3); C's regret is 81 - 60, B's 90 - 75, ours 90 - 81
-    assert said.startswith(f"{OURS} less C, the highest mean of the others: +1.0 ± 0.6 points. ")
-    assert f"Worst regret, {OURS} less B, the smallest of the others: -6.0 ± " in said
+    assert said.startswith(f"{OURS} minus C, the highest mean of the others: +1.0 ± 0.6 points. ")
+    assert f"Worst regret, {OURS} minus B, the smallest of the others: -6.0 ± " in said
     assert said.endswith("it is behind in: labels (C +9.0 ± 0.6), camera (C +9.0 ± 0.6).")
 
 
