@@ -39,15 +39,16 @@ clients: people, their devices, hospitals, or styles of pictures. Look at the me
 regret**: how far a method falls below the best method, for the kind of shift that suits it least. If you do not know how your
 clients differ, start with a method whose worst regret is small.
 
-| kind of shift | clients |
-|---|---|
-| `none` | are alike |
-| `labels`, `five classes` | have two, or five, of the ten classes |
-| `dirichlet` | have all classes in uneven numbers (concentration 0.5) |
-| `meaning` | have their own permutation of the labels |
-| `camera` | have their own rotation, colors and brightness |
-| `groups` | form two groups, one with reversed labels |
-| `motley` | are mixed: two without a shift, three with their own labels, three with their own camera, two with two classes |
+The kinds of shift:
+
+- `none`: clients are alike.
+- `labels`, `five classes`: clients have two, or five, of the ten classes.
+- `dirichlet`: clients have all classes in uneven numbers (concentration 0.5).
+- `meaning`: each client has its own permutation of the labels.
+- `camera`: each client has its own rotation, colors and brightness.
+- `groups`: clients form two groups, one with reversed labels.
+- `motley`: a mixture of two clients without a shift, three with their own labels, three with their own camera, and two with two
+  classes.
 
 [FedAlike](methods/fedalike.md) is ours. Before training, it finds clients whose classes look alike, and these clients share a
 head. *Late head + FT* is FedPer that shares the head for the first ten rounds. *FT* means fine-tuned before evaluation, as
