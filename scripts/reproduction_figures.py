@@ -40,7 +40,9 @@ def svg(draw: Callable[[Any], Figure], data: Any, identity: str) -> bytes:
     """The same bytes for the same data: no date, no version, and names of parts that do not change."""
     out = io.BytesIO()
     with matplotlib.rc_context(LOOK):
-        draw(data).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Identifier": identity})
+        draw(data).savefig(
+            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Identifier": identity}
+        )
     lines = b"\n".join(line.rstrip() for line in out.getvalue().splitlines()) + b"\n"
     return lines.replace(b"</style>", f"\n{DARK}</style>".encode(), 1)
 
@@ -50,7 +52,9 @@ def _dark() -> str:
     pairs = {**dict(COLOURS.values()), "#000000": "#c9ced6", "#444444": "#b6bcc6", "#ffffff": "#1e2129"}
     rules = ["text { fill: #e5e7eb; }"]
     rules += [
-        f'[style*="{what}: {light}"] {{ {what}: {dark} !important; }}' for light, dark in pairs.items() for what in ("fill", "stroke")
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important; }}'
+        for light, dark in pairs.items()
+        for what in ("fill", "stroke")
     ]
     return "@media (prefers-color-scheme: dark) {\n" + "\n".join(f"  {rule}" for rule in rules) + "\n}\n"
 

@@ -14,6 +14,7 @@ import shifts
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 from reproduction_results import Results, Table, read
+from scipy.stats import t as student
 
 from fedselect.runs.labels import COLOURS
 
@@ -43,8 +44,8 @@ def paper(found: Results) -> Table:
     ours, alone = full.row_of(column, "FedSelect"), full.row_of(column, "Local Only")
     beaten = full.won(column, ours, but="FedSelect")
     return {
-        "ours": full.give(ours), "published": full.two(ours["paper"]), "others": beaten["others"], "better": len(beaten["ahead"]),
-        "worse": len(beaten["behind"]), "gain": full.surely(full.gain(ours, alone)),
+        "ours": full.give(ours), "published": full.two(ours["paper"]), "others": beaten["others"],
+        "better": len(beaten["ahead"]), "worse": len(beaten["behind"]), "gain": full.surely(full.gain(ours, alone)),
         "paper_gain": full.points(ours["paper"] - alone["paper"]),
         "panel": pictures._panel(column, ("mean", "error", "paper")),
     }  # fmt: skip
@@ -55,7 +56,8 @@ def longest(found: Results) -> Table:
     first = full.best(column)
     return {
         "rounds": column["rounds"], "first": first["row"], "best": full.two(first["mean"]),
-        "ours": full.two(full.row_of(column, "FedSelect")["mean"]), "alone": full.two(full.row_of(column, "Local Only")["mean"]),
+        "ours": full.two(full.row_of(column, "FedSelect")["mean"]),
+        "alone": full.two(full.row_of(column, "Local Only")["mean"]),
     }  # fmt: skip
 
 
@@ -69,7 +71,8 @@ def movement(found: Results) -> list[Table]:
             gain = full.gain(ours, drawn, field)
             view = {"accuracy": "local models", "merged": "merged models"}[field]
             named = f"{title}, {view}" if column["data"] == "miniimagenet" else title
-            out.append({"title": named, "mean": gain["mean"], "error": gain["error"], "difference": full.surely(gain)})
+            wide = float(student.ppf(0.975, len(ours["seeds"]) - 1)) * gain["error"]
+            out.append({"title": named, "mean": gain["mean"], "interval": wide})
     return out
 
 
@@ -120,8 +123,8 @@ def draw_regret(panels: list[Table]) -> Figure:
         ax.invert_yaxis()
         ax.set_title(SHORT[panel["data"]], fontsize=9)
         ax.set_xlim(0, 1.12 * max(values))
-        ax.set_xlabel("worst regret, points (smaller is better)")
         _bare(ax)
+    figure.supxlabel("worst regret, points (smaller is better)", fontsize=8)
     return figure
 
 
@@ -130,11 +133,11 @@ def draw_movement(rows: list[Table]) -> Figure:
     ax = figure.subplots()
     ax.axvline(0, color=GREY, linewidth=0.8)
     for i, r in enumerate(rows):
-        ax.errorbar(r["mean"], i, xerr=2 * r["error"], fmt="o", color=OURS, capsize=3, markersize=5)
+        ax.errorbar(r["mean"], i, xerr=r["interval"], fmt="o", color=OURS, capsize=3, markersize=5)
         ax.annotate(f"{r['mean']:+.1f}", (r["mean"], i), (0, 7), textcoords="offset points", ha="center", fontsize=7)
     ax.set_yticks(range(len(rows)), [r["title"] for r in rows])
     ax.set_ylim(len(rows) - 0.5, -0.7)
-    ax.set_xlabel("FedSelect minus random entries, points (± 2 standard errors)")
+    ax.set_xlabel("FedSelect minus random entries, points, with 95% intervals")
     return figure
 
 
@@ -181,7 +184,7 @@ def drawings(root: Path) -> dict[str, tuple[Any, Callable[[Any], Figure]]]:
     return {
         "regret": (regret(differ), draw_regret),
         "paper": ([paper(known)["panel"]], pictures.accuracy),
-        "movement": ([{k: m[k] for k in ("title", "mean", "error")} for m in movement(known)], draw_movement),
+        "movement": (movement(known), draw_movement),
         "classes": (classes(known)["rows"], draw_classes),
         "privacy": ({"budgets": own["budgets"], "lines": own["lines"]}, draw_privacy),
     }
@@ -195,7 +198,7 @@ def page(root: Path) -> str:
     )
     return jinja.get_template("results.md.j2").render(
         safest=safest(panels), behind=weak(differ), table=table(panels), paper=paper(known), long=longest(known),
-        movement=movement(known), classes=classes(known), privacy=privacy(root), sources=sources(known, differ),
+        classes=classes(known), privacy=privacy(root), sources=sources(known, differ),
         short_rounds=full.column_of(known.targets["table1"], "miniimagenet")["rounds"],
     )  # fmt: skip
 
@@ -227,8 +230,8 @@ def weak(found: Results) -> str:
     ours = rows.index(str(shifts.OURS))
     first = max(range(len(rows)), key=lambda i: float(mean[i]))
     return (
-        f"{'; '.join(said)}. With natural clients (speakers, devices, hospitals, picture styles) most fine-tuned methods are close, "
-        f"and {rows[first]} has a mean of {mean[first]:.1f} against {mean[ours]:.1f}."
+        f"{'; '.join(said)}. With natural clients (speakers, devices, hospitals, picture styles) most fine-tuned methods are "
+        f"close, and {rows[first]} has a mean of {mean[first]:.1f} against {mean[ours]:.1f}."
     )
 
 
@@ -240,8 +243,13 @@ def table(panels: list[Table]) -> str:
         cells = []
         for panel in panels:
             own = next(r for r in panel["rows"] if r["row"] == name)
-            best = own["mean"] >= max(r["mean"] for r in panel["rows"]), own["regret"] <= min(r["regret"] for r in panel["rows"])
-            cells += [f"**{own[k]:.1f}**" if first else f"{own[k]:.1f}" for k, first in zip(("mean", "regret"), best, strict=True)]
+            best = (
+                own["mean"] >= max(r["mean"] for r in panel["rows"]),
+                own["regret"] <= min(r["regret"] for r in panel["rows"]),
+            )
+            cells += [
+                f"**{own[k]:.1f}**" if first else f"{own[k]:.1f}" for k, first in zip(("mean", "regret"), best, strict=True)
+            ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -249,7 +257,8 @@ def table(panels: list[Table]) -> str:
 def sources(known: Results, differ: Results) -> str:
     ours = [known.targets["table1"], known.targets["table3"], *(differ.targets[n] for n in shifts.DRAWN)]
     dates = sorted({t["date"] for t in ours})
-    return f"Machines: {full.machines(ours)}; runs finished {dates[0]} to {dates[-1]}. Commits, seeds and settings: [What was run](reproduction.md#what-was-run)."
+    where = "[What was run](reproduction.md#what-was-run)"
+    return f"Machines: {full.machines(ours)}; runs finished {dates[0]} to {dates[-1]}. Commits, seeds and settings: {where}."
 
 
 def stale(root: Path) -> list[str]:

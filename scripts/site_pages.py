@@ -24,17 +24,21 @@ TAKEN = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGEL
 TARGET = re.compile(r"\]\((?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 LINK = re.compile(r"\[([^\[\]]*)" + TARGET.pattern)
 API = {
-    "run": ("Run and compare", ["run", "compare", "Result", "load_result", "Simulation", "tune", "Tuned", "diagnose", "Diagnosis",
-                                "adapt", "Adapted", "load_model", "Private"]),
-    "data": ("Data", ["load", "DATA", "ClientData", "Federation", "Schema", "Images", "deal_images", "from_datasets", "shifted"]),
-    "models": ("Models", ["Model", "models", "MODELS"]),
-    "methods": ("Methods", ["METHODS"]),
-    "tasks": ("Tasks and metrics", ["TASKS", "Task", "Metric", "Spread"]),
-    "training": ("Training and aggregation", ["Training", "OPTIMIZERS", "SCHEDULES", "Aggregator", "AGGREGATORS"]),
-    "extend": ("Write your own", ["Method", "Work", "Pass", "Up", "Down", "Received", "Partial", "Selector", "Fixed", "layers", "Fold",
-                                  "Optimizer", "Schedule", "Tree", "State", "Mask", "merge", "negate"]),
-    "errors": ("Errors", ["FedselectError"]),
-}  # fmt: skip
+    "run": (
+        "Run and compare",
+        "run compare Result load_result Simulation tune Tuned diagnose Diagnosis adapt Adapted load_model Private",
+    ),
+    "data": ("Data", "load DATA ClientData Federation Schema Images deal_images from_datasets shifted"),
+    "models": ("Models", "Model models MODELS"),
+    "methods": ("Methods", "METHODS"),
+    "tasks": ("Tasks and metrics", "TASKS Task Metric Spread"),
+    "training": ("Training and aggregation", "Training OPTIMIZERS SCHEDULES Aggregator AGGREGATORS"),
+    "extend": (
+        "Write your own",
+        "Method Work Pass Up Down Received Partial Selector Fixed layers Fold Optimizer Schedule Tree State Mask merge negate",
+    ),
+    "errors": ("Errors", "FedselectError"),
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -86,9 +90,9 @@ def command_line() -> str:
     root = typer.main.get_command(app)
     parts = [
         "# Command line",
-        "Made from the program itself. `fedselect COMMAND --help` prints the same. `fedselect methods NAME`, `fedselect models`, "
-        "`fedselect tasks` and `fedselect data list` show the options of each method, model, task and data set, which every "
-        "command that trains takes as flags too.",
+        "Made from the program itself. `fedselect COMMAND --help` prints the same. `fedselect methods NAME`, "
+        "`fedselect models`, `fedselect tasks` and `fedselect data list` show the options of each method, model, task and data "
+        "set, which every command that trains takes as flags too.",
     ]
     for path, command in _commands(root, ("fedselect",)):
         parts.append(_command(path, command))
@@ -143,11 +147,11 @@ def _prose(text: str) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    placed = {name for _, names in API.values() for name in names}
+    placed = {name for _, names in API.values() for name in names.split()}
     rest = _rest(placed)
     pages = {}
     for file, (title, names) in API.items():
-        parts = [f"# {title}", *(_entry(name) for name in (*names, *rest.get(file, ())))]
+        parts = [f"# {title}", *(_entry(name) for name in (*names.split(), *rest.get(file, ())))]
         pages[file] = "\n\n".join(parts) + "\n"
     return pages
 
@@ -175,8 +179,10 @@ def _entry(name: str) -> str:
     if isinstance(thing, dict):
         return f"## fs.{name}\n\nThe table of names: {', '.join(f'`{key}`' for key in thing)}."
     if inspect.ismodule(thing):
-        made = "\n\n".join(f"::: {thing.__name__}.{n}\n    options: {{heading_level: 3}}" for n in fs.MODELS if hasattr(thing, n))
-        return f"## fs.{name}\n\nNetworks that come with the package. Each is made for a federation: `fs.models.mlp(data)`.\n\n{made}"
+        made = "\n\n".join(
+            f"::: {thing.__name__}.{n}\n    options: {{heading_level: 3}}" for n in fs.MODELS if hasattr(thing, n)
+        )
+        return f"## fs.{name}\n\nNetworks of this package. Each is made for a federation: `fs.models.mlp(data)`.\n\n{made}"
     if not (inspect.isclass(thing) or inspect.isfunction(thing)):
         said = {"Tree": "A dict of tensors by name.", "State": "A dict of trees.", "Mask": "A dict of boolean tensors by name."}
         return f"## fs.{name}\n\n{said.get(name, '')}"

@@ -1,11 +1,13 @@
-"""The documentation: every link and anchor leads somewhere, every page is in the navigation, and what pages list is what there is."""
+"""The documentation: links and anchors lead somewhere, every page is in the navigation, examples in docstrings run."""
 
 import dataclasses
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 
+import fedselect as fs
 from fedselect.runs.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +46,9 @@ def test_every_page_is_in_the_navigation_once():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = re.findall(r": ([\w/.+-]+\.md)$", nav, re.M)
     assert len(named) == len(set(named))
-    there = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")} | {str(p.relative_to(ROOT)) for p in PAGES if "examples" in p.parts}
+    there = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")} | {
+        str(p.relative_to(ROOT)) for p in PAGES if "examples" in p.parts
+    }
     assert {n for n in named if not MADE.match(n)} - TAKEN == there
 
 
@@ -52,3 +56,12 @@ def test_the_configuration_page_lists_every_field():
     page = (DOCS / "configuration.md").read_text(encoding="utf-8").split("## Options of every run")[1]
     listed = re.findall(r"^\| `(\w+)` \|", page.split("## Environment")[0], re.M)
     assert listed == [f.name for f in dataclasses.fields(Config)]
+
+
+def test_the_examples_in_docstrings_run():
+    finder, found = doctest.DocTestFinder(recurse=False), 0
+    for name in fs.__all__:
+        for test in finder.find(getattr(fs, name), name, globs={}) if callable(getattr(fs, name)) else ():
+            found += len(test.examples)
+            assert doctest.DocTestRunner(verbose=False).run(test).failed == 0, f"fs.{name}"
+    assert found > 20

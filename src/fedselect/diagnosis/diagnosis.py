@@ -38,7 +38,7 @@ CANNOT = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Persistence by client and tensor, and what it means. `print` it, or look at `table`, `sentences` and `figure()`."""
+    """Persistence by client and tensor, and what it means. Print it, or use `table`, `sentences` and `figure()`."""
 
     clients: list[str]
     samples: list[int]  # to train on, by client
@@ -169,7 +169,29 @@ def diagnose(
     on_round: Callable[[Record], None] | None = None,
     **how: Unpack[RunOptions],
 ) -> Diagnosis:
-    """Share everything for a few rounds, on training samples alone, and say where clients differ."""
+    """Share everything for a few rounds, on training samples only, and report how clients differ.
+
+    Args:
+        data: The clients.
+        model: As in `fs.run`.
+        rounds: Rounds of sharing; one more round is needed to look back.
+        epochs: Local epochs per round.
+        lr: Learning rate.
+        seed: Decides the initial parameters and the order of training.
+        training: Optimizer, schedule and batch size.
+        on_round: Called with the record of each round.
+        how: As in `fs.run`.
+
+    Returns:
+        Persistence by client and layer, groups of clients that are alike, and sentences; `print` it.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, train=30, val=0, seed=0)
+        >>> found = fs.diagnose(data, model="mlp", rounds=2)
+        >>> len(found.groups)
+        3
+    """
     check_rounds(rounds)
     method = FedPersist(window=rounds, epochs=epochs, lr=lr)
     return observe(Simulation(method, model, data, seed=seed, training=training, rounds=rounds + 1, **how), rounds, on_round)

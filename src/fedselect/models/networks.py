@@ -52,9 +52,9 @@ def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Mode
 
 
 def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: int | None = None) -> Model:
-    """A GRU over rows of whole numbers, such as characters; returns scores for every position.
+    """A GRU over rows of integers, such as characters; returns scores for every position.
 
-    tokens: how many different inputs there are; by default as many as classes, as where the next one is predicted.
+    tokens: number of different inputs; by default the number of classes, as for predicting the next one
     """
     if len(data.shape) != 1:
         raise InputError(f"gru needs rows of whole numbers, inputs of shape (positions,), not {data.shape}.")
@@ -66,7 +66,7 @@ def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: in
 def small_cnn(
     data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none", *, outputs: int | None = None
 ) -> Model:
-    """Two 3x3 convolutions with pooling, one hidden layer; norm = none, batch or group."""
+    """Two 3x3 convolutions with pooling and one hidden layer; norm is none, batch or group."""
     channels, _, _ = _image(data)
     if min(data.shape[1:]) < 4:
         raise InputError(f"small_cnn halves its input twice and needs images of at least 4x4, not {data.shape[1:]}.")
@@ -85,7 +85,7 @@ def resnet18(
     *,
     outputs: int | None = None,
 ) -> Model:
-    """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
+    """ResNet18 with torchvision's names and initialization; stem is imagenet (7x7, stride 2, pooling) or small (3x3).
 
     weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
     """

@@ -101,9 +101,17 @@ def report(source: Source, history: Sequence[Record], out: Path) -> Path:
 def load_result(
     directory: str | Path, model: nn.Module | Model | Callable[[], nn.Module] | None = None, task: Task | None = None
 ) -> "Result":
-    """A result that `result.save` wrote, or a run directory of the command line, whose data is then read again.
+    """Load a result from a folder that `result.save` wrote, or from a run directory of the command line.
 
-    `model`: the network, or what makes it, to predict with; networks of `fs.models` need none. `task`: one of your own.
+    The data of a run directory is loaded again.
+
+    Args:
+        directory: The folder.
+        model: Your network, or a function that creates it, needed to predict; networks of `fs.models` are known.
+        task: Your own task, if the run used one.
+
+    Returns:
+        The same object as `fs.run` returns.
     """
     from fedselect.results.result import Result
 

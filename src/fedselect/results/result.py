@@ -23,10 +23,17 @@ PARTS = ("train", "val", "test")
 
 
 class Result:
-    """What a run leaves: its history, and every client's model, scores and predictions.
+    """The outcome of a run: its history, and every client's model, scores and predictions.
 
-    `fs.run` returns one, `fs.load_result` reads one from a folder; `fs.Result(simulation, history)` makes one of a simulation
-    that was stepped by hand. Models are merged and fine-tuned once, and kept.
+    `fs.run` returns one, and `fs.load_result` reads one from a folder. `fs.Result(simulation, history)` makes one from a
+    simulation that you stepped yourself. Models are merged and fine-tuned once, and then cached.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, seed=0)
+        >>> result = fs.run(fs.FedAvg(lr=0.1), model="mlp", data=data, rounds=2)
+        >>> result.predict(0, data.clients[0].test[0][:2]).shape
+        (2,)
     """
 
     def __init__(self, simulation: Simulation | Source, history: list[Record]) -> None:
@@ -42,19 +49,19 @@ class Result:
 
     @property
     def simulation(self) -> Simulation:
-        """The simulation as it stands, of a result in memory."""
+        """The simulation behind a result in memory."""
         if not isinstance(self._source, Live):
             raise InputError("this result was loaded from a folder, which has its models and numbers but no simulation.")
         return self._source.simulation
 
     @property
     def headline(self) -> float:
-        """Mean over clients of the headline metric, each client's model on its own test data, as last evaluated."""
+        """Mean of the headline metric over clients, each model on its own client's test data, at the last evaluation."""
         return float(self._last()[self._source.metrics[0].name])
 
     @property
     def accuracy(self) -> float:
-        """The same of the accuracy, where the task has one."""
+        """Mean accuracy over clients, if the task has an accuracy."""
         if "accuracy" not in (last := self._last()):
             there = ", ".join(m.name for m in self._source.metrics)
             raise InputError(f"this task has no accuracy; it has {there}, and result.headline is the first.")
@@ -62,7 +69,7 @@ class Result:
 
     @property
     def clients(self) -> list[Record]:
-        """One entry for each client: what was last measured."""
+        """One record per client, from the last evaluation."""
         lists = self._last()["clients"]
         return [{k: v[i] for k, v in lists.items()} for i in range(len(self._source.names))]
 
@@ -87,7 +94,7 @@ class Result:
         ]
 
     def over_clients(self, metric: str | None = None) -> Spread:
-        """A metric over clients, by default the headline: mean, worst tenth, weighted by test samples, and who has it."""
+        """A metric over clients, by default the headline: mean, worst tenth, and the mean weighted by test samples."""
         measured = {m.name: m for m in self._source.metrics}
         name = metric or next(iter(measured))
         if name not in measured:
@@ -109,14 +116,14 @@ class Result:
 
     @property
     def persistence(self) -> Tree:
-        """How much of its disagreement with the others persists in each client: {name: (clients,)}, NaN where not tested."""
+        """Persistence of each client's disagreement: {name: (clients,)}, NaN for a client that was not tested."""
         if not (found := self._source.persistence()):
             raise InputError(f"{self._method} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
         return found
 
     @property
     def groups(self) -> list[list[int]]:
-        """The clients of each group, such as share a head, in the order of their first; who is not tested is in none."""
+        """The clients of each group that shares a head, ordered by first member; clients without a group are left out."""
         if (found := self._source.groups()) is None:
             raise InputError(f"{self._method} makes no groups; use fs.FedAlike(), or fs.diagnose(data).")
         return members(found)
@@ -126,7 +133,7 @@ class Result:
         return self.simulation.cross()
 
     def to_dataframe(self) -> Any:
-        """The history as a pandas DataFrame: a row for each round and client."""
+        """The history as a pandas DataFrame, one row per round and client."""
         try:
             import pandas
         except ImportError:
@@ -158,7 +165,7 @@ class Result:
         return self._source.predictor.predict(self.personal(i), i, x)
 
     def predict_proba(self, client: int | str, x: Any) -> NDArray[Any]:
-        """How likely each class is in the eyes of a client's model: a row for each sample, a column for each class."""
+        """Class probabilities from a client's model: one row per sample, one column per class."""
         i = self._number(client)
         return self._source.predictor.probabilities(self.personal(i), i, x)
 
@@ -171,11 +178,11 @@ class Result:
         return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
 
     def shared(self) -> Shared:
-        """What the run shares with clients that were not there: `fs.adapt` begins with it."""
+        """What the run shares with new clients; `fs.adapt` starts from it."""
         return self._source.shared()
 
     def report(self, path: str | Path = "report.html") -> Path:
-        """Write the report, one page that opens in a browser, and return where it is; needs plotly."""
+        """Write the report, one HTML page, and return its path. Needs plotly."""
         self._last()
         return folder.report(self._source, self.history, Path(path).expanduser())
 
