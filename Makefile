@@ -1,14 +1,17 @@
 # make demo: FedSelect beside the methods it is compared with, on real data, in about two minutes
+# make install: the package and what it needs, into .venv
 # make test: everything that needs no GPU
 # make docs: the documentation site, in build/site
 # make test-all: the same with all products of cases, and ten times as many random ones
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check docs lock clean
+.PHONY: demo install test test-all check docs lock clean
 
 demo: .venv/.installed
 	$(BIN)/fedselect compare --config experiments/demo.toml --out runs/demo --overwrite --report
+
+install: .venv/.installed
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto

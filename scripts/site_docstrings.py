@@ -10,7 +10,7 @@ LINE = re.compile(r"^(\w+(?:, \w+)*): (.+)$")
 
 
 class Meanings(griffe.Extension):
-    def on_class_instance(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         names = {n for n, m in cls.members.items() if m.is_attribute}
         self._told(cls, names)
 
