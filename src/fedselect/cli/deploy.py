@@ -70,7 +70,9 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", "keep", "patience", "secret", "mean", "private", aggregate=AGGREGATE)
+@with_run_options(
+    "seed", "task", "headline", "metrics", "keep", "view", "patience", "secret", "mean", "private", aggregate=AGGREGATE
+)
 def demo(
     ctx: typer.Context,
     *,
@@ -241,6 +243,7 @@ def client(
     "headline",
     "metrics",
     "keep",
+    "view",
     "patience",
     "secret",
     "mean",
@@ -331,7 +334,9 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file to write. (default: model.safetensors in its part)")] = None,
     vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
     run: Annotated[str | None, typer.Option(help="Which run. (default: the last finished one)")] = None,
-    view: Annotated[str | None, typer.Option(help="local or merged. (default: the one the method reports)")] = None,
+    view: Annotated[
+        str | None, typer.Option(help="local, merged, or best of a run with --view best. (default: the reported one)")
+    ] = None,
 ) -> None:
     """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
     if vault is None:

@@ -84,6 +84,7 @@ def configure(
 
     Where no task is named it is that of the data. `tasks` keeps which that is, for a command that makes many configurations.
     """
+    given_flags, fields["view"] = _view(given_flags, fields.get("view"))
     parts: dict[str, dict[str, Any]] = {}
     for part in (*TABLES, "training"):
         if not isinstance(raw.get(part, {}), dict):
@@ -117,6 +118,17 @@ def configure(
                 parts[home.partition(":")[0]][option] = value
     given = {k: v for k, v in fields.items() if v is not None}
     return Config.from_dict({**raw, **parts, **given}, where)
+
+
+def _view(given_flags: dict[str, str], view: str | None) -> tuple[dict[str, str], str | None]:
+    """--view best is a choice of every client, an option of the run; other views are options of methods."""
+    view = view or given_flags.get("view")
+    rest = {flag: value for flag, value in given_flags.items() if flag != "view"}
+    if view in (None, "best"):
+        return rest, view
+    if view not in ("local", "merged"):
+        raise InputError(f"--view is local, merged or best, not {view!r}.")
+    return {**rest, "view": view}, None
 
 
 def _task(data: dict[str, Any], known: dict[str, str] | None) -> str:

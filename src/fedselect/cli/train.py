@@ -120,7 +120,7 @@ def compare(
     _train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
 
 
-@with_run_options(*(name for name in OPTIONS if name != "seed"))
+@with_run_options(*(name for name in OPTIONS if name not in ("seed", "view")))
 def sweep(
     ctx: typer.Context,
     shown: Shown,

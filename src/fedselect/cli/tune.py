@@ -28,7 +28,7 @@ from fedselect.tuning.budget import Budget
 from fedselect.tuning.outcome import Judge, Row, standard_error
 from fedselect.tuning.trials import Asked, Found
 
-OWN = ("seed", "score", "cross", "preset")  # options of a run that a search sets itself
+OWN = ("seed", "score", "cross", "preset", "view")  # options of a run that a search sets itself, or may try several of
 _MORE = (
     "Options with several values are what is tried: [bold]--lr 0.01,0.1 --fedselect.limit 0.1,0.3[/bold]; options with one "
     "value are the same for all. What is not given is tried over a few values of its own."
@@ -107,6 +107,8 @@ def _settings(
     found: dict[str, Config] = {}
     for method in names:
         mine = {flag: values for flag, values in given_flags.items() if _concerns(flag, method, names)}
+        if "view" not in mine and "best" in given_flags.get("view", []):  # the choice of every client, whatever the method
+            mine["view"] = ["best"]
         tried = {**space.values(method, [flag.rpartition(".")[2].replace("-", "_") for flag in mine]), **mine}
         many = [name for name, values in tried.items() if len(values) > 1]
         for one in space.grid(tried):

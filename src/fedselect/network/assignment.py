@@ -53,6 +53,7 @@ class Assignment:
     secret: Ring | None = None  # in which values add up, where the server learns sums alone
     private: Private | None = None
     keep: str = "last"  # which round's model is the outcome: last, best or own
+    view: str | None = None  # best: each client chooses which of its models it reports
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
@@ -82,6 +83,11 @@ class Assignment:
     def layout(self) -> Layout | None:
         """How several inputs lie in one tensor."""
         return getattr(self.data, "layout", None)
+
+    @property
+    def validates(self) -> bool:
+        """Whether clients also measure on validation data, to choose by."""
+        return self.keep != "last" or self.view is not None
 
     @property
     def address(self) -> dict[str, str]:

@@ -10,11 +10,12 @@ from torch import Tensor
 from fedselect.aggregate import codec
 from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
+from fedselect.methods.choice import CHOICES
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
 from fedselect.network.unmasking import key_of
 from fedselect.secret.mean import check_hidden
-from fedselect.simulate.records import figures, validated
+from fedselect.simulate.records import CHOSEN, figures, validated
 from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
@@ -63,8 +64,10 @@ class Examiner:
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
         self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
-        if assigned.keep != "last":
+        if assigned.validates:
             self.figures_of |= {validated(m.name): m for m in assigned.metrics}
+        if assigned.view is not None:
+            self.figures_of |= {CHOSEN: Measure(CHOSEN, low=0.0, high=len(CHOICES) - 1.0)}
         asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
         self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
         self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}
@@ -161,6 +164,8 @@ class Examiner:
                 raise DataError("it measured no share")
             if why := self.figures_of[name].unfit(value):
                 raise DataError(f"it measured {why}")
+            if name == CHOSEN and (value is None or value != int(value)):
+                raise DataError(f"it chose {value!r}, which is no number of a model")
         return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:

@@ -35,7 +35,7 @@ from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
-_KEEPING = ("keep", "patience")  # left out where they are off, as plans were before
+_CHOOSING = ("keep", "patience", "view")  # left out where they are off, as plans were before
 _TABLES = ("method", "model", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
 """What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
@@ -146,6 +146,7 @@ class Plan:
             secret=self._ring(),
             private=as_private(self.config.private),
             keep=keeps(self.config.keep, self.config.patience),
+            view=self.config.view,
         )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
@@ -193,7 +194,7 @@ class Plan:
             **({"private": self.config.private} if self.config.private else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
-        flat |= {name: said[name] for name in _KEEPING if said[name] not in (None, "last")}
+        flat |= {name: said[name] for name in _CHOOSING if said[name] not in (None, "last")}
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"layout": json.dumps(self.data.layout.to_json())} if self.data.layout else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
@@ -209,7 +210,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, *_KEEPING, "metrics", "secret", "mean", "private") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, *_CHOOSING, "metrics", "secret", "mean", "private") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
@@ -260,7 +261,7 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
     check_deployed(as_private(config.private))
-    check_together(as_private(config.private), config.secret, keeps(config.keep, config.patience))
+    check_together(as_private(config.private), config.secret, keeps(config.keep, config.patience), config.view)
     assigned = made.assignment("cpu")
     check(assigned, config.make_aggregator(), limits.fraction)
     if config.secret:

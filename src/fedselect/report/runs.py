@@ -33,7 +33,7 @@ from fedselect.runs.rundir import (
 )
 from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
-from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import choices, final
 from fedselect.simulate.keeping import said as kept_in_words
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
@@ -162,6 +162,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
         "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
+        "chosen": choices(last),  # which of its models each client reports, where clients choose
         "kept": kept_in_words(last) if last.get("kept") is not None else None,
         "stopped": bool(last.get("stopped")),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}

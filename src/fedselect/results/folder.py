@@ -239,6 +239,7 @@ def _config(s: Simulation) -> dict[str, Any]:
         "fraction": s.fraction,
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
         **({} if s.keep == "last" else {"keep": s.keep}),
+        **({"view": s.view} if s.view == "best" else {}),
     }
 
 
@@ -258,6 +259,9 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         write_json(out / grouped.NAME, found)
     if any(r[s.metrics[0].name] is not None for r in history):
         names = {n: config[n]["name"] for n in ("method", "data", "model")}
-        about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
-        tested = [c.tested for c in s.data.clients]
-        write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))
+        about = {**names, "seed": s.seed, "score": "test", "view": s.view}
+        tested, validation = [c.tested for c in s.data.clients], [c.validation for c in s.data.clients]
+        write_json(
+            out / "summary.json",
+            summary(about, s.metrics, history, tested, environment(s.device.type, s.precision), validation),
+        )

@@ -35,7 +35,7 @@ def run(
 
     `patience`: stop after so many evaluations without a better one on validation data; the best round is then the one that
     counts, or with keep="own" each client's own best.
-    `how`: task, headline, metrics, aggregator, secret, mean, private, val, keep, fraction, late, chunk, rows, device,
+    `how`: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
     precision, deterministic and eval_every; Simulation explains them.
     """
     check_rounds(rounds, how, patience)

@@ -84,6 +84,12 @@ class Config:
         "Which round counts: the last, the best on validation data (held out with --val), or each client's own best.",
         "last; with --patience best",
     )
+    view: Literal["best"] | None = _option(
+        None,
+        "Which model of a client counts: local or merged, of methods with that option; best: each client chooses on its "
+        "validation data (held out with --val).",
+        "what the method says",
+    )
     patience: int | None = _option(None, "Stop after so many evaluations without a better one on validation data.")
     headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
     metrics: list[str] = field(
@@ -112,7 +118,7 @@ class Config:
                 raise unknown("training option", name, known)
         training = {n: o.value(given) for n, o in known.items()}
         keep = keeps(self.keep, self.patience)
-        check_ranges(**{name: getattr(self, name) for name in RANGES if name not in ("late", "keep")})
+        check_ranges(**{name: getattr(self, name) for name in RANGES if name not in ("late", "keep", "view")})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
@@ -192,6 +198,7 @@ class Config:
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             keep=keeps(self.keep, self.patience),
+            view=self.view,
             aggregator=self.make_aggregator(),
             secret=self.secret,
             mean=self.mean,
@@ -199,7 +206,7 @@ class Config:
             private=self.private,
         )
         if self.cross:
-            simulation.need(simulation.method.view)
+            simulation.need(simulation.view)
         return simulation
 
     def to_json(self) -> dict[str, Any]:

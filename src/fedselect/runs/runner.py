@@ -302,8 +302,12 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        tested = [c.tested for c in self.simulation.data.clients]
-        summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
+        clients = self.simulation.data.clients
+        tested, validation = [c.tested for c in clients], [c.validation for c in clients]
+        summary = {
+            **summarise(self.config, self.history, tested, validation),
+            "share_live": None if live is None else round(live, 6),
+        }
         if self.simulation.budget:
             summary["privacy"] = self.simulation.budget.to_json()
         if cross is not None:

@@ -54,6 +54,7 @@ LATER: dict[str, Any] = {
     "mean": "senders",
     "private": None,
     "keep": "last",
+    "view": None,
     "patience": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
@@ -118,6 +119,7 @@ def owner(simulation: "Simulation") -> Run:
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     config |= {} if s.keep == "last" else {"keep": s.keep}
+    config |= {"view": s.view} if s.view == "best" else {}
     if s.training.the_schedule.needs_rounds:
         config["rounds"] = s.total
     return Run(

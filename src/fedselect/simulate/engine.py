@@ -17,6 +17,7 @@ from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
+from fedselect.methods.choice import CHOICES
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
 from fedselect.private.budget import Budget
@@ -45,6 +46,7 @@ from fedselect.simulate.jobs import Asked, Full, Job
 from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.records import (
+    CHOSEN,
     SENT,
     Finite,
     Notes,
@@ -93,9 +95,10 @@ class Simulation:
     that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
     entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
     scored beside test data (val_accuracy, val_loss). `keep`: which models are the outcome: of the last round, of the best
-    round on validation data, or each client's of its own best round. `rounds`: how many there will be in all, for a
-    schedule or a privacy budget that depends on it. Method, model, task and aggregator may be names, with default
-    options.
+    round on validation data, or each client's of its own best round. `view`: "best" lets each client choose on its validation
+    data which of its models it reports (local, merged, fine-tuned, mixed); by default the one that the method says.
+    `rounds`: how many there will be in all, for a schedule or a privacy budget that depends on it. Method, model, task and
+    aggregator may be names, with default options.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Simulation:
         eval_every: int = 1,
         val: bool = False,
         keep: str = "last",
+        view: str | None = None,
         aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
         secret: bool = False,
@@ -134,12 +138,14 @@ class Simulation:
         model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep)
+        check_ranges(
+            deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep, view=view
+        )
         check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
-        check_validation(data, val, keep)
-        val = val or keep != "last"
+        check_validation(data, val, keep, view)
+        val = val or keep != "last" or view is not None
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
@@ -147,8 +153,9 @@ class Simulation:
         self.private = as_private(private)
         if self.private is not None:
             check_private(rounds)
-            check_together(self.private, secret, keep)
+            check_together(self.private, secret, keep, view)
         self._bare = method, self.aggregator  # as they were given
+        self.view = view or method.view  # of the models that it reports
         self.method: Method = Covered(method) if self.private and self.private.unit == "client" else method
         self.budget: Budget | None = None  # of privacy
         self.guard: PerSample | None = None
@@ -194,7 +201,7 @@ class Simulation:
         if self.private is not None:
             protect(self, self.private, joined)
         if val:
-            self.need(method.view)
+            self.need(self.view)
         self.keep = keep
         self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
@@ -207,7 +214,7 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
             "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "keep": self.keep,
+            "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
@@ -225,7 +232,8 @@ class Simulation:
     @property
     def _columns(self) -> tuple[str, ...]:
         """What is recorded of each client."""
-        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val))
+        chosen = (CHOSEN,) if self.view == "best" else ()
+        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val), *chosen)
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
@@ -337,12 +345,14 @@ class Simulation:
         for r, (theirs, _) in enumerate(found):
             for k, values in theirs.items():
                 lists[k][r :: len(found)] = values[r :: len(found)]
+        if CHOSEN in lists:
+            lists[CHOSEN] = [None if c is None else CHOICES[c] for c in lists[CHOSEN]]
         check_figures(lists, self.metrics, [c.name or i for i, c in enumerate(self.data.clients)], self.round)
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
             **({"epsilon": self.budget.spent_so_far} if self.budget else {}),
-            **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
+            **{k: mean_of(v) for k, v in lists.items() if k not in (*SENT, CHOSEN)},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
             **({"cut": round(float(self.memory["cut"]["share"]), 6)} if self.secret else {}),
@@ -359,7 +369,7 @@ class Simulation:
 
         With keep=best or own, those of the kept rounds, of which there is the reported view alone.
         """
-        ids, view = torch.as_tensor(ids), view or self.method.view
+        ids, view = torch.as_tensor(ids), view or self.view
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
             raise InputError("a process holds the models of its own clients alone; ask for those, or run in one process.")
@@ -367,12 +377,14 @@ class Simulation:
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         if self.kept and bool(self.kept.store.joined[ids].all()):
-            if view != self.method.view:
-                raise InputError(f"of kept rounds there is the reported view alone: view='{self.method.view}', or keep='last'.")
+            if view != self.view:
+                raise InputError(f"of kept rounds there is the reported view alone: view='{self.view}', or keep='last'.")
             return self.kept.models(ids, self.device)
         state, down = self._open(ids)
         if view == "local":
             return clone(self.method.local(state))
+        if view == "best":
+            return Stack([self]).do(Job("choose", ids, self.round - 1, state, down)).best  # type: ignore[no-any-return]
         return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
     @property
@@ -401,7 +413,7 @@ class Simulation:
 
     def need(self, view: str) -> None:
         """Refuse what needs a view of clients' models that are not kept."""
-        if view == "local" and self.store.forgets:
+        if view != "merged" and self.store.forgets:
             raise InputError(
                 "with rows=personal clients keep what is personal, not the models as they trained them; use view='merged' or "
                 "rows=all."
@@ -452,13 +464,18 @@ class Simulation:
             ids = waiting.popleft()
             state, down = self._open(ids, ahead=waiting)
             try:
-                merged = yield Job("personal", ids, self.round - 1, state, down)
+                best = None
+                if self.view == "best":
+                    merged, best, which = yield Job("choose", ids, self.round - 1, state, down)
+                    chosen = yield Job("score", ids, self.round - 1, {"model": best})
+                else:
+                    merged = yield Job("personal", ids, self.round - 1, state, down)
                 found = yield Job("score", ids, self.round - 1, {"model": merged})
                 if isinstance(self.store, Compact) and self.store.forgets:
                     local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
-                own = self.method.local(state) if self.method.view == "local" else merged
+                own = {"local": self.method.local(state), "merged": merged, "best": best}[self.view]
                 held = (yield Job("score", ids, self.round - 1, {"model": own}, part="val")) if self.val else {}
             except Full:
                 del state, down
@@ -468,6 +485,9 @@ class Simulation:
                 self.kept.see(ids, own)
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
+            if best is not None:
+                self._note(notes, "best", ids, chosen)
+                notes.add(CHOSEN, ids, which)
             for name, values in held.items():
                 notes.add(validated(name), ids, values)
             notes.add("share", ids, self._share(state))
@@ -477,8 +497,9 @@ class Simulation:
 
     def _note(self, notes: Notes, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
         headline = self.metrics[0].name
-        notes.add(f"{headline}_{view}", ids, found[headline])
-        if view == self.method.view:
+        if view != "best":
+            notes.add(f"{headline}_{view}", ids, found[headline])
+        if view == self.view:
             for name, values in found.items():
                 notes.add(name, ids, values)
 

@@ -27,12 +27,14 @@ def check_private(rounds: int | None) -> int:
     return rounds
 
 
-def check_together(private: Private | None, secret: bool, keep: str) -> None:
+def check_together(private: Private | None, secret: bool, keep: str, view: str | None = None) -> None:
     """Refuse noise on a sum that nobody can add it to, and a choice that no noise covers."""
     if private is not None and keep != "last":
         raise InputError(
             "--keep and --patience choose a round on validation data, which --private does not cover; leave them out."
         )
+    if private is not None and view is not None:
+        raise InputError("--view best chooses a model on validation data, which --private does not cover; leave it out.")
     if secret and private is not None and private.unit == "client":
         raise InputError(
             "--secret hides single updates, which --private of clients has to clip at the server; use --private "

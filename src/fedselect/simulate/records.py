@@ -14,6 +14,8 @@ from fedselect.tasks.metrics import Measure, known
 Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
 SENT = ("bytes_up", "bytes_down")
+CHOSEN = "chosen"
+"""Which of its models a client reports, by name, where clients choose."""
 
 
 def means(metrics: Sequence[Measure]) -> tuple[str, ...]:

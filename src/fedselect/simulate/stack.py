@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedselect.core.errors import RunError, TrainingError
 from fedselect.core.tree import State, Tree, blocks, expand, lay
+from fedselect.methods.choice import choose
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import deterministic
@@ -37,7 +38,7 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
-    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val)
+    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)
     how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
     ends = (repr(run.model.module), run.model.output, run.data.layout)
@@ -150,7 +151,10 @@ class Stack:
         methods = [self.runs[i]._for(j.ids) for i, j in zip(who, jobs, strict=True)]
         counts = [len(j.ids) for j in jobs]
         method = methods[0] if len(jobs) == 1 else _join(methods, counts, self.runs[0].device)
-        return do(whole, method, self._work(who, jobs))
+        work = self._work(who, jobs)
+        if whole.what == "choose":
+            return choose(method, work, whole.state, whole.heard(), self.runs[0].metrics[0])
+        return do(whole, method, work)
 
     def _at(self, who: list[int], jobs: list[Job]) -> Tensor:
         """Where the clients of these jobs stand in the pool of all runs' data."""

@@ -136,6 +136,11 @@ class Work:
             raise InputError(f"this method needs the metric {name}, which the task does not have; it has {known}.")
         return score(self._programs, tree, self._val, [found])[name]
 
+    def held_out(self, tree: Tree, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+        """Metrics on the clients' validation data, by name: (C,), NaN for a client that has none."""
+        self._need_open()
+        return score(self._programs, tree, self._val, metrics)
+
     def need_classes(self) -> None:
         if not isinstance(self.task, Classification):
             raise InputError("this method needs classes; use it with the task classification.")
