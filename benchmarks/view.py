@@ -1,4 +1,4 @@
-"""What it gains, and costs, that each client chooses its model (--view best): digits, every kind of shift, few samples to choose on.
+"""What --view best gains and costs, where each client chooses its model on few samples: digits, every kind of shift.
 
 A client has 60 samples. Some are held out to choose on, and the rest are trained on. Beside the choice stand the model that
 the method reports, trained on as many samples, and that model trained on all 60. What is done is kept in the file and not
@@ -108,9 +108,9 @@ def section(made: Row) -> str:
     """The part of the page that is made from the results."""
     rows, seeds = made["rows"], ", ".join(map(str, made["seeds"]))
     return (
-        f"{table(rows)}\n\nGain in points of test accuracy, ± standard error over seeds {seeds}. The last column: the reported model trained on "
-        f"all 60 samples, against the one trained on {SAMPLES - HELD_OUT[-1]}. Clients chose: {choices(rows)}; "
-        f"{lost(rows)}. `python benchmarks/view.py`, commit {made['commit']}, {made['date']}, {made['machine']}.\n"
+        f"{table(rows)}\n\nGain in points of test accuracy, ± standard error over seeds {seeds}. The last column: the reported "
+        f"model trained on all 60 samples, against the one trained on {SAMPLES - HELD_OUT[-1]}. "
+        f"Clients chose: {choices(rows)}; {lost(rows)}. `python benchmarks/view.py`, commit {made['commit']}, {made['date']}, {made['machine']}.\n"
     )
 
 
@@ -128,7 +128,9 @@ def main() -> None:
     given = asked.parse_args()
     rows: list[Row] = [json.loads(line) for line in given.file.read_text().splitlines()] if given.file.exists() else []
     if given.table:
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
+        )
         about = {
             "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
             "machine": f"{platform.machine()}, one CPU thread, PyTorch {torch.__version__}",

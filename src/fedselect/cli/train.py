@@ -219,6 +219,7 @@ def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
     ended = keeping.final(history, shown.name)
     assert ended is not None  # the last round is evaluated
     when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
+    when += ", of the model that each client chose" if config.view else ""
     whose = f"mean over clients, own {tables.DATA[config.score]} data{when}"
     say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 

@@ -104,11 +104,22 @@ function keptRounds() {
   return data.runs.filter(r => r.kept).map(r => ` ${label(r.group)}, seed ${r.seed}: ${r.kept}${r.stopped ? "; stopped early" : ""}.`).join("");
 }
 
+// which of their models clients report, where they choose: how many of them each, or the chosen client's
+function chosenModels() {
+  return data.runs.filter(r => r.chosen).map(r => {
+    const whose = ` ${label(r.group)}, seed ${r.seed}:`, one = state.client === null ? null : r.chosen[state.client];
+    if (one) return one.model ? `${whose} it chose ${one.model} in round ${one.round}${one.validation === undefined ? "" : `, on ${one.validation} validation samples`}.` : "";
+    const names = r.chosen.map(c => c.model).filter(m => m), count = m => names.filter(n => n === m).length;
+    const said = [...new Set(names)].sort((a, b) => count(b) - count(a)).map(m => `${m} ${count(m)}`).join(", ");
+    return `${whose} each client chose on its validation data (${said}).`;
+  }).join("");
+}
+
 function table() {
   const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
   const figure = v => [written(mean(v), 2), v.length > 1 ? element("small", {}, `± ${written(spread(v), 2)}`) : null];
   const view = (r, name, v) => {
-    const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
+    const counts = ["local", "best"].find(one => r.runs.every(run => run.view === one)) ?? "merged";
     return counts === name ? element("b", {}, written(mean(v), 2)) : written(mean(v), 2);
   };
   const against = r => {
@@ -135,7 +146,8 @@ function table() {
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data ${ending()}`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate. MB and seconds are of the whole run."
-    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds();
+    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds()
+    + chosenModels();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;

@@ -162,7 +162,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
         "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
-        "chosen": choices(last),  # which of its models each client reports, where clients choose
+        "chosen": summary.get("chosen") or choices(last),  # which of its models each client reports, where clients choose
         "kept": kept_in_words(last) if last.get("kept") is not None else None,
         "stopped": bool(last.get("stopped")),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
