@@ -107,11 +107,14 @@ def lost(rows: list[Row]) -> str:
 def section(made: Row) -> str:
     """The part of the page that is made from the results."""
     rows, seeds = made["rows"], ", ".join(map(str, made["seeds"]))
-    return (
-        f"{table(rows)}\n\nGain in points of test accuracy, ± standard error over seeds {seeds}. The last column: the reported "
-        f"model trained on all 60 samples, against the one trained on {SAMPLES - HELD_OUT[-1]}. "
-        f"Clients chose: {choices(rows)}; {lost(rows)}. `python benchmarks/view.py`, commit {made['commit']}, {made['date']}, {made['machine']}.\n"
-    )
+    few = SAMPLES - HELD_OUT[-1]
+    said = [
+        f"Gain in points of test accuracy, ± standard error over seeds {seeds}.",
+        f"The last column: the reported model trained on all {SAMPLES} samples, against the one trained on {few}.",
+        f"Clients chose: {choices(rows)}; {lost(rows)}.",
+        f"`python benchmarks/view.py`, commit {made['commit']}, {made['date']}, {made['machine']}.",
+    ]
+    return table(rows) + "\n\n" + "\n".join(said) + "\n"
 
 
 def page(text: str, made: Row) -> str:

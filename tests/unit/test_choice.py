@@ -1,5 +1,6 @@
 """--view best: each client reports the one of its models that does best on its own validation data."""
 
+import json
 import pickle
 
 import pytest
@@ -153,11 +154,11 @@ def test_a_client_without_validation_data_keeps_what_the_method_reports(data):
 def test_a_run_directory_says_what_was_chosen_and_its_models_are_those(tmp_path):
     config = Config.from_dict(CONFIG, "here")
     history = runner.start(config, tmp_path / "run")
-    summary = (tmp_path / "run" / "summary.json").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     chosen = history[-1]["clients"]["chosen"]
     assert {c for r in history for c in r["clients"]["chosen"]} <= set(CHOICES)
     said = [{"model": m, "round": 4, "validation": 10} for m in chosen]
-    assert fs.core.sums.opened(__import__("json").loads(summary))["chosen"] == said
+    assert summary["chosen"] == said
     _, simulation = reopen(tmp_path / "run")
     assert all(same(simulation.personal(i), fs.load_result(tmp_path / "run").personal(i)) for i in range(3))
     saved = fs.load_result(tmp_path / "run").save(tmp_path / "saved")
@@ -179,7 +180,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(wrong, said, data):
 
 
 def test_without_validation_data_it_says_how_to_hold_some_out():
-    with pytest.raises(InputError, match="view=best chooses on validation data.*--val 20"):
+    with pytest.raises(InputError, match=r"view=best chooses on validation data.*--val 20"):
         fs.run("fedavg", model="mlp", data=fs.load("digits", clients=3, val=0, test=10), rounds=1, view="best")
 
 
