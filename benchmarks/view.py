@@ -39,7 +39,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
-def measure(shift: str, seed: int, done: set[tuple[Any, ...]]) -> Iterator[Row]:
+def measure(commit: str, shift: str, seed: int, done: set[tuple[Any, ...]]) -> Iterator[Row]:
     """Every method with every number of samples held out: the accuracy in % of each client."""
     for held_out in (0, *HELD_OUT):
         names = [name for name in METHOD_OPTIONS if (shift, seed, held_out, name) not in done]
@@ -54,7 +54,14 @@ def measure(shift: str, seed: int, done: set[tuple[Any, ...]]) -> Iterator[Row]:
             assert isinstance(result, fs.Result)
             last = result.history[-1]["clients"]
             reported = last[f"accuracy_{methods[name].view}"]
-            row: Row = {"shift": shift, "seed": seed, "held_out": held_out, "method": name, "reported": _percent(reported)}
+            row: Row = {
+                "commit": commit,
+                "shift": shift,
+                "seed": seed,
+                "held_out": held_out,
+                "method": name,
+                "reported": _percent(reported),
+            }
             yield row | ({"chosen": last["chosen"], "best": _percent(last["accuracy"])} if held_out else {})
 
 
@@ -63,15 +70,17 @@ def _percent(values: list[float]) -> list[float]:
 
 
 def table(rows: list[Row]) -> str:
-    """Gain of the choice in points, by method and by shift: mean over clients and seeds, with its standard error over seeds."""
-    heads = ["held out of 60", *(str(n) for n in HELD_OUT), f"instead trained on, of {HELD_OUT[-1]}"]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
-    groups = [("all", rows)]
-    groups += [(f"`{m}`", [r for r in rows if r["method"] == m]) for m in METHOD_OPTIONS]
-    groups += [(f"shift `{s}`", [r for r in rows if r["shift"] == s]) for s in SHIFTS]
-    for name, own in groups:
-        gains = [_said(by_seed(own, n, "best")) for n in HELD_OUT]
-        lines.append(f"| {name} | {' | '.join(gains)} | {_said(by_seed(own, HELD_OUT[-1], 'whole'))} |")
+    """Points gained by the choice, and by training on the held-out samples instead: mean, and standard error over seeds."""
+    lines = [f"| held out of {SAMPLES} | {' | '.join(map(str, HELD_OUT))} |", "|---|" + "--:|" * len(HELD_OUT)]
+    methods = {f"`{m}`": [r for r in rows if r["method"] == m] for m in METHOD_OPTIONS}
+    shifts = {f"shift `{s}`": [r for r in rows if r["shift"] == s] for s in SHIFTS}
+    for what, said, groups in (
+        ("best", "**chosen**", {"all": rows, **methods, **shifts}),
+        ("whole", "**trained on instead**", {"all": rows, **methods}),
+    ):
+        for name, own in groups.items():
+            head = f"{said}, {name}" if name == "all" else name
+            lines.append(f"| {head} | {' | '.join(_said(by_seed(own, n, what)) for n in HELD_OUT)} |")
     return "\n".join(lines)
 
 
@@ -107,10 +116,9 @@ def lost(rows: list[Row]) -> str:
 def section(made: Row) -> str:
     """The part of the page that is made from the results."""
     rows, seeds = made["rows"], ", ".join(map(str, made["seeds"]))
-    few = SAMPLES - HELD_OUT[-1]
     said = [
-        f"Gain in points of test accuracy, ± standard error over seeds {seeds}.",
-        f"The last column: the reported model trained on all {SAMPLES} samples, against the one trained on {few}.",
+        "Points of test accuracy above the reported model, trained on the samples that are left, ± standard error over seeds",
+        f"{seeds}. Chosen: the model that each client chose. Trained on instead: the reported model trained on all {SAMPLES}.",
         f"Clients chose: {choices(rows)}; {lost(rows)}.",
         f"`python benchmarks/view.py`, commit {made['commit']}, {made['date']}, {made['machine']}.",
     ]
@@ -131,11 +139,8 @@ def main() -> None:
     given = asked.parse_args()
     rows: list[Row] = [json.loads(line) for line in given.file.read_text().splitlines()] if given.file.exists() else []
     if given.table:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-        )
         about = {
-            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": commit.stdout.strip(),
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": ", ".join(sorted({r.pop("commit") for r in rows})),
             "machine": f"{platform.machine()}, one CPU thread, PyTorch {torch.__version__}",
             "rounds": ROUNDS, "seeds": sorted({r["seed"] for r in rows}),
         }  # fmt: skip
@@ -145,11 +150,13 @@ def main() -> None:
         print(table(rows))
         return
     torch.set_num_threads(1)
+    asked_git = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(asked_git, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
     done = {(r["shift"], r["seed"], r["held_out"], r["method"]) for r in rows}
     with given.file.open("a") as out:
         for seed in map(int, given.seeds.split(",")):
             for shift in given.shifts.split(","):
-                for row in measure(shift, seed, done):
+                for row in measure(commit, shift, seed, done):
                     print(json.dumps(row), file=out, flush=True)
                 print(seed, shift, flush=True)
 
