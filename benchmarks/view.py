@@ -139,8 +139,9 @@ def main() -> None:
     given = asked.parse_args()
     rows: list[Row] = [json.loads(line) for line in given.file.read_text().splitlines()] if given.file.exists() else []
     if given.table:
+        commits = ", ".join(sorted({r.pop("commit") for r in rows}))
         about = {
-            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": ", ".join(sorted({r.pop("commit") for r in rows})),
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": commits,
             "machine": f"{platform.machine()}, one CPU thread, PyTorch {torch.__version__}",
             "rounds": ROUNDS, "seeds": sorted({r["seed"] for r in rows}),
         }  # fmt: skip
