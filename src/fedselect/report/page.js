@@ -1,7 +1,8 @@
 // The page: its state (which client, which methods), its frame, and drawing it again when either changes.
 
 let data = JSON.parse(document.getElementById("data").textContent);
-const state = { client: null, hidden: new Set(), picks: {} };
+const state = { client: null, hidden: new Set(), picks: {}, unfolded: false };
+const MANY = 8;  // methods that fit into the bar; more of them are folded away
 const byId = id => document.getElementById(id);
 
 // every method shown, best first, for all clients or the chosen one
@@ -60,7 +61,12 @@ function filter() {
     ...Array.from({ length: clientCount() }, (_, i) =>
       chip(clientName(i), state.client === i, { "data-chip": `c${i}`, "data-client": i }, () => setClient(i))),
   );
-  byId("methods").replaceChildren(...data.groups.map((_, g) =>
+  const many = data.groups.length > MANY, open = !many || state.unfolded;
+  const fold = chip(`${shown().length} of ${data.groups.length} shown ${open ? "▴" : "▾"}`, true, { "data-chip": "fold", "aria-expanded": String(open) },
+    () => { state.unfolded = !open; render(); });
+  fold.removeAttribute("aria-pressed");
+  byId("methods").parentElement.classList.toggle("unfolded", many && open);
+  byId("methods").replaceChildren(...(many ? [fold] : []), ...(open ? data.groups : []).map((_, g) =>
     chip(label(g), !state.hidden.has(g), { "data-chip": `m${g}`, "data-method": label(g) }, () => {
       if (!state.hidden.delete(g) && shown().length > 1) state.hidden.add(g);
       render();
@@ -102,6 +108,15 @@ const ending = () => data.runs.some(r => r.kept) ? "in the round that was kept" 
 // which rounds were kept, and who stopped early
 function keptRounds() {
   return data.runs.filter(r => r.kept).map(r => ` ${label(r.group)}, seed ${r.seed}: ${r.kept}${r.stopped ? "; stopped early" : ""}.`).join("");
+}
+
+// settings of a search that the table leaves out, and why
+function leftOut() {
+  if (!data.tuning || data.groups.length === data.tuning.settings.length) return "";
+  const { settings } = data.tuning, longest = settings.filter(s => s.rounds === settings[0].rounds).length;
+  const best = data.groups.length < longest ? `${data.groups.length} best of the ${longest}` : longest;
+  return ` The table and the figures show the ${best} settings that trained longest. All ${settings.length} of the search are listed under `
+    + "“How the setting was chosen”, in “Numbers as a table”.";
 }
 
 // which of their models clients report, where they choose: how many of them each, or the chosen client's
@@ -147,7 +162,7 @@ function table() {
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate. MB and seconds are of the whole run."
     + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds()
-    + chosenModels();
+    + chosenModels() + leftOut();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
