@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from fedselect.methods.choice import CHOICES, SHARES, pick
 from fedselect.runs import runner
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import core, reopen
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import view as bench
 
 METHODS = {
     "merged": fs.FedAvg(lr=0.3),
@@ -190,3 +195,14 @@ def test_the_flag_is_the_run_s_and_other_views_stay_the_method_s(tmp_path):
         done = CliRunner().invoke(app, [*run, "--view", view, "--out", str(tmp_path / view)])
         assert message in (str(done.exception) if message else "")
     assert Config.from_dict({**CONFIG, "view": None, "method": {"name": "fedavg", "view": "local"}}, "here").view is None
+
+
+def test_the_page_is_what_the_results_say():
+    made = json.loads(bench.RESULTS.read_text(encoding="utf-8"))
+    assert bench.page(text := bench.PAGE.read_text(encoding="utf-8"), made) == text
+    cells = {(r["shift"], r["seed"], r["held_out"], r["method"]) for r in made["rows"]}
+    assert len(cells) == len(made["rows"]) == 7 * 5 * 5 * len(made["seeds"])
+    own = [r for r in made["rows"] if r["method"] == "fedavg" and r["held_out"] == 20]
+    gain = sum(sum(r["best"]) - sum(r["reported"]) for r in own) / sum(len(r["best"]) for r in own)
+    line = next(li for li in bench.table(made["rows"]).splitlines() if li.startswith("| `fedavg` |"))
+    assert line.split("|")[4].strip().startswith(f"{gain:+.1f} ± ")
