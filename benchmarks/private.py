@@ -1,8 +1,9 @@
 """What differential privacy costs: accuracy over epsilon for 10, 100 and 1,000 clients, and for samples of few large clients.
 
 Spoken digits (AudioMNIST as 8x8 pictures) are dealt evenly to clients, so that only the number of clients differs; beside them
-the four hospitals of the heart disease data. With --secret clients add the noise themselves, in shares. Learning rate and clip of every cell are chosen on validation data with seeds
-from 100 on; test data is looked at once. `python scripts/private.py` makes docs/private.md of what this writes.
+the four hospitals of the heart disease data. With --secret clients add the noise themselves, in shares. Learning rate and clip
+of every cell are chosen on validation data with seeds from 100 on; test data is looked at once. `python scripts/private.py`
+makes docs/private.md of what this writes.
 """
 
 import argparse
