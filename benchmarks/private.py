@@ -123,7 +123,8 @@ def main() -> None:
     made = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "commit": commit,
         "machine": f"{platform.machine()}, 1 CPU thread, torch {torch.__version__}",
-        "rounds": ROUNDS, "seeds": SEEDS, "rates": RATES, "clips": CLIPS, "batch": BATCH, "epochs": EPOCHS,
+        "rounds": ROUNDS, "seeds": SEEDS, "rates": RATES, "clips": {"client": FIXED} if args.secret else CLIPS,
+        "batch": BATCH, "epochs": EPOCHS,
     }  # fmt: skip
     head = ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in made.items())
     body = ",\n  ".join(map(json.dumps, rows))
