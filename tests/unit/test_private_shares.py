@@ -130,7 +130,10 @@ def test_what_was_cut_stays_a_secret():
 def test_what_is_promised_is_said_with_what_it_rests_on():
     found = shared_guarantee(Private(8.0, colluding=3), 100, 100, 30, 1210)
     said = statement(found)
-    assert "so the server need not be trusted, even if 3 other clients tell it theirs. This still holds if a third" in said
+    assert (
+        "so the server need not be trusted, even if 3 other clients tell it theirs. This still holds if fewer than a third"
+        in said
+    )
     assert found.epsilon(30) <= 8 < found.epsilon(31)
     assert f"noise is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
 

@@ -76,8 +76,8 @@ def _trust(guarantee: Guarantee) -> str:
         )
     return (
         "Every client adds its share of the noise itself, and --secret shows the server sums alone, so the server need not be "
-        f"trusted, {_allies(private.colluding)}. This still holds if a third of a round's clients are lost. The server "
-        "decides who takes part, so a client counts as if it were in every round, and that it takes part is not hidden."
+        f"trusted, {_allies(private.colluding)}. This still holds if fewer than a third of a round's clients are lost. The "
+        "server decides who takes part, so a client counts as if it were in every round, and that it takes part is not hidden."
     )
 
 
