@@ -121,7 +121,7 @@ def test_a_smaller_round_has_larger_shares_and_too_small_a_one_is_refused():
 
 def test_what_was_cut_stays_a_secret():
     up = fs.methods.method.Up({"w": torch.full((2, 3), 1e6)}, {"w": True}, torch.ones(2))
-    found = coded(Ring(4), made(4), up, {"w": torch.zeros(3)}, {"w": torch.ones(())}, torch.arange(2), 4)
+    found = coded(Ring(4), made(4), up, {"w": torch.zeros(3)}, {"w": torch.ones(())}, torch.arange(2), clients=4)
     assert found[CLIENTS].tolist() == [[1.0], [1.0]]
     assert not found[OVER].any()
     assert not found[IS_NEAR].any()

@@ -161,7 +161,7 @@ class Node:
         reach = {n: torch.tensor(r, device=device) for n, r in zip(names, cohort.address["reach"], strict=True)}
         keys = random.client_keys(self.assigned.seed, self.assigned.ids(self.client), cohort.address["round"] - 1, ROUNDING)
         before = {n: v.to(device) for n, v in params.items()}
-        codes = coded(self._masking.ring, self._noisy, up, before, reach, keys, len(cohort.ids))
+        codes = coded(self._masking.ring, self._noisy, up, before, reach, keys, clients=len(cohort.ids))
         return self._masking.hide(cohort, first(codes), first_mask(up.sent))
 
     def _note(self, cohort: Cohort | None) -> None:

@@ -77,7 +77,9 @@ class SecretFold(Fold):
     def take(self, up: Up, keys: Tensor) -> None:
         check_hidden(up)
         names = [n for n in up.values if up.sent.get(n, False) is not False]
-        codes = coded(self._how.ring, self._how.noisy, up, self._params, {n: self.reach[n] for n in names}, keys, self._clients)
+        codes = coded(
+            self._how.ring, self._how.noisy, up, self._params, {n: self.reach[n] for n in names}, keys, clients=self._clients
+        )
         self.add(codes, {**dict.fromkeys(codes, True), **{n: up.sent[n] for n in names}}, up.weight)
 
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
@@ -119,9 +121,7 @@ class SecretFold(Fold):
         return (self.sums.total[OVER].sum() / torch.as_tensor(sent).clamp_min(1.0)).float()
 
 
-def coded(
-    ring: Ring, noisy: Noisy | None, up: Up, params: Tree, reach: Tree, keys: Tensor, clients: int
-) -> Tree:  # fmt: skip
+def coded(ring: Ring, noisy: Noisy | None, up: Up, params: Tree, reach: Tree, keys: Tensor, *, clients: int) -> Tree:
     """Stacked uploads of a round of so many clients as whole numbers; `reach` names the tensors that are sent."""
     if noisy is None:
         return ring.code(up.values, up.sent, params, reach, keys)
