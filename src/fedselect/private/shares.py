@@ -34,7 +34,7 @@ FINE = 4.0
 class Shares:
     """Noise of so many times the longest update, over the clients of a round together.
 
-    noise: standard deviation over sensitivity, of the smallest sum that is opened; ring: for as many clients as a round may have.
+    noise: standard deviation over sensitivity, of the smallest sum that is opened; ring: for the most clients of a round.
     """
 
     private: Private
