@@ -20,6 +20,7 @@ from fedselect.core.version import package_version
 from fedselect.data import DATA, Federation, Schema
 from fedselect.data.tables import check_options, said_by
 from fedselect.network import site
+from fedselect.network.behind import SUMS_ONCE
 from fedselect.network.control import follow, reason, runs, server_part, start, state, submit, unfinished
 from fedselect.network.drive import attendance, config_of
 from fedselect.network.export import export_model
@@ -281,7 +282,8 @@ def run(
         if ctx.args or any(v is not None for v in (method, model, *given.values())):
             raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
         place = unfinished(part, name)
-        config_of(place)  # what cannot be read here is refused before the run goes on
+        if config_of(place).secret and go_back:  # what cannot be read here is refused before the run goes on, too
+            raise InputError(SUMS_ONCE)
         submit(engine, part, place, go_back)
     elif go_back:
         raise InputError("--go-back goes with --resume.")

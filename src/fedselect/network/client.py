@@ -23,10 +23,10 @@ from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.best import BEST, Best
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.masking import Masking
-from fedselect.network.protected import budget_of, for_samples
+from fedselect.network.protected import budget_of, for_samples, for_uploads
 from fedselect.network.vault import Vault, claim, private
 from fedselect.secret.keys import Identity
-from fedselect.secret.mean import ROUNDING, check_hidden
+from fedselect.secret.mean import ROUNDING, check_hidden, coded
 from fedselect.secret.protocol import Cohort
 from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
@@ -70,7 +70,7 @@ class Node:
                 )
             self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
         self._best = Best(Vault(self.vault.folder / BEST), assigned.keep, assigned.metrics[0])
-        self._guard = for_samples(assigned)
+        self._guard, self._noisy = for_samples(assigned), for_uploads(assigned)
 
     @property
     def _samples(self) -> int:
@@ -172,7 +172,7 @@ class Node:
         reach = {n: torch.tensor(r, device=device) for n, r in zip(names, cohort.address["reach"], strict=True)}
         keys = random.client_keys(self.assigned.seed, self.assigned.ids(self.client), cohort.address["round"] - 1, ROUNDING)
         before = {n: v.to(device) for n, v in params.items()}
-        codes = self._masking.ring.code(up.values, up.sent, before, reach, keys)
+        codes = coded(self._masking.ring, self._noisy, up, before, reach, keys, clients=len(cohort.ids))
         return self._masking.hide(cohort, first(codes), first_mask(up.sent))
 
     def _note(self, cohort: Cohort | None) -> None:
@@ -188,11 +188,11 @@ class Node:
         return self._reply("opened", base, {"round": round, **said}, parts)
 
     def _charge(self, round: int) -> dict[str, Any]:
-        """Note a round in the budget of its samples before it trains; what was spent by then, for the server."""
-        if self._guard is None:
+        """Note a round in a budget that the client keeps itself before it trains; what was spent by then, for the server."""
+        budget = budget_of(self.assigned, self._samples, self.vault.folder)
+        if budget is None:
             return {}
         private(self.vault.folder)
-        budget = budget_of(self.assigned, self._samples, self.vault.folder)
         budget.charge(round, before=round - 1)  # a vault that was lost must not make room for more
         return {"epsilon": budget.spent_so_far}
 

@@ -190,10 +190,16 @@ class Examiner:
         moved = size = 0.0
         count = 0
         for n, v in values.items():
-            mark, old = torch.as_tensor(sent[n]), params[n].double().cpu()
-            count += int(mark.expand_as(v).sum())
-            moved += float(torch.where(mark, v.double() - old, 0.0).square().sum())
-            size += float(torch.where(mark, old, 0.0).square().sum())
+            mark, old = sent[n], params[n].double().cpu()
+            step = v.double() - old
+            if isinstance(mark, Tensor):
+                count, step, old = count + int(mark.sum()), torch.where(mark, step, 0.0), torch.where(mark, old, 0.0)
+            elif mark:
+                count += v.numel()
+            else:
+                continue
+            moved += float(torch.linalg.vector_norm(step)) ** 2
+            size += float(torch.linalg.vector_norm(old)) ** 2
         for path, v in extra.items():
             name = path.split("/", 2)[2]
             if name in params:

@@ -70,7 +70,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     headline = simulation.metrics[0]
     records = read_records(run / "metrics.jsonl", growing=not finished(run))
     last = final(records[: simulation.round], headline.name)
-    said = _about(simulation, config, client, headline, wanted, y, _chosen(last, client))
+    said = _about(simulation, config, client, headline, wanted, y, chosen=_chosen(last, client))
     found = write_model(model, simulation, form, path, x, said)
     snippet = SNIPPETS[form](path, simulation, config.model)
     write_bytes(card_file(path), card(path, said, snippet).encode())
@@ -118,7 +118,7 @@ def card_file(model: Path) -> Path:
 
 
 def _about(
-    s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor, chosen: str | None
+    s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor, *, chosen: str | None
 ) -> About:
     """What the file says of itself."""
     data, own = s.data, s.data.clients[client]

@@ -276,6 +276,7 @@ class Simulation:
         cohort = self._cohort(present)
         notes, finite = Notes(self.clients, self._columns), Finite(self.data)
         folded = self._folds.fold(self.memory, self._shared())
+        folded.expect(len(cohort))
         sizes = codec if self.secret is None else Sizes(self.secret.ring, len(cohort))
         extras: list[State] = []
         order: list[Tensor] = []
@@ -324,7 +325,7 @@ class Simulation:
 
     def _cohort(self, present: Tensor) -> Tensor:
         """Who trains in this round."""
-        if self.private is not None and self.private.unit == "client":
+        if self.private is not None and self.private.unit == "client" and self.secret is None:
             return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
         count = most(self.fraction, len(present))
         return random.choose(self.seed, present, count, self.round, "cohort")
