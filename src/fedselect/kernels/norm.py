@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients, with what follows it: adding another tensor, as a residual block does, and a ReLU.
 
-Activations are (C, rows, channels) in memory. A client's few rows fit into one program, and each way is one kernel. Many rows take
-two: sums by block, then everything else. Means and variances are merged from blocks, each summed around the mean of its first
-rows, so next to nothing cancels. The running statistics are updated in place, as the layer does.
+Activations are (C, rows, channels) in memory. A client with few rows fits into one program, and each way is one kernel; many
+rows take two: sums by block, then everything else. Means and variances are merged from blocks, each summed around the mean of
+its first rows, so next to nothing cancels. The running statistics are updated in place, as the layer does.
 """
 
 import torch
