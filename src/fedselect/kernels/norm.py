@@ -239,8 +239,8 @@ def forward(
     given = _or(weight, x), _or(bias, x), y, saved, _or(mean, x), _or(var, x), rows, channels
     what = weight is not None, mean is not None, other is not None, relu
     if rows <= FEW:
-        grid, how = _at_once(x)
-        _forward_few[grid](x, _or(other, x), *given, momentum, eps, *what, **how)
+        few, how = _at_once(x)
+        _forward_few[few](x, _or(other, x), *given, momentum, eps, *what, **how)
         return y, saved
     grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
@@ -260,8 +260,8 @@ def backward(
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(saved[:, 0]) for _ in "wb")
     to = _or(dweight, x), _or(dbias, x)
     if rows <= FEW:
-        grid, how = _at_once(x)
-        _back_few[grid](x, g, _or(y, x), saved, *affine, dx, passed, *to, rows, channels, weight is not None, add, relu, **how)
+        few, how = _at_once(x)
+        _back_few[few](x, g, _or(y, x), saved, *affine, dx, passed, *to, rows, channels, weight is not None, add, relu, **how)
         return dx, dweight, dbias, passed
     grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)

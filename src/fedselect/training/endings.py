@@ -98,18 +98,19 @@ class Endings:
 
     def _sum(self, func: Callable[..., Any], args: tuple[Any, ...], pair: list[_Followed]) -> Tensor:
         norm = next((f for f in pair if f.make), None)
+        value: Tensor
         if norm is not None and norm.make is not None:
             make, norm.make = norm.make, None
-            end = _Followed(make(True, args[1] if args[0] is norm.value else args[0]), "relu")
+            value = make(True, args[1] if args[0] is norm.value else args[0])
         else:
-            end = _Followed(func(*args))
-            if end.value is args[0]:  # in place: told apart from what it was, which a model may go on using
-                end.value = args[0].view_as(args[0])
+            value = func(*args)
+            if value is args[0]:  # in place: told apart from what it was, which a model may go on using
+                value = value.view_as(value)
+        end = _Followed(value, "" if norm is None else "relu")
         for f in pair:
             f.uses.append(end)
         self._sums.append(end)
-        assert end.value is not None
-        return end.value
+        return value
 
     def _find(self, v: Any) -> _Followed | None:
         return next((f for f in (*self._norms, *self._sums) if f.value is v and v is not None), None)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -156,8 +157,14 @@ def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, traini
     while True:
         tree = {n: v.clone() for n, v in expand(values, 1).items()}
         memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in training.the_optimizer.memory}
+        aim = Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal)
         try:
-            step(fitted, tree, memory, batch, Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal), training)
+            if kernels.serve(batch.x):
+                from fedselect.kernels.compiling import compile_for
+
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # who counts them counts the step's
+                    compile_for(partial(step, fitted, tree, memory, batch, aim, training))
+            step(fitted, tree, memory, batch, aim, training)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as e:
