@@ -183,7 +183,7 @@ class Programs:
             return
         from fedselect.kernels.compiling import compile_for
 
-        with suppress(torch.cuda.OutOfMemoryError):  # then they are compiled one by one
+        with suppress(torch.cuda.OutOfMemoryError):  # no room for a copy: they are compiled when they first run
             copy = {k: {n: v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
             compile_for(lambda: body(copy), lambda: ready(copy)(copy))
 
