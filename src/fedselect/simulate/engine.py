@@ -339,7 +339,7 @@ class Simulation:
         for r, (theirs, _) in enumerate(found):
             for k, values in theirs.items():
                 lists[k][r :: len(found)] = values[r :: len(found)]
-        check_figures(lists, self.metrics, self.data, self.round)
+        check_figures(lists, self.metrics, [c.name or i for i, c in enumerate(self.data.clients)], self.round)
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),

@@ -38,12 +38,12 @@ def figures(metrics: Sequence[Measure]) -> dict[str, Measure]:
     return {**{m.name: m for m in metrics}, **views}
 
 
-def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], data: Federation, round: int) -> None:
+def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], names: Sequence[str | int], round: int) -> None:
     """Refuse what a deployment's server would: numbers outside the range of their metric."""
     for column, measure in figures(metrics).items():
-        for i, value in enumerate(lists[column]):
+        for name, value in zip(names, lists[column], strict=True):
             if value is not None and (why := measure.unfit(value)):
-                raise InputError(f"client {data.clients[i].name or i}, round {round}: it measured {why}")
+                raise InputError(f"client {name}, round {round}: it measured {why}")
 
 
 def check_defined(record: Record, metrics: Sequence[Measure]) -> None:
