@@ -357,7 +357,8 @@ def _drive(
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
-        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, full)) else None)
+        judged = last or (until is not None and in_tail(stack.round + 1, full))
+        outcomes = stack.step(evaluate=True if judged else None, more=not last)
         for run, record in zip(runs, outcomes, strict=True):
             if isinstance(record, TrainingError):
                 run.failed = str(record)
@@ -365,7 +366,8 @@ def _drive(
                     run.finish()
                     raise record
                 continue
-            run.note(record)
+            with stack.beside():
+                run.note(record)
             if watch:
                 watch(run.config, record)
         runs = [r for r in runs if not r.failed]

@@ -42,7 +42,7 @@ from fedselect.simulate.inputs import (
     pick_device,
     pick_precision,
 )
-from fedselect.simulate.jobs import Asked, Full, Job
+from fedselect.simulate.jobs import Asked, Full, Job, Turn
 from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.records import (
@@ -254,12 +254,13 @@ class Simulation:
             checkpoint.load(found.place, self, run)
         return found is not None
 
-    def asks(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
-        """One round as questions to its clients; send the answer to each, and get the record at the end."""
-        began = time.perf_counter()
+    def asks(self, turn: Turn) -> Generator[Asked, Any, Record]:
+        """One round as questions to its clients; send the answer to each, and get the record at the end.
+
+        Until the first answer is sent, nothing of the simulation changes, unless samples or clients are private.
+        """
         if self.budget is not None:
             self.budget.charge(self.round + 1)
-        evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
         waiting = deque(self._chunks(here[~self.store.joined[ranks.place(here)]]))
@@ -287,7 +288,7 @@ class Simulation:
             before, down = self._open(ids, ahead=waiting)
             try:
                 state, up, loss = yield Job("client", ids, self.round, before, down)
-                scores = yield from self._last_look(ids, state, evaluate)
+                scores = yield from self._last_look(ids, state, turn.evaluate)
             except Full:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
@@ -298,7 +299,8 @@ class Simulation:
             notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state, scores)
-            folded.take(up, random.client_keys(self.seed, ids.to(self.device), self.round, ROUNDING))
+            there = ids.to(self.device, non_blocking=True)  # a GPU is busy training: do not wait for it
+            folded.take(up, random.client_keys(self.seed, there, self.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, sizes.up_size(up))
@@ -318,10 +320,10 @@ class Simulation:
         self.memory = {k: together(t, clients=False) for k, t in memory.items()}
         del folded, extras, server, mean, heard, memory
         self.round += 1
-        if evaluate:
+        if turn.evaluate:
             yield from self._evaluate(here, notes, finite)
         yield None
-        return self._record(notes, finite, began)
+        return self._record(notes, finite, turn.began)
 
     def _cohort(self, present: Tensor) -> Tensor:
         """Who trains in this round."""

@@ -29,6 +29,14 @@ class Job:
         return {**{k: expand(t, len(self.ids)) for k, t in self.down.shared.items()}, **self.down.rows}
 
 
+@dataclass
+class Turn:
+    """What is asked of a round, which may have begun before: whether clients are evaluated, and when it was asked for."""
+
+    evaluate: bool = False
+    began: float = 0.0
+
+
 Asked = Job | None
 """None when all of a round is on its way to the GPU: it reads the outcome next, so others may first send theirs there."""
 

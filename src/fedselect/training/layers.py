@@ -106,22 +106,23 @@ class Linear(torch.autograd.Function):
 class BatchNorm(torch.autograd.Function):
     """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place.
 
-    relu: with a ReLU behind it.
+    other: a tensor like x that is added to the result.   relu: with a ReLU behind it all.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-        momentum: float, eps: float, relu: bool = False,
+        momentum: float, eps: float, relu: bool = False, other: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        ctx.over, ctx.kernels, ctx.relu = [1, *range(3, x.ndim)], kernels.serve(x), relu
+        ctx.over, ctx.kernels, ctx.relu, ctx.add = [1, *range(3, x.ndim)], kernels.serve(x), relu, other is not None
         if ctx.kernels:
             from fedselect.kernels import norm
 
             flat = _channels_last(x)
             rows = flat.view(len(x), -1, x.shape[2])
-            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu)
-            ctx.save_for_backward(rows, saved, weight, bias)
+            more = None if other is None else _channels_last(other).view(rows.shape)
+            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu, more)
+            ctx.save_for_backward(rows, saved, weight, bias, y if ctx.add else None)
             return y.view(flat.shape).movedim(-1, 2)
         count = x[0].numel() // x.shape[2]
         now_var, now_mean = torch.var_mean(x, ctx.over, correction=0)
@@ -132,6 +133,7 @@ class BatchNorm(torch.autograd.Function):
         scale = narrow if weight is None else narrow * weight
         shift = -now_mean * scale if bias is None else bias - now_mean * scale
         y = _across(shift, x).addcmul(x, _across(scale, x))
+        y = y if other is None else y.add_(other)
         y = y.relu_() if relu else y
         ctx.save_for_backward(x, now_mean, narrow, weight, y if relu else None)
         return y
@@ -141,10 +143,11 @@ class BatchNorm(torch.autograd.Function):
         if ctx.kernels:
             from fedselect.kernels import norm
 
-            x, saved, weight, bias = ctx.saved_tensors
+            x, saved, weight, bias, y = ctx.saved_tensors
             flat = _channels_last(g)
-            dx, dweight, dbias = norm.backward(x, flat.view(x.shape), saved, weight, bias, ctx.relu)
-            return dx.view(flat.shape).movedim(-1, 2), dweight, dbias, *[None] * 5
+            dx, dweight, dbias, passed = norm.backward(x, flat.view(x.shape), saved, weight, bias, ctx.relu, y)
+            dx, passed = (v.view(flat.shape).movedim(-1, 2) for v in (dx, passed))
+            return dx, dweight, dbias, *[None] * 5, passed if ctx.add else None
         x, mean, narrow, weight, y = ctx.saved_tensors
         g = torch.where(y > 0, g, 0.0) if ctx.relu else g
         hat = (x - _across(mean, x)) * _across(narrow, x)
@@ -152,7 +155,7 @@ class BatchNorm(torch.autograd.Function):
         count = x[0].numel() // x.shape[2]
         scale = narrow if weight is None else narrow * weight
         dx = _across(scale, x) * (g - (_across(dbias, x) + hat * _across(dweight, x)) / count)
-        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5
+        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5, g if ctx.add else None
 
 
 class MaxPool(torch.autograd.Function):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.tree import State, Tree
 from fedselect.tasks.losses import Goal
@@ -56,6 +57,7 @@ class Programs:
         self._seen: dict[Any, int] = {}
         self._tried: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
+        self._compiled: set[Any] = set()
         self._pool: Any = None
         self._said = False
 
@@ -134,6 +136,7 @@ class Programs:
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (data.x.data_ptr(), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
+        self._compile(what, body, ready, inputs)
         for done in range(first, last):
             recorded = self._recording(what, ready, inputs)
             if recorded is not None:
@@ -166,8 +169,23 @@ class Programs:
 
         recorded = None
         if split.n.is_cuda:  # a CPU is busy with the numbers themselves
-            recorded = self._recording(("predict", width, split.x.data_ptr()), lambda i: body, inputs)
+            what = ("predict", width, split.x.data_ptr())
+            self._compile(what, body, lambda i: body, inputs)
+            recorded = self._recording(what, lambda i: body, inputs)
         return body(inputs) if recorded is None else recorded(inputs, 1)
+
+    def _compile(self, what: Any, body: Body, ready: Callable[[State], Body], inputs: State) -> None:
+        """On a GPU, before a program's first run: compile its kernels, those of the recording too."""
+        if what in self._compiled or not kernels.serve(next(iter(inputs["tree"].values()))):
+            return
+        self._compiled.add(what)
+        if one_by_one(self.fitted, inputs["batch"]["n"].device):
+            return
+        from fedselect.kernels.compiling import compile_for
+
+        with suppress(torch.cuda.OutOfMemoryError):  # no room for a copy: they are compiled when they first run
+            copy = {k: {n: v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
+            compile_for(lambda: body(copy), lambda: ready(copy)(copy))
 
     def _recording(
         self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State

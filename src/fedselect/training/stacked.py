@@ -19,12 +19,10 @@ from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.errors import InputError
 from fedselect.training import layers, tails
+from fedselect.training.endings import Endings, looks
 from fedselect.training.layers import Pair
 
 _CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
-_RELUS_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
-_RELUS = {F.relu, torch.relu, Tensor.relu, *_RELUS_IN_PLACE}
-_LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
 _SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
@@ -46,8 +44,8 @@ class Forward(TorchFunctionMode):
 
     `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
     needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
-    those whose only use is one convolution with taps that meet nothing but padding. Likewise `rectified` says, by their
-    number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
+    those whose only use is one convolution with taps that meet nothing but padding. `endings` follows BatchNorms of stacked
+    clients.
     """
 
     def __init__(
@@ -63,10 +61,8 @@ class Forward(TorchFunctionMode):
         self.live: dict[int, Tensor] = {}
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
-        self.rectified: frozenset[int] = frozenset()
+        self.endings = Endings()
         self.calls = 0
-        self._normed: list[Tensor | None] = []  # what came out of BatchNorms
-        self._followed: dict[int, list[bool]] = {}  # by number, for each use of that: is it a ReLU?
         self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
@@ -100,15 +96,9 @@ class Forward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._normed and not _looks(func):
-            number = self._number(args[0]) if args and func in _RELUS else None
-            in_place = func in _RELUS_IN_PLACE or kwargs.get("inplace")
-            if number is None or number not in self.rectified:
-                self.follow((*args, *kwargs.values()), relu=number is not None)
-            if number is not None and in_place:
-                self._normed[number] = None  # from now on it is what the ReLU makes of it
-            if number in self.rectified:
-                return args[0] if in_place else args[0].view_as(args[0])
+        done = self.endings.meet(func, args, kwargs)
+        if done is not None:
+            return done
         if self.watched and func is not torch.conv2d:
             self._note(func, args, kwargs)
         if func is torch.conv2d:
@@ -145,25 +135,8 @@ class Forward(TorchFunctionMode):
         """Of the kernels that were watched, those of which only some taps are of any use."""
         return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
 
-    def rectifiable(self) -> frozenset[int]:
-        """Of the BatchNorms that were watched, those whose only use is one ReLU."""
-        return frozenset(number for number, uses in self._followed.items() if uses == [True])
-
-    def follow(self, values: tuple[Any, ...], relu: bool = False) -> None:
-        """These tensors are used."""
-        for value in values:
-            for v in value if isinstance(value, list | tuple) else (value,):
-                number = self._number(v)
-                if number in self.rectified:
-                    raise RuntimeError("a BatchNorm is used in another way than before")
-                if number is not None:
-                    self._followed.setdefault(number, []).append(relu)
-
-    def _number(self, v: Any) -> int | None:
-        return next((i for i, y in enumerate(self._normed) if y is v and v is not None), None)
-
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
-        if _looks(func):
+        if looks(func):
             return
         for value in (*args, *kwargs.values()):
             for v in value if isinstance(value, list | tuple) else (value,):
@@ -280,11 +253,11 @@ class Forward(TorchFunctionMode):
             bias = torch.zeros_like(weight)
         if training:
             _check_count(x.numel() // x.shape[1])
-            relu = len(self._normed) in self.rectified
-            y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu)  # type: ignore[no-untyped-call]
-            if self.watched or self.rectified:
-                self._normed.append(y)
-            return y
+
+            def make(relu: bool, other: Tensor | None) -> Tensor:
+                return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu, other)  # type: ignore[no-any-return, no-untyped-call]
+
+            return self.endings.norm(x, make)
         assert mean is not None
         assert var is not None
         scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
@@ -308,11 +281,6 @@ def said_to_be_compiling() -> Iterator[None]:
         yield
     finally:
         flags._is_compiling_flag = before
-
-
-def _looks(func: Callable[..., Any]) -> bool:
-    """Whether this only looks at a tensor's form: its values are not asked for."""
-    return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]

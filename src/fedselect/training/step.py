@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -47,11 +48,12 @@ class Aim:
 @dataclass(frozen=True)
 class Shortcuts:
     """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
-    BatchNorms have a ReLU for their only use."""
+    BatchNorms are followed by a ReLU, or by a sum and a ReLU, alone (see `endings`)."""
 
     crops: Crops = field(default_factory=dict)
     draws: bool = True
     rectified: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
 
 
 AS_WRITTEN = Shortcuts()
@@ -103,7 +105,7 @@ def step(
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained(fitted.model, aim.only)}
     forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
     with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        mode.rectified = shortcuts.rectified
+        mode.endings.rectified, mode.endings.joined = shortcuts.rectified, shortcuts.joined
         found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
@@ -143,7 +145,8 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     # what moves every entry, or is summed over all
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
-    return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
+    endings = mode.endings.found() if kernels.serve(batch.x) else ()
+    return Shortcuts(crops, mode.calls > 0, *endings)
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
@@ -154,8 +157,14 @@ def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, traini
     while True:
         tree = {n: v.clone() for n, v in expand(values, 1).items()}
         memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in training.the_optimizer.memory}
+        aim = Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal)
         try:
-            step(fitted, tree, memory, batch, Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal), training)
+            if kernels.serve(batch.x):
+                from fedselect.kernels.compiling import compile_for
+
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # who counts them counts the step's
+                    compile_for(partial(step, fitted, tree, memory, batch, aim, training))
+            step(fitted, tree, memory, batch, aim, training)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as e:
@@ -205,8 +214,9 @@ def losses(
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
+        mode.endings.watching = watch
         out = _apply(fitted, values, x, train=True)
-        mode.follow((out.logits, out.features))
+        mode.endings.follow((out.logits, out.features))
         return aim.goal(out, y, values, ctx)
 
     rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
