@@ -57,7 +57,7 @@ class Shortcuts:
 AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
-WIDE = 150_000
+WIDE = 75_000
 """Likewise above so many numbers that convolutions make of a sample: small_cnn's of 56x56 pixels. The windows of a batch of one
 client fill the cache, and of several clients a gigabyte."""
 
