@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import fedselect as fs
-from fedselect.adapt.adapted import Row
-from fedselect.adapt.adapting import choose
-from fedselect.adapt.reading import few
+from fedselect.adaptation.adapted import Row
+from fedselect.adaptation.adapting import choose
+from fedselect.adaptation.reading import few
 from fedselect.methods import METHODS
 
 ROUNDS, SAMPLES = 20, (5, 20, 100)

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 import fedselect as fs
 from fedselect.core.random import client_keys
 from fedselect.training.layers import BatchNorm, Conv, Linear, bmm
-from fedselect.training.stacked import Forward, Taps, _live
+from fedselect.training.stacked import Forward, Taps, _live, for_all
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -29,6 +29,16 @@ CONVS = [
 
 def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_for_all_is_vmap():
+    tree, x = {"a": {"w": randn(CLIENTS, 4, 5)}, "b": randn(CLIENTS, 5, seed=1)}, randn(CLIENTS, 2, 5, seed=2)
+
+    def one(tree, x):
+        return x @ tree["a"]["w"].T, (x * tree["b"]).sum()
+
+    for got, want in zip(for_all(one, CLIENTS, tree, x), vmap(one)(tree, x), strict=True):
+        assert torch.equal(got, want)
 
 
 def leaves(*tensors):

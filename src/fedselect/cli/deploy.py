@@ -1,11 +1,13 @@
 """fedselect deploy: the commands of a federation over a network."""
 
+from __future__ import annotations
+
 import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,22 +19,11 @@ from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
 from fedselect.core.options import find, options
 from fedselect.core.version import package_version
-from fedselect.data import DATA, Federation, Schema
-from fedselect.data.tables import check_options, said_by
-from fedselect.network import site
-from fedselect.network.behind import SUMS_ONCE
-from fedselect.network.control import follow, reason, runs, server_part, start, state, submit, unfinished
-from fedselect.network.drive import attendance, config_of
-from fedselect.network.export import export_model
-from fedselect.network.plan import DEFAULTS, Home, Plan, Shape, defaults, digest_of, own_data, undealt
-from fedselect.network.server import Limits
-from fedselect.network.site import Site
-from fedselect.private import Private
-from fedselect.report import write_report
-from fedselect.runs import tables
-from fedselect.runs.config import Config, at_path
-from fedselect.runs.progress import measured, progress
-from fedselect.runs.rundir import again, finished, headline, read_config, read_records
+
+if TYPE_CHECKING:
+    from fedselect.data import Federation
+    from fedselect.network.plan import Shape
+    from fedselect.network.site import Site
 
 _MORE = (
     "Options of the method, the data, the model, the aggregator and of local training are flags too, as in "
@@ -90,6 +81,13 @@ def demo(
     **given: Any,
 ) -> None:
     """One machine, one command: certificates, keys, a server, clients, a run and its report; then all is stopped."""
+    from fedselect.network import site
+    from fedselect.network.control import follow, start
+    from fedselect.network.plan import Home, Shape, defaults, digest_of
+    from fedselect.network.server import Limits
+    from fedselect.report import write_report
+    from fedselect.runs.progress import progress
+
     carrier = find_engine(engine)
     old = site.is_site(out)
     if old and not overwrite:
@@ -151,6 +149,10 @@ def init(
     insecure: Insecure = False,
 ) -> None:
     """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
+    from fedselect.data import Schema
+    from fedselect.network import site
+    from fedselect.network.plan import Shape
+
     find_engine(engine)
     at_hand: tuple[str, ...] = ()
     if schema is None:
@@ -174,6 +176,8 @@ def renew(
     days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365,
 ) -> None:
     """A new server certificate, where the old one has run out."""
+    from fedselect.network import site
+
     if days < 1:
         raise InputError(f"days must be at least 1, not {days}.")
     site.renew(root, days)
@@ -183,6 +187,9 @@ def renew(
 @deploy_app.command()
 def server(part: Annotated[Path, typer.Argument(help="The server's part of the site.")], shipped_code: Shipped = False) -> None:
     """Run the site's server, with TLS and keys of clients; Ctrl-C stops it."""
+    from fedselect.network import site
+    from fedselect.network.site import Site
+
     site.check_kind(part, "server")
     engine = engine_of(part)
     _warn(Site.read(part).insecure)
@@ -208,6 +215,13 @@ def client(
     shipped_code: Shipped = False,
 ) -> None:
     """Run a client with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
+    from fedselect.data.tables import check_options
+    from fedselect.network import site
+    from fedselect.network.plan import Home, digest_of, own_data, undealt
+    from fedselect.network.site import Site
+    from fedselect.private import Private
+    from fedselect.runs.config import at_path
+
     site.check_kind(part, "client")
     engine, known = engine_of(part), Site.read(part)
     _warn(known.insecure)
@@ -276,6 +290,14 @@ def run(
     **given: Any,
 ) -> None:
     """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
+    from fedselect.network.behind import SUMS_ONCE
+    from fedselect.network.control import follow, server_part, start, submit, unfinished
+    from fedselect.network.drive import config_of
+    from fedselect.network.plan import defaults
+    from fedselect.network.server import Limits
+    from fedselect.network.site import Site
+    from fedselect.runs.progress import progress
+
     part = server_part(root)
     engine, known = engine_of(part), Site.read(part)
     if resume:
@@ -304,6 +326,13 @@ def run(
 @deploy_app.command()
 def status(root: SiteDir) -> None:
     """Who is connected, and how every run went: rounds, the headline metric, who missed what."""
+    from fedselect.network.control import reason, runs, server_part, state
+    from fedselect.network.drive import attendance
+    from fedselect.network.site import Site
+    from fedselect.private import Private
+    from fedselect.runs.progress import measured
+    from fedselect.runs.rundir import again, finished, headline, read_config, read_records
+
     part = server_part(root)
     engine, known = engine_of(part), Site.read(part)
     up = engine.healthy(part)
@@ -341,6 +370,9 @@ def export(
     ] = None,
 ) -> None:
     """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
+    from fedselect.network import site
+    from fedselect.network.export import export_model
+
     if vault is None:
         site.check_kind(part, "client")
         if not (part / "client.json").is_file():
@@ -370,12 +402,17 @@ def _at_home(data: dict[str, Any]) -> dict[str, Any]:
 
 def _dealt(data: str, given: dict[str, str], clients: int) -> dict[str, str]:
     """Flags of the data with the number of clients, unless its clients are its own."""
+    from fedselect.data import DATA
+    from fedselect.runs.config import at_path
+
     name = at_path({"name": data})["name"]
     return {**given, "clients": str(clients)} if "clients" in options(find("data", name, DATA)) else given
 
 
 def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """What a site says of its data: everything but where it lies on this machine; of tables, what the schema says."""
+    from fedselect.data.tables import said_by
+
     if shape.schema is not None:
         return {"name": data["name"], **{k: v for k, v in said_by(shape.schema).items() if v is not None}}
     return {k: v for k, v in data.items() if k not in ("path", "data_dir") and v is not None}
@@ -385,6 +422,8 @@ def _agreed(
     data: str, classes: str | None, shape: str | None, given: dict[str, str], clients: int
 ) -> tuple[dict[str, Any], Shape, tuple[str, ...]]:
     """What everybody's data is, from a set at hand, which may name the clients, or from what was said of it."""
+    from fedselect.network.plan import Shape
+
     if classes is None and shape is None:
         config = configure({}, None, data, None, _dealt(data, given, clients))
         whole = config.make_data()
@@ -407,6 +446,10 @@ def _named(data: Federation) -> tuple[str, ...]:
 
 def _app(folder: Path, known: Site) -> None:
     """The same as a plain Flower app, for people who have a federation of their own."""
+    from fedselect.network import site
+    from fedselect.network.plan import DEFAULTS, Plan
+    from fedselect.runs.config import Config
+
     config = Config.from_dict({**DEFAULTS, "data": known.data, "task": {"name": known.shape.task}}, "the app").complete()
     flat = Plan(config, "", "", known.clients, known.shape).to_flat()
     kept = {k: v for k, v in flat.items() if "." not in k or k.endswith(".name") or k.startswith("data.")}
@@ -414,6 +457,8 @@ def _app(folder: Path, known: Site) -> None:
 
 
 def _outcome(place: Path) -> None:
+    from fedselect.runs import tables
+
     console.print(tables.render(tables.rows([place])))
     say_metrics([place], "test")
     _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))

@@ -1,12 +1,14 @@
 """Commands that train: run, compare, sweep, resume."""
 
+from __future__ import annotations
+
 import itertools
 import re
 import sys
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,16 +18,11 @@ from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.cli.tune import resume_tuning
 from fedselect.core.errors import InputError
 from fedselect.core.options import find, named
-from fedselect.methods import METHODS
-from fedselect.report import write_report
-from fedselect.report.live import live as serve
-from fedselect.runs import rundir, runner, tables
-from fedselect.runs.config import Config, read
-from fedselect.runs.progress import progress
-from fedselect.runs.trackers import tracking
-from fedselect.simulate import keeping, ranks
-from fedselect.simulate.records import Record
-from fedselect.tuning.trials import is_search
+
+if TYPE_CHECKING:
+    from fedselect.runs import runner
+    from fedselect.runs.config import Config
+    from fedselect.simulate.records import Record
 
 _MORE = (
     "Options of the method, the data, the model, the task, the aggregator and of local training are flags too: "
@@ -71,6 +68,10 @@ def run(
     **given: Any,
 ) -> None:
     """Train one federation with one method."""
+    from fedselect.runs import rundir, runner
+    from fedselect.runs.config import read
+    from fedselect.simulate import ranks
+
     raw = read(config) if config else {}
     where = str(config or "this run")
     made = configure(raw, method, data, model, flags(ctx.args), where=where, **given)
@@ -100,6 +101,10 @@ def compare(
     **given: Any,
 ) -> None:
     """Train with several methods and seeds, and print one table."""
+    from fedselect.methods import METHODS
+    from fedselect.runs import rundir
+    from fedselect.runs.config import read
+
     raw = dict(read(config)) if config else {}
     own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
     alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
@@ -136,6 +141,9 @@ def sweep(
     **given: Any,
 ) -> None:
     """Train one method over a grid of settings and seeds; those of the same shapes are batched into one training run."""
+    from fedselect.runs import rundir
+    from fedselect.runs.config import read
+
     raw = read(config) if config else {}
     grid = {name: [v.strip() for v in value.split(",")] for name, value in flags(ctx.args).items()}
     many = [name for name, values in grid.items() if len(values) > 1]
@@ -157,6 +165,9 @@ def resume(
     out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison or a search.")], shown: Shown
 ) -> None:
     """Go on with a run, a comparison or a search that was interrupted, as if it had not been."""
+    from fedselect.runs import rundir, runner
+    from fedselect.tuning.trials import is_search
+
     if is_search(out):
         resume_tuning(out, shown.quiet)
         return
@@ -167,6 +178,8 @@ def resume(
 
 
 def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
+    from fedselect.runs import runner
+
     with _watching(out, list(runs.values()), shown) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
@@ -175,6 +188,11 @@ def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown
 @contextmanager
 def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Watch]:
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    from fedselect.report.live import live as serve
+    from fedselect.runs.progress import progress
+    from fedselect.runs.trackers import tracking
+    from fedselect.simulate import ranks
+
     if shown.port and not shown.live:
         raise InputError("--port is that of the page of --watch; give both, or leave it out.")
     if ranks.rank() > 0:  # of several processes one speaks
@@ -196,6 +214,8 @@ def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Wa
 
 
 def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
+    from fedselect.methods import METHODS
+
     if methods is None and listed:
         return list(listed)
     if methods in (None, "all"):
@@ -215,6 +235,9 @@ def _folder(name: str, taken: Container[str]) -> str:
 
 
 def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
+    from fedselect.runs import tables
+    from fedselect.simulate import keeping
+
     shown = config.measured()[0]
     ended = keeping.final(history, shown.name)
     assert ended is not None  # the last round is evaluated
@@ -225,6 +248,10 @@ def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
+    from fedselect.report import write_report
+    from fedselect.runs import rundir, tables
+    from fedselect.simulate import ranks
+
     if ranks.rank() > 0:
         return
     found = tables.rows(done)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from fedselect.core import sums
-from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.core.errors import InputError, RunError, Stopped, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
 from fedselect.private import budget
@@ -55,10 +55,6 @@ OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
 DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
 ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
 SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
-
-
-class Stopped(RunError):  # noqa: N818
-    """Ctrl-C: everything up to the last finished round is on disk."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 import csv
 import io
-import os
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from fedselect.core.errors import RunError
@@ -21,12 +18,6 @@ from fedselect.runs.rundir import again, described, failure, finished, headline,
 from fedselect.tasks import Measure
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
-
-
-def terminal() -> Console:
-    """Where output goes. In a file or a pipe a table is as wide as it needs to be: nothing is cut to fit eighty columns."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=160 if piped else None)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Fitted:
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
+        self.convolved = 0  # known from `check` on: numbers that convolutions make of one sample
         self._dead: Tree = {}
         made = model.build()
         self.module = copy.deepcopy(made) if made is model.module else made  # a function may make the same one each time
@@ -85,6 +86,7 @@ class Fitted:
                 mode.watched = {id(values[n]): n for n in model.params}
                 out = self.apply(values, x)
             self.taps, self._dead = mode.crops(), {}
+            self.convolved = mode.convolved // len(x)
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             given = f"of shape {tuple(x.shape[1:])}" if self.layout is None else str(self.layout)
             number = self.layout is None and not x.is_floating_point()

@@ -31,6 +31,8 @@ from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shor
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+SOON = 20
+"""The same on a CPU where the run has twice as many steps of this kind still to come, so that tracing is sure to pay."""
 TRIES = {"cuda": 2, "cpu": 1}
 """A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
 KEPT = 64
@@ -91,8 +93,10 @@ class Programs:
         room.memory.zero_()
         return room.of(len(first))
 
-    def train(self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int) -> Tensor:
-        """Steps `first` to `last` of a walk over the clients' data, in place.
+    def train(
+        self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int, left: int = 0
+    ) -> Tensor:
+        """Steps `first` to `last` of a walk over the clients' data, in place; `left`: how many like them are still to come.
 
         Returns each client's loss summed over them: (C,) float64.
         """
@@ -138,7 +142,7 @@ class Programs:
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
         self._compile(what, body, ready, inputs)
         for done in range(first, last):
-            recorded = self._recording(what, ready, inputs)
+            recorded = self._recording(what, ready, inputs, left)
             if recorded is not None:
                 recorded(inputs, last - done)
                 break
@@ -188,7 +192,7 @@ class Programs:
             compile_for(lambda: body(copy), lambda: ready(copy)(copy))
 
     def _recording(
-        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State
+        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State, left: int = 0
     ) -> Callable[[State, int], Any] | None:
         """The recording that serves these inputs, made now if it is time for one."""
         device = inputs["batch"]["n"].device
@@ -200,7 +204,8 @@ class Programs:
         self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > 4 * KEPT:
             self._seen.pop(next(iter(self._seen)))
-        if self._seen[key] <= RECORD_AFTER[device.type]:
+        wait = RECORD_AFTER[device.type]
+        if self._seen[key] <= (min(wait, SOON) if left >= 2 * wait else wait):
             return None
         try:
             if device.type == "cuda":

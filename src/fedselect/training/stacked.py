@@ -11,6 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _unwrap_batched
+from torch._functorch.predispatch import lazy_load_decompositions
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.vmap import vmap_increment_nesting
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,6 +67,7 @@ class Forward(TorchFunctionMode):
         self.uses: dict[str, list[Taps | None]] = {}
         self.endings = Endings()
         self.calls = 0
+        self.convolved = 0  # numbers that convolutions of one client made
         self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
@@ -102,7 +107,9 @@ class Forward(TorchFunctionMode):
         if self.watched and func is not torch.conv2d:
             self._note(func, args, kwargs)
         if func is torch.conv2d:
-            return self._conv2d(*args, **kwargs)
+            y = self._conv2d(*args, **kwargs)
+            self.convolved += y.numel()
+            return y
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
         if self.stacked and func is F.linear:
@@ -210,7 +217,7 @@ class Forward(TorchFunctionMode):
             linear = self._linear if self.stacked else F.linear
             return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
         if self.stacked and groups == 1:
-            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)
         if self.stacked:
             self.slow.add("conv2d with groups")
         return torch.conv2d(
@@ -233,7 +240,7 @@ class Forward(TorchFunctionMode):
         x = x.bfloat16() if self.precision == "bf16" else x
         if x.ndim < 2 or weight.ndim != 2:
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
-        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
 
     def _batch_norm(
         self,
@@ -255,7 +262,7 @@ class Forward(TorchFunctionMode):
             _check_count(x.numel() // x.shape[1])
 
             def make(relu: bool, other: Tensor | None) -> Tensor:
-                return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu, other)  # type: ignore[no-any-return, no-untyped-call]
+                return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu, other)
 
             return self.endings.norm(x, make)
         assert mean is not None
@@ -264,6 +271,20 @@ class Forward(TorchFunctionMode):
         shift = -mean * scale if bias is None else bias - mean * scale
         shape = (-1, *([1] * (x.ndim - 2)))
         return shift.view(shape).addcmul(x, scale.view(shape))
+
+
+def for_all(one: Callable[..., Any], clients: int, *stacked: Any) -> Any:
+    """`one`, written for one client, for all at once: torch.func.vmap over dicts and tuples of tensors, in half its time."""
+    lazy_load_decompositions()
+    with vmap_increment_nesting(clients, "error") as level:
+        found = one(*(_each(v, lambda t: _add_batch_dim(t, 0, level)) for v in stacked))
+        return _each(found, lambda t: _remove_batch_dim(t, level, clients, 0))
+
+
+def _each(value: Any, do: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return do(value)
+    return {n: _each(v, do) for n, v in value.items()} if isinstance(value, dict) else tuple(_each(v, do) for v in value)
 
 
 @contextmanager
@@ -367,7 +388,7 @@ def _max_pool2d(
     plain = x.ndim == 4 and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices and max(kernel) < 16
     if not (plain and kernels.serve(x)):
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
-    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
+    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))
 
 
 def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
@@ -407,28 +428,31 @@ class _Crop(torch.autograd.Function):
         return F.pad(grad, ctx.rest), None
 
 
-def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`."""
+class _Lifted:
+    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`.
 
-    class Lifted(torch.autograd.Function):
-        @staticmethod
-        def forward(*args: Any) -> Any:
-            raise RuntimeError(f"{rule.__name__} of tensors that no client has a share in")
+    A custom autograd function with a vmap rule would do the same; torch's way to it takes longer than a small layer itself.
+    """
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            pass
+    def __init__(self, rule: type[torch.autograd.Function]) -> None:
+        self._rule = rule
 
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            def front(v: Any, dim: int | None) -> Any:
-                if not isinstance(v, Tensor):
-                    return v
-                return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+    def apply(self, *args: Any) -> Tensor:
+        interpreter = retrieve_current_functorch_interpreter()
+        level = interpreter.level()
+        parts = [_unwrap_batched(v, level) if isinstance(v, Tensor) else (v, None) for v in args]
+        if all(dim is None for _, dim in parts):
+            raise RuntimeError(f"{self._rule.__name__} of tensors that no client has a share in")
+        clients = next(v.shape[dim] for v, dim in parts if dim is not None)
 
-            return rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
+        def front(v: Any, dim: int | None) -> Any:
+            if not isinstance(v, Tensor):
+                return v
+            return v.expand(clients, *v.shape) if dim is None else v.movedim(dim, 0)
 
-    return Lifted
+        with interpreter.lower():
+            y: Tensor = self._rule.apply(*(front(v, dim) for v, dim in parts))  # type: ignore[no-untyped-call]
+        return _add_batch_dim(y, 0, level)
 
 
-_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool))
+_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_Lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool))

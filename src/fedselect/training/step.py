@@ -16,7 +16,7 @@ from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
 from fedselect.training.optim import SGD
 from fedselect.training.settings import Training
-from fedselect.training.stacked import Forward, Taps
+from fedselect.training.stacked import Forward, Taps, for_all
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
@@ -59,11 +59,14 @@ class Shortcuts:
 AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
+WIDE = 75_000
+"""Likewise above so many numbers that convolutions make of a sample: small_cnn's of 56x56 pixels. The windows of a batch of one
+client fill the cache, and of several clients a gigabyte."""
 
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
     """Whether clients of this model run one after the other; never depends on how many there are."""
-    return not fitted.stackable or (device.type == "cpu" and fitted.model.size > HEAVY)
+    return not fitted.stackable or (device.type == "cpu" and (fitted.model.size > HEAVY or fitted.convolved > WIDE))
 
 
 def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +81,8 @@ def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
-        return torch.func.vmap(one)(tree, x)
+        found: tuple[Tensor, Tensor] = for_all(one, len(x), tree, x)
+        return found
 
 
 def step(
@@ -222,7 +226,8 @@ def losses(
     rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
     if one_by_one(fitted, batch.x.device):
         return loss(leaves, *_first((rest, *batch, aim.ctx)))
-    return torch.func.vmap(loss)(leaves, rest, *batch, aim.ctx)
+    found: Tensor = for_all(loss, len(batch.x), leaves, rest, *batch, aim.ctx)
+    return found
 
 
 def take_rate(lr: Rate, rows: Rows) -> Rate:
