@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import adapt, diagnose, lists, results, train, tune
+from fedselect.cli import adapt, demo, diagnose, lists, results, train, tune
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
@@ -17,7 +17,7 @@ from fedselect.runs.config import load_plugins
 from fedselect.simulate import ranks
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Personalized federated learning: every client gets its own model.",
 )  # fmt: skip
 
@@ -43,6 +43,7 @@ def _program(
     pass
 
 
+demo.add_to(app)
 train.add_to(app)
 tune.add_to(app)
 diagnose.add_to(app)
