@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: demo test test-all check lock clean
 
 demo: .venv/.installed
-	$(BIN)/fedselect compare --config experiments/demo.toml --out runs/demo --overwrite --report
+	$(BIN)/fedselect demo --overwrite
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto

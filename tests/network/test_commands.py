@@ -380,6 +380,7 @@ def test_a_client_whose_server_does_not_answer_says_so_once_and_goes_on_trying(c
     monkeypatch.setattr(launch, "_process", pretend)
     said = cli("deploy", "client", root / "client-0").out
     late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client goes on trying"
+    assert said.count(f"waiting for the server at {site.Site.read(root).address}") == 1
     assert said.count(late) == 1
     assert said.index(late) < said.index("client 0 is connected to the server")
 

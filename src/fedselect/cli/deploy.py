@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedselect.cli import traffic
 from fedselect.cli.engines import EngineName, engine_of, find_engine
 from fedselect.cli.flags import EXTRA, configure, flags, words
 from fedselect.cli.run_options import with_run_options
@@ -33,6 +34,8 @@ deploy_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower or gRPC."
 )
 
+DEMO_MODEL, DEMO_DATA = "mlp", {"train": "60"}
+"""Of the demo on digits by default; simulated, three rounds reach 93% on held-out samples (seeds 200 and 201)."""
 AGGREGATE = "clip; with --secret mean"  # where nothing else is said
 FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # what clients' folders have in common
 SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
@@ -94,7 +97,10 @@ def demo(
         raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
     site.check_free(out, old)
     _check_keys(given, insecure)
-    config = configure(defaults(given), method, data, model, _dealt(data, flags(ctx.args), clients), rounds=rounds, **given)
+    more = flags(ctx.args)
+    if data == "digits":
+        model, more = model or DEMO_MODEL, {**DEMO_DATA, **more}
+    config = configure(defaults(given), method, data, model, _dealt(data, more, clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
         raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
@@ -106,6 +112,7 @@ def demo(
     known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole), engine=engine)
     with ExitStack() as stack:
         tell = (lambda text: None) if quiet else say
+        tell(traffic.said_of(config, shape, clients))
         tell("starting the server")
         stack.enter_context(carrier.server(out / "server", out / "server" / "log.txt"))
         tell(f"starting {clients} clients")
@@ -122,6 +129,8 @@ def demo(
         with progress(console, quiet) as watch:
             follow(carrier, out / "server", place, watch)
     _outcome(place)
+    if (chance := _chance(whole)) is not None and not quiet:
+        say(f"for comparison: guessing each client's most frequent class reaches {100 * chance:.1f}% accuracy")
     say(f"wrote {write_report([place])}")
 
 
@@ -168,6 +177,7 @@ def init(
     if engine == "flower":
         _app(root / "app", made)
     say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
+    say(_usual_model(made))
 
 
 @deploy_app.command()
@@ -317,6 +327,8 @@ def run(
         of_site = {"data": known.data, "task": {"name": known.shape.task}}
         _check_keys(given, known.insecure)
         config = configure({**defaults(given), **of_site}, method, None, model, more, **given)
+        if not quiet:
+            say(traffic.said_of(config, known.shape, known.clients))
         place = start(engine, part, config, limits, name)
     with progress(console, quiet) as watch:
         follow(engine, part, place, watch)
@@ -442,6 +454,28 @@ def _named(data: Federation) -> tuple[str, ...]:
     """What clients are called; nothing where that is their number."""
     names = tuple(client.name or str(i) for i, client in enumerate(data.clients))
     return () if names == tuple(map(str, range(len(names)))) or len(set(names)) < len(names) else names
+
+
+def _chance(data: Federation) -> float | None:
+    """The mean accuracy of clients that always answer with their most frequent training class; None without single classes."""
+    from fedselect.tasks import suited
+
+    if suited(data) != "classification":
+        return None
+    right = [(c.test[1] == c.train[1].mode().values).float().mean() for c in data.clients if c.test is not None]
+    return float(sum(right) / len(right))
+
+
+def _usual_model(known: Site) -> str:
+    """Which model a run trains that names none, and what it costs to send."""
+    from fedselect.network.plan import DEFAULTS
+
+    config = configure({**DEFAULTS, "data": known.data, "task": {"name": known.shape.task}}, None, None, None, {})
+    name = config.model["name"]
+    try:
+        return f"deploy run trains {name} unless --model names another; {traffic.said_of(config, known.shape, known.clients)}"
+    except InputError:
+        return f"the default model, {name}, does not take such inputs; name one with: fedselect deploy run --model mlp"
 
 
 def _app(folder: Path, known: Site) -> None:

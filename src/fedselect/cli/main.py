@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import adapt, diagnose, lists, results, train, tune
+from fedselect.cli import adapt, demo, diagnose, lists, results, train, tune
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
@@ -44,6 +44,7 @@ def _program(
     pass
 
 
+demo.add_to(app)
 train.add_to(app)
 tune.add_to(app)
 diagnose.add_to(app)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedselect.cli import completion
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
@@ -31,9 +32,11 @@ _MORE = (
 )
 _STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 
-Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
-DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")]
-ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)", autocompletion=completion.method)]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)", autocompletion=completion.data)]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model. (default: what suits the data)", autocompletion=completion.model)
+]
 Seeds = Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")]
 Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
 ConfigFile = Annotated[
@@ -89,7 +92,10 @@ def compare(
     shown: Shown,
     *,
     methods: Annotated[
-        str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
+        str | None,
+        typer.Option(
+            help="Names with commas between. (default: all but layers, the ablation)", autocompletion=completion.methods
+        ),
     ] = None,
     data: DataName = None,
     model: ModelName = None,
@@ -101,28 +107,12 @@ def compare(
     **given: Any,
 ) -> None:
     """Train with several methods and seeds, and print one table."""
-    from fedselect.methods import METHODS
     from fedselect.runs import rundir
     from fedselect.runs.config import read
 
     raw = dict(read(config)) if config else {}
-    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
-    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
-    listed = raw.pop("methods", alone)
-    own_seeds = raw.pop("seeds", [seed])
-    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
-        raise InputError(f"{config}: methods is a table of tables and seeds a list.")
-    listed = {named(name, METHODS): options for name, options in listed.items()}
-    names = _names(methods, listed)
-    more, tasks = flags(ctx.args), dict[str, str]()
-    runs = {}
-    for name in names:
-        for s in numbers(seeds) if seeds else own_seeds:
-            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
-            whose = f"{config}: {name}" if config else name
-            made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
-            runs[f"{name}-seed{made.seed}"] = made
-    _train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
+    runs = compared(raw, str(config or ""), methods, data, model, seeds, flags(ctx.args), **given)
+    train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
 
 
 @with_run_options(*(name for name in OPTIONS if name not in ("seed", "view")))
@@ -157,7 +147,7 @@ def sweep(
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made
-    _train_all(runs, out or rundir.free("sweep"), overwrite, shown, report)
+    train_all(runs, out or rundir.free("sweep"), overwrite, shown, report)
 
 
 @with_run_options()
@@ -177,7 +167,40 @@ def resume(
     _say_table(done, out, report=False)
 
 
-def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
+def compared(
+    raw: dict[str, Any],
+    where: str,
+    methods: str | None,
+    data: str | None,
+    model: str | None,
+    seeds: str | None,
+    more: dict[str, str],
+    **given: Any,
+) -> dict[str, Config]:
+    """The runs of a comparison by name: those of a file (`where` names it), with what the flags say on top."""
+    from fedselect.methods import METHODS
+
+    raw = dict(raw)
+    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
+    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
+    listed = raw.pop("methods", alone)
+    own_seeds = raw.pop("seeds", [seed])
+    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
+        raise InputError(f"{where}: methods is a table of tables and seeds a list.")
+    listed = {named(name, METHODS): options for name, options in listed.items()}
+    names = _names(methods, listed)
+    tasks = dict[str, str]()
+    runs = {}
+    for name in names:
+        for s in numbers(seeds) if seeds else own_seeds:
+            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
+            whose = f"{where}: {name}" if where else name
+            made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
+            runs[f"{name}-seed{made.seed}"] = made
+    return runs
+
+
+def train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
     from fedselect.runs import runner
 
     with _watching(out, list(runs.values()), shown) as watch:

@@ -15,7 +15,7 @@ from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
 from fedselect.report.tuned import finalists, tuning
 from fedselect.runs import grouped, persistence
-from fedselect.runs.labels import APART, colours, labels, same
+from fedselect.runs.labels import APART, labels, looks, same
 from fedselect.runs.masks import read_lines, unpack
 from fedselect.runs.rundir import (
     again,
@@ -79,10 +79,11 @@ def gather(places: Sequence[Path]) -> Data:
             "label": label,
             "method": method,
             "colour": colour,
+            "symbol": symbol,
             "lost": lost.count(label),
             "config": _settings(paths[named.index(label)], configs[named.index(label)]),
         }
-        for label, method, colour in zip(order, methods, colours(methods), strict=True)
+        for label, method, (colour, symbol) in zip(order, methods, looks(methods), strict=True)
     ]
     compare_with_alone(configs, groups, runs, shown)
     return {
