@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
-from fedselect.models.networks import conv1d, gru, mlp, resnet18, small_cnn
+from fedselect.models.networks import conv1d, gru, mlp, small_cnn
+from fedselect.models.resnet import resnet18, resnet50
+from fedselect.models.vit import vit_small, vit_tiny
 from fedselect.models.weights import load_values
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -12,7 +14,24 @@ MODELS: dict[str, Callable[..., Model]] = {
     "gru": gru,
     "mlp": mlp,
     "resnet18": resnet18,
+    "resnet50": resnet50,
     "small_cnn": small_cnn,
+    "vit_small": vit_small,
+    "vit_tiny": vit_tiny,
 }
 
-__all__ = ["MODELS", "Layout", "Model", "Output", "conv1d", "gru", "load_values", "mlp", "resnet18", "small_cnn"]
+__all__ = [
+    "MODELS",
+    "Layout",
+    "Model",
+    "Output",
+    "conv1d",
+    "gru",
+    "load_values",
+    "mlp",
+    "resnet18",
+    "resnet50",
+    "small_cnn",
+    "vit_small",
+    "vit_tiny",
+]

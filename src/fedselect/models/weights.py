@@ -1,5 +1,6 @@
 """Pretrained weights from a file: read without running anything in it, and checked name by name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,12 +11,13 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 
 
-def read_weights(path: Path, module: nn.Module, head: str) -> Tree:
+def read_weights(path: Path, module: nn.Module, head: str, adapt: Callable[[Tree], Tree] = dict) -> Tree:
     """The tensors of a .safetensors or .pth file for everything but the head, in the module's types.
 
-    Counters of batches may be missing; any other name or shape that differs is an error that says which.
+    Counters of batches may be missing; any other name or shape that differs is an error that says which. `adapt` turns what
+    was read into what the module takes, such as position embeddings for another image size.
     """
-    found = {n: v for n, v in _read(path).items() if n.split(".")[0] != head}
+    found = adapt({n: v for n, v in _read(path).items() if n.split(".")[0] != head})
     own = {n: v for n, v in module.state_dict().items() if n.split(".")[0] != head}
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     foreign = [n for n in found if n not in own]

@@ -1,4 +1,4 @@
-"""What a layer does for C clients at once, each with its own weights: convolution, Linear, BatchNorm, forward and backward.
+"""What a layer does for C clients at once, each with its own weights: convolution, Linear, norms, forward and backward.
 
 On a GPU the products and sums run in our kernels; the plain PyTorch here is their twin, and what a CPU runs.
 """
@@ -155,6 +155,36 @@ class BatchNorm(torch.autograd.Function):
         return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5
 
 
+class LayerNorm(torch.autograd.Function):
+    """x (C, ..., *shape), weight and bias (C, *shape); in the type of x. What is normalised is computed again, not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], eps: float) -> Tensor:
+        y, mean, narrow = torch.native_layer_norm(x, shape, None, None, eps)
+        ctx.save_for_backward(x, weight, mean, narrow)
+        ctx.shape, ctx.has_bias = shape, bias is not None
+        if weight is not None:
+            y = y.mul_(_behind(weight, x).to(x.dtype))
+        return y if bias is None else y.add_(_behind(bias, x).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, weight, mean, narrow = ctx.saved_tensors
+        over = list(range(1, x.ndim - len(ctx.shape)))
+        wide = torch.promote_types(g.dtype, torch.float32)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            scaled = g if weight is None else g * _behind(weight, x).to(g.dtype)
+            dx = torch.ops.aten.native_layer_norm_backward(
+                scaled.contiguous(), x, ctx.shape, mean, narrow, None, None, [True, False, False]
+            )[0]
+        if ctx.needs_input_grad[1]:
+            dweight = (g * ((x - mean) * narrow).to(g.dtype)).sum(over, dtype=wide)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            dbias = g.sum(over, dtype=wide)
+        return dx, dweight, dbias, None, None
+
+
 class MaxPool(torch.autograd.Function):
     """x (C, B, channels, H, W), on a GPU."""
 
@@ -178,6 +208,11 @@ class MaxPool(torch.autograd.Function):
 def _across(v: Tensor, like: Tensor) -> Tensor:
     """(C, channels) beside (C, B, channels, ...)."""
     return v.view(len(v), 1, -1, *[1] * (like.ndim - 3))
+
+
+def _behind(v: Tensor, like: Tensor) -> Tensor:
+    """(C, *shape) beside (C, ..., *shape)."""
+    return v.view(len(v), *[1] * (like.ndim - v.ndim), *v.shape[1:])
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     # what moves every entry, or is summed over all
     whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
-    return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
+    return Shortcuts(crops, mode.drawn.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
@@ -201,7 +201,7 @@ def losses(
     crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
-        mode.key = key
+        mode.drawn.key = key
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
