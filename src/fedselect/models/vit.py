@@ -12,7 +12,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.models.model import Model
 from fedselect.models.shapes import Shaped, check_positive, image_shape
-from fedselect.models.weights import read_weights
+from fedselect.models.weights import fitting, read_tensors
 
 DEPTH = 12
 
@@ -28,7 +28,7 @@ def vit_tiny(
 ) -> Model:
     """A vision transformer of 5.5 million parameters: 12 blocks of width 192, 3 heads; timm's vit_tiny.
 
-    patch: side of the square patches; none: 16 from 112 pixels on, 8 from 64, else 4
+    patch: side of the square patches; none: that of the weights; without weights 16 from 112 pixels on, 8 from 64, else 4
     dropout: dropout behind attention and within the MLPs
     drop_path: stochastic depth: probability that a sample skips the last block's branches; less in earlier blocks
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
@@ -48,7 +48,7 @@ def vit_small(
 ) -> Model:
     """A vision transformer of 22 million parameters: 12 blocks of width 384, 6 heads; timm's vit_small.
 
-    patch: side of the square patches; none: 16 from 112 pixels on, 8 from 64, else 4
+    patch: side of the square patches; none: that of the weights; without weights 16 from 112 pixels on, 8 from 64, else 4
     dropout: dropout behind attention and within the MLPs
     drop_path: stochastic depth: probability that a sample skips the last block's branches; less in earlier blocks
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
@@ -62,7 +62,8 @@ def _model(
     outputs: int | None,
 ) -> Model:  # fmt: skip
     channels, height, wide = image_shape(data)
-    side = patch or next(p for p, least in ((16, 112), (8, 64), (4, 0)) if min(height, wide) >= least)
+    found = None if weights is None else read_tensors(Path(weights))
+    side = patch or _patch_of(found or {}) or next(p for p, least in ((16, 112), (8, 64), (4, 0)) if min(height, wide) >= least)
     check_positive(patch=side)
     if height % side or wide % side:
         raise InputError(
@@ -72,8 +73,8 @@ def _model(
     for option, p in (("dropout", dropout), ("drop_path", drop_path)):
         if not 0.0 <= p < 1.0:
             raise InputError(f"{option} must be in [0, 1), not {p}.")
-    args = (channels, [height // side, wide // side], side, width, heads, outputs or data.classes, dropout, drop_path)
-    start = {} if weights is None else _started(Path(weights), build_vit(*args))
+    args = (channels, [height // side, wide // side], side, width, DEPTH, heads, outputs or data.classes, dropout, drop_path)
+    start = {} if found is None else fitting(found, build_vit(*args), "head", weights, adapt=_fit_positions)
     return Model(partial(build_vit, *args, start=start), head="head", name=name)
 
 
@@ -82,32 +83,35 @@ def build_vit(
     grid: list[int],
     patch: int,
     width: int,
+    depth: int,
     heads: int,
     classes: int,
     dropout: float = 0.0,
     drop_path: float = 0.0,
     start: Tree | None = None,
 ) -> nn.Module:
-    net = _ViT(channels, grid, patch, width, heads, classes, dropout, drop_path)
+    net = _ViT(channels, grid, patch, width, depth, heads, classes, dropout, drop_path)
     net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
     return net
 
 
-def _started(path: Path, net: nn.Module) -> Tree:
+def _patch_of(found: Tree) -> int | None:
+    """The side of the patches that these weights were trained with."""
+    kernel = found.get("patch_embed.proj.weight")
+    return None if kernel is None else kernel.shape[-1]
+
+
+def _fit_positions(found: Tree, net: nn.Module) -> Tree:
+    """Position embeddings for the network's grid of patches, interpolated from those of the file's square images."""
     assert isinstance(net, _ViT)
-    return read_weights(path, net, head="head", adapt=partial(_fit_positions, grid=net.grid))
-
-
-def _fit_positions(found: Tree, grid: tuple[int, int]) -> Tree:
-    """Position embeddings for this grid of patches, interpolated from those of the file's square images."""
-    name = "pos_embed"
+    name, grid = "pos_embed", net.grid
     old = found.get(name)
     if old is None or old.ndim != 3 or old.shape[1] == 1 + grid[0] * grid[1]:
         return found
     side = math.isqrt(old.shape[1] - 1)
     if side * side != old.shape[1] - 1:
         return found  # not a class token and a square: refused by its shape
-    square = old[:, 1:].float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    square = old[:, 1:].float().view(1, side, side, -1).permute(0, 3, 1, 2)
     new = F.interpolate(square, grid, mode="bicubic", antialias=True, align_corners=False)
     return {**found, name: torch.cat([old[:, :1].float(), new.flatten(2).transpose(1, 2)], 1)}
 
@@ -130,7 +134,7 @@ class _Attention(nn.Module):
         self.proj_drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(x))  # type: ignore[no-any-return]
 
@@ -168,15 +172,16 @@ class _Block(nn.Module):
 
 class _ViT(nn.Module):
     def __init__(
-        self, channels: int, grid: list[int], patch: int, width: int, heads: int, classes: int, dropout: float, drop_path: float
-    ) -> None:
+        self, channels: int, grid: list[int], patch: int, width: int, depth: int, heads: int, classes: int, dropout: float,
+        drop_path: float,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.grid = (grid[0], grid[1])
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + grid[0] * grid[1], width))
         self.patch_embed = _Patches(channels, width, patch)
-        depths = [drop_path * i / (DEPTH - 1) for i in range(DEPTH)]
-        self.blocks = nn.ModuleList(_Block(width, heads, dropout, p) for p in depths)
+        skips = [drop_path * i / max(1, depth - 1) for i in range(depth)]
+        self.blocks = nn.ModuleList(_Block(width, heads, dropout, p) for p in skips)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)

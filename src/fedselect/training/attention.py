@@ -1,5 +1,6 @@
 """Attention and layer norms of all clients at once: the client axis is folded into the batch, so one fused call serves all."""
 
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -27,14 +28,15 @@ class Attention(torch.autograd.Function):
         grouped: bool,
     ) -> tuple[Tensor, int]:  # fmt: skip
         q, k, v = (_front(t, d, info.batch_size) for t, d in zip((q, k, v), in_dims, strict=False))
-        folded = (_folded(t) for t in (q, k, v))
         if mask is not None:
             mask = mask.unsqueeze(0) if in_dims[3] is None else mask.movedim(in_dims[3], 0)
             mask = mask.reshape(len(mask), *[1] * (q.ndim - mask.ndim), *mask.shape[1:])
             mask = _folded(mask.expand(*q.shape[:2], *mask.shape[2:])) if max(mask.shape[:2]) > 1 else _folded(mask)
             mask = mask.to(q.dtype) if mask.is_floating_point() else mask
-        y = F.scaled_dot_product_attention(*folded, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-        return y.unflatten(0, (info.batch_size, -1)) if q.ndim > 4 else y, 0
+        y = F.scaled_dot_product_attention(
+            _folded(q), _folded(k), _folded(v), mask, 0.0, causal, scale=scale, enable_gqa=grouped
+        )
+        return y.view(*q.shape[:-1], v.shape[-1]) if q.ndim > 4 else y, 0
 
 
 def _front(v: Tensor, dim: int | None, clients: int) -> Tensor:
@@ -76,9 +78,17 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: lis
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
-multi_head = FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda _: False},
-    argdefs=F.multi_head_attention_forward.__defaults__,
-)
-"""torch's own code of multi-head attention, in which every operation is seen by our rules: it does not hide behind its name."""
+def _opened(func: Any) -> FunctionType:
+    """torch's own code of a function, in which our rules see every operation: it does not hide behind the function's name."""
+    return FunctionType(
+        func.__code__, {**vars(F), "has_torch_function": _no, "has_torch_function_unary": _no}, argdefs=func.__defaults__
+    )
+
+
+def _no(_: Any) -> bool:
+    return False
+
+
+OPENED: dict[Callable[..., Any], Callable[..., Any]] = {
+    f: _opened(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)
+}

@@ -87,6 +87,9 @@ class Drawn:
     def normal_(self, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
         return x.copy_(self.normal(tuple(x.shape)) * std + mean)
 
+    def exponential_(self, x: Tensor, rate: float = 1.0) -> Tensor:
+        return x.copy_(-torch.log1p(-self.uniform(tuple(x.shape))) / rate)
+
     def own(self, made: Tensor) -> Tensor:
         """Memory that every stacked client has for itself, so that random numbers may be written to it."""
         assert self.key is not None
@@ -114,6 +117,7 @@ _DRAWS: dict[Any, str] = {
     torch.rand: "rand", torch.rand_like: "rand_like", torch.randn: "randn", torch.randn_like: "randn_like",
     torch.bernoulli: "bernoulli", Tensor.bernoulli: "bernoulli", Tensor.bernoulli_: "bernoulli_",
     Tensor.uniform_: "uniform_", Tensor.normal_: "normal_",
+    Tensor.exponential_: "exponential_",
 }  # fmt: skip
 _EMPTY = {torch.empty, torch.empty_like, Tensor.new_empty}
 
@@ -130,8 +134,6 @@ def _as(x: Tensor, how: Mapping[str, Any]) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     """Dropout by key. The mask is not kept for the backward pass: it is drawn again."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(x: Tensor, key: Tensor, p: float) -> Tensor:

@@ -118,9 +118,9 @@ class Forward(TorchFunctionMode):
             return _embedding(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if func in attention.OPENED:
             with self._seeing():
-                return attention.multi_head(*args, **kwargs)
+                return attention.OPENED[func](*args, **kwargs)
         if func is F.layer_norm:
             return self._layer_norm(*args, **kwargs)
         if drawn := self.drawn.rule(func, kwargs):
