@@ -1,7 +1,9 @@
 """Models: any nn.Module as a function of a Tree, and those that come with the package."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from fedselect.models.huggingface import hf
 from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
 from fedselect.models.networks import conv1d, gru, mlp, small_cnn
@@ -12,6 +14,7 @@ from fedselect.models.weights import load_values
 MODELS: dict[str, Callable[..., Model]] = {
     "conv1d": conv1d,
     "gru": gru,
+    "hf": hf,
     "mlp": mlp,
     "resnet18": resnet18,
     "resnet50": resnet50,
@@ -27,6 +30,7 @@ __all__ = [
     "Output",
     "conv1d",
     "gru",
+    "hf",
     "load_values",
     "mlp",
     "resnet18",
@@ -34,4 +38,11 @@ __all__ = [
     "small_cnn",
     "vit_small",
     "vit_tiny",
+    "with_weights",
 ]
+
+
+def with_weights(model: Mapping[str, Any]) -> dict[str, Any]:
+    """hf:FOLDER stands for {"name": "hf", "weights": FOLDER}, and any other network's name with a file likewise."""
+    name, colon, path = str(model.get("name", "")).partition(":")
+    return {**model, "name": name, "weights": path} if colon else dict(model)

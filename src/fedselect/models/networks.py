@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedselect.core.errors import InputError
+from fedselect.models.huggingface import build_hf
 from fedselect.models.model import Model
 from fedselect.models.resnet import build_resnet18, build_resnet50
 from fedselect.models.shapes import Shaped, check_positive, image_shape
@@ -135,6 +136,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": build_resnet18,
     "resnet50": build_resnet50,
     "vit": build_vit,
+    "hf": build_hf,
 }
 """What builds our networks, from plain numbers and texts."""
 

@@ -18,7 +18,7 @@ from fedselect.data import DATA, Federation
 from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
-from fedselect.models import MODELS, Model
+from fedselect.models import MODELS, Model, with_weights
 from fedselect.private import Private
 from fedselect.runs import meant, presets
 from fedselect.secret.mean import check_secret
@@ -100,7 +100,7 @@ class Config:
         """Check every name and value and fill in the defaults."""
         plugins.need(self.plugins)
         data = _entry("data", {"name": "digits", **at_path(self.data)})
-        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **with_weights(self.model)})
         method, given = self._present(canonical("method", self.method)), _seams(self.training)
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
@@ -313,7 +313,8 @@ def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, di
     found = {f"method:{m}": options(find("method", m, METHODS)) for m in methods}
     data = str(chosen["data"])
     found["data"] = options(find("data", data, DATA))
-    found["model"] = options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))
+    model = chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18")
+    found["model"] = options(find("model", str(with_weights({"name": model})["name"]), MODELS))
     found["training"] = training_options(chosen)
     for table in FLAGGED:
         kind, rows = TABLES[table]

@@ -20,6 +20,15 @@ SELU = -1.7580993408473766
 """What alpha dropout puts in place of a number: SELU's limit for small ones."""
 
 
+PER_WORD = 4
+"""Numbers of 16 bits that dropout takes from one hashed word. Its probability is rounded to a multiple of 2**-16."""
+
+
+def threshold(p: float) -> int:
+    """A signed number of 16 bits that is smaller than this is dropped."""
+    return min(round(p * 2**16), 2**16 - 1) - 2**15
+
+
 class Drawn:
     """The numbers of one forward pass; `key` is the client's in this step, None outside training."""
 
@@ -172,6 +181,7 @@ def _dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
     if kernels.serve(x):
         from fedselect.kernels.dropout import dropout
 
-        return dropout(x, key, p)
-    keep = random.uniform(key, x[0].numel()).view(x.shape) >= p
-    return x * keep.to(x.dtype) / (1.0 - p)
+        return dropout(x, key, threshold(p), 1.0 - p)
+    size = x[0].numel()
+    words = random.bits(key, -(-size // PER_WORD)).view(torch.int16)[:, :size]
+    return x * (words >= threshold(p)).view(x.shape).to(x.dtype) / (1.0 - p)
