@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedselect.models.frozen import ADAPTERS, bias_only, head_only, layers_only, lora, norm_only
 from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
 from fedselect.models.networks import conv1d, gru, mlp, resnet18, small_cnn
@@ -15,4 +16,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "small_cnn": small_cnn,
 }
 
-__all__ = ["MODELS", "Layout", "Model", "Output", "conv1d", "gru", "load_values", "mlp", "resnet18", "small_cnn"]
+__all__ = [
+    "ADAPTERS", "MODELS", "Layout", "Model", "Output", "bias_only", "conv1d", "gru", "head_only", "layers_only", "load_values",
+    "lora", "mlp", "norm_only", "resnet18", "small_cnn",
+]  # fmt: skip
