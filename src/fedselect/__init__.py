@@ -36,7 +36,7 @@ from fedselect.methods import (
 from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
-from fedselect.models import MODELS, Model
+from fedselect.models import ADAPTERS, MODELS, Model, bias_only, head_only, layers_only, lora, norm_only
 from fedselect.private import Private
 from fedselect.results import Result, compare, load_result, run
 from fedselect.serve import load_model
@@ -50,6 +50,7 @@ from fedselect.tuning import Tuned, tune
 __version__ = package_version()
 
 __all__ = [
+    "ADAPTERS",
     "AGGREGATORS",
     "APFL",
     "DATA",
@@ -131,17 +132,22 @@ __all__ = [
     "Work",
     "__version__",
     "adapt",
+    "bias_only",
     "compare",
     "deal_images",
     "diagnose",
     "from_datasets",
+    "head_only",
     "layers",
+    "layers_only",
     "load",
     "load_model",
     "load_result",
+    "lora",
     "merge",
     "models",
     "negate",
+    "norm_only",
     "run",
     "shifted",
     "tune",

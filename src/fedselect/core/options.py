@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from fedselect.core.errors import InputError, unknown
 
 T = TypeVar("T")
-FIXED = frozenset({"data", "seed", "outputs"})
+FIXED = frozenset({"data", "seed", "outputs", "model"})
 """What a factory is given by the run, not by its user."""
 
 

@@ -15,7 +15,7 @@ BLOCK = 1024
 
 @triton.jit
 def _dropout(x, keys, out, size, threshold, kept, BLOCK: tl.constexpr):
-    """Four entries of a client's `size` share a word that its key gives, 16 bits each; what is below the threshold is dropped."""
+    """Four entries of a client's `size` share a word of its key, 16 bits each; what is below the threshold is dropped."""
     client = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = e < size

@@ -1,6 +1,5 @@
 """Selectors: which entries of a client's model are personal, at first and as training goes on."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.checks import check_choice, check_shares
 from fedselect.core.errors import InputError, nearest
+from fedselect.core.names import matching
 from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, Scalar, State, Tree, count, lay, matrix, rows, together
 from fedselect.models import Model
@@ -330,8 +330,7 @@ def _named(model: str, params: tuple[str, ...], patterns: tuple[str, ...]) -> fr
     """The parameters that match any of these patterns, of which each must match one."""
     out: set[str] = set()
     for pattern in patterns:
-        regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
-        found = [n for n in params if regex.fullmatch(n)]
+        found = matching(pattern, params)
         if not found:
             near = nearest(pattern, params) or params
             raise InputError(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedselect.models.frozen import ADAPTERS, bias_only, head_only, layers_only, lora, norm_only
 from fedselect.models.huggingface import hf
 from fedselect.models.inputs import Layout
 from fedselect.models.model import Model, Output
@@ -24,22 +25,9 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 
 __all__ = [
-    "MODELS",
-    "Layout",
-    "Model",
-    "Output",
-    "conv1d",
-    "gru",
-    "hf",
-    "load_values",
-    "mlp",
-    "resnet18",
-    "resnet50",
-    "small_cnn",
-    "vit_small",
-    "vit_tiny",
-    "with_weights",
-]
+    "ADAPTERS", "MODELS", "Layout", "Model", "Output", "bias_only", "conv1d", "gru", "head_only", "hf", "layers_only",
+    "load_values", "lora", "mlp", "norm_only", "resnet18", "resnet50", "small_cnn", "vit_small", "vit_tiny", "with_weights",
+]  # fmt: skip
 
 
 def with_weights(model: Mapping[str, Any]) -> dict[str, Any]:

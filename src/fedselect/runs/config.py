@@ -18,7 +18,7 @@ from fedselect.data import DATA, Federation
 from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
-from fedselect.models import MODELS, Model, with_weights
+from fedselect.models import ADAPTERS, MODELS, Model, with_weights
 from fedselect.private import Private
 from fedselect.runs import meant, presets
 from fedselect.secret.mean import check_secret
@@ -42,6 +42,7 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
+    "adapt": ("adaptation", ADAPTERS),
     "task": ("task", TASKS),
     "aggregate": ("aggregator", AGGREGATORS),
 }
@@ -66,6 +67,9 @@ class Config:
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = _table("classification", "What outputs and targets mean.", "what the data is for")  # noqa: RUF009
+    adapt: dict[str, Any] = _table(  # noqa: RUF009
+        "all", "What trains: all, or on a frozen base lora (--rank 8), bias, norm, head or layers (--targets)."
+    )
     aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")  # noqa: RUF009
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
@@ -165,7 +169,8 @@ class Config:
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
-        return make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        model = make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        return build("adaptation", self.adapt["name"], ADAPTERS, _rest(self.adapt), model=model)
 
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None

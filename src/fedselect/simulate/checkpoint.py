@@ -47,6 +47,7 @@ class Run:
 LATER: dict[str, Any] = {
     "plugins": [],
     "data": {"shift": "labels", "classes": 100},
+    "adapt": {"name": "all"},
     "task": {"name": "classification", "class_weights": None, "label_smoothing": 0.0},
     "headline": None,
     "metrics": [],
@@ -118,6 +119,7 @@ def owner(simulation: "Simulation") -> Run:
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     config |= {} if s.keep == "last" else {"keep": s.keep}
+    config |= {} if s.model.adapters is None else {"adapters": s.model.adapters.to_json(), "base": s.model.base[:12]}
     if s.training.the_schedule.needs_rounds:
         config["rounds"] = s.total
     return Run(
@@ -161,6 +163,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
             **(flat("kept", simulation.kept.dump()[1]) if simulation.kept else {}),
         }
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
+        said |= {"base": simulation.model.base} if simulation.model.adapters else {}
         said |= {"charged": simulation.budget.charged} if simulation.budget else {}
         said |= {"kept": simulation.kept.dump()[0]} if simulation.kept else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
@@ -266,6 +269,10 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
     """Put a simulation where the checkpoint left it."""
     said, tensors = snapshots.load(place, ADVICE)
     _claim(place, said, run)
+    if said.get("base", simulation.model.base) != simulation.model.base:
+        raise CheckpointError(
+            f"{place} was made with another frozen base; give the weights file that the run began with, as it was then."
+        )
     store = simulation.store
     if said.get("store", "resident") != store.kind:
         raise CheckpointError(

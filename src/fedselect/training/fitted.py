@@ -42,11 +42,12 @@ class Fitted:
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
         self._dead: Tree = {}
-        made = model.build()
+        made = model.assemble()
         self.module = copy.deepcopy(made) if made is model.module else made  # a function may make the same one each time
         self.module.load_state_dict(model.module.state_dict())
         self.module.to(device)
-        self._train = self.module.training
+        self._still = [self.module.get_submodule(path) for path in model.still]
+        self._switch(self.module.training)
         self._values: Tree = {}  # of the client whose forward pass is under way
         self._seen: list[Tensor] = []
         tree = set(model.names)
@@ -67,11 +68,17 @@ class Fitted:
         else:
             args, named = (x if floats is None or not x.is_floating_point() else x.to(floats),), {}
         if self._train != train:
-            self.module.train(train)
-            self._train = train
+            self._switch(train)
         with self._features(tree) as seen:
             returned = functional_call(self.module, tree, args, named)
             return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
+
+    def _switch(self, train: bool) -> None:
+        """To training or evaluation; what keeps its statistics evaluates always."""
+        self._train = train
+        self.module.train(train)
+        for m in self._still:
+            m.eval()
 
     def check(self, x: Tensor, task: Task, data: Targets) -> Tensor:
         """Run one batch and complain in words when the model does not fit the data; returns its outputs."""

@@ -234,9 +234,9 @@ class Forward(TorchFunctionMode):
         if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
             linear = self._linear if self.stacked else F.linear
             return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
-        if self.stacked and groups == 1:
+        if self.stacked and groups == 1 and _batched(x, weight, bias):
             return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
-        if self.stacked:
+        if self.stacked and _batched(weight, bias):
             self.slow.add("conv2d with groups")
         return torch.conv2d(
             x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
@@ -256,7 +256,7 @@ class Forward(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x.bfloat16() if self.precision == "bf16" else x
-        if x.ndim < 2 or weight.ndim != 2 or not self.stacked:
+        if x.ndim < 2 or weight.ndim != 2 or not self.stacked or not _batched(x, weight, bias):
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
         return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -306,6 +306,11 @@ def said_to_be_compiling() -> Iterator[None]:
         yield
     finally:
         flags._is_compiling_flag = before
+
+
+def _batched(*values: Tensor | None) -> bool:
+    """Whether clients have tensors of their own among these; a frozen base is one for all."""
+    return any(v is not None and torch._C._functorch.is_batchedtensor(v) for v in values)
 
 
 def _looks(func: Callable[..., Any]) -> bool:
@@ -456,6 +461,9 @@ def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function
                     return v
                 return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
 
+            if in_dims[0] is not None and in_dims[1] is None and hasattr(rule, "shared") and not args[1].requires_grad:
+                own = (front(v, d) if d is not None else v for v, d in zip(args, in_dims, strict=True))
+                return rule.shared(*own), 0
             return rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
 
     return Lifted

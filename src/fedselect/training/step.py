@@ -61,7 +61,7 @@ HEAVY = 1_000_000
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
     """Whether clients of this model run one after the other; never depends on how many there are."""
-    return not fitted.stackable or (device.type == "cpu" and fitted.model.size > HEAVY)
+    return not fitted.stackable or (device.type == "cpu" and fitted.model.size + fitted.model.frozen > HEAVY)
 
 
 def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
