@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 import fedselect as fs
 from fedselect.core.random import client_keys
-from fedselect.training.layers import BatchNorm, Conv, Linear, bmm
+from fedselect.training.layers import AdaptedLinear, BatchNorm, Conv, LayerNorm, Linear, bmm
 from fedselect.training.stacked import Forward, Taps, _live
 
 CLIENTS = 3
@@ -235,6 +235,40 @@ def test_a_frozen_convolution_passes_gradients_on():
 def test_batch_norm_on_one_value_says_what_to_do():
     with Forward(None, stacked=True), pytest.raises(fs.InputError, match="more than one value per channel; leave out clients"):
         vmap(lambda x: F.batch_norm(x, None, None, training=True))(randn(CLIENTS, 1, 4))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_adapted_linear_is_its_base_and_its_adapter(bias):
+    x, a, b = leaves(randn(CLIENTS, 5, 4), randn(CLIENTS, 2, 4, seed=1), randn(CLIENTS, 6, 2, seed=2))
+    w, c = randn(6, 4, seed=3), randn(6, seed=4) if bias else None
+    y = AdaptedLinear.apply(x, w, c, a, b, 0.7)
+    upstream = randn(*y.shape, seed=5)
+    y.backward(upstream)
+    for i in range(CLIENTS):
+        one = leaves(x[i].detach(), a[i].detach(), b[i].detach())
+        expected = one[0] @ (w + 0.7 * one[2] @ one[1]).T + (0 if c is None else c)
+        expected.backward(upstream[i])
+        torch.testing.assert_close(y[i], expected, **EXACT)
+        for stacked, alone in zip((x, a, b), one, strict=True):
+            torch.testing.assert_close(stacked.grad[i], alone.grad, **EXACT)
+
+
+@pytest.mark.parametrize("affine", ["both", "weight", "none"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_layer_norm_is_torchs_for_every_client(affine, shape):
+    x, w, b = leaves(randn(CLIENTS, 5, 3, 4), randn(CLIENTS, *shape, seed=1), randn(CLIENTS, *shape, seed=2))
+    w, b = (None if affine == "none" else w), (b if affine == "both" else None)
+    y = LayerNorm.apply(x, w, b, list(shape), 1e-5)
+    upstream = randn(*y.shape, seed=3)
+    y.backward(upstream)
+    for i in range(CLIENTS):
+        one = [None if v is None else v[i].detach().requires_grad_() for v in (x, w, b)]
+        expected = F.layer_norm(one[0], shape, one[1], one[2], 1e-5)
+        expected.backward(upstream[i])
+        torch.testing.assert_close(y[i], expected, **EXACT)
+        for stacked, alone in zip((x, w, b), one, strict=True):
+            if stacked is not None:
+                torch.testing.assert_close(stacked.grad[i], alone.grad, **EXACT)
 
 
 # ---- dropout

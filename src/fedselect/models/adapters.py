@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedselect.core import random
 from fedselect.core.errors import InputError
@@ -28,8 +29,19 @@ class AdaptedLinear(nn.Linear):
     scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(x, self.lora_a) * self.scale
-        return F.linear(x, self.weight, self.bias) + F.linear(low, self.lora_b)
+        return adapted_linear(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
+
+
+def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """x W + scale * x A B; a rule for stacked clients takes its place where one is in force."""
+    given = (x, weight, a, b)
+    if has_torch_function(given):
+        return handle_torch_function(adapted_linear, given, x, weight, bias, a, b, scale)
+    return adapted_as_written(x, weight, bias, a, b, scale)
+
+
+def adapted_as_written(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return F.linear(x, weight, bias) + F.linear(F.linear(x, a) * scale, b)
 
 
 class _AdaptedConvolution:

@@ -80,6 +80,9 @@ class Config:
     rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed).")
     device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1.")
     precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
+    recompute: bool = _option(
+        False, "Gradient checkpointing: keep only the inputs of a transformer's blocks, to train more clients at once."
+    )
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
     score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")
@@ -194,6 +197,7 @@ class Config:
             rows=rows or self.rows,
             device=self.device,
             precision=self.precision,
+            recompute=self.recompute,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             keep=keeps(self.keep, self.patience),

@@ -45,6 +45,7 @@ class Run:
 
 
 LATER: dict[str, Any] = {
+    "recompute": False,
     "plugins": [],
     "data": {"shift": "labels", "classes": 100},
     "adapt": {"name": "all"},

@@ -40,6 +40,7 @@ class RunOptions(TypedDict, total=False):
     rows: str
     device: str
     precision: str
+    recompute: bool
     deterministic: bool
     eval_every: int
     val: bool

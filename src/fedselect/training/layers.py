@@ -106,8 +106,7 @@ class Linear(torch.autograd.Function):
         """The same where all clients have one w (O, I), which does not train: one product over all of their rows."""
         if x.device.type == "cpu":  # whose rounding would show how many clients there are
             return Linear.apply(x, w.expand(len(x), -1, -1), None if b is None else b.expand(len(x), -1))  # type: ignore[no-any-return, no-untyped-call]
-        y = (x.flatten(0, 1) @ w.to(x.dtype).t()).view(*x.shape[:2], -1)
-        return y if b is None else y + b.to(x.dtype).view(-1, 1, len(w))
+        return F.linear(x.flatten(0, 1), w.to(x.dtype), None if b is None else b.to(x.dtype)).view(*x.shape[:2], -1)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -123,6 +122,37 @@ class Linear(torch.autograd.Function):
         dx = bmm(g, w) if ctx.needs_input_grad[0] else None
         dw = bmm(g.transpose(1, 2), x).to(wide) if ctx.needs_input_grad[1] else None
         return dx, dw, g.sum(1, dtype=wide) if ctx.needs_input_grad[2] else None
+
+
+class AdaptedLinear(torch.autograd.Function):
+    """x (C, B, I), w (O, I) and bias (O,) that are one for all and frozen, a (C, r, I), b (C, O, r): x W + scale * x A B.
+
+    What the adapters add goes into the base's result, in place; of it and of x's gradient nothing is written twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        w, a, b = (v.to(x.dtype) for v in (w, a, b))
+        low = torch.bmm(x, a.transpose(1, 2)).mul_(scale)
+        ctx.scale = scale
+        ctx.save_for_backward(x, low, w, a, b)
+        y = F.linear(x.flatten(0, 1), w, None if bias is None else bias.to(x.dtype)).view(*x.shape[:2], -1)
+        return y.baddbmm_(low, b.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, low, w, a, b = ctx.saved_tensors
+        wide = torch.promote_types(g.dtype, torch.float32)
+        g = g.contiguous()
+        through = torch.bmm(g, b).mul_(ctx.scale)
+        dx = da = db = None
+        if ctx.needs_input_grad[0]:
+            dx = (g.flatten(0, 1) @ w).view(x.shape).baddbmm_(through, a)
+        if ctx.needs_input_grad[3]:
+            da = torch.bmm(through.transpose(1, 2), x).to(wide)
+        if ctx.needs_input_grad[4]:
+            db = torch.bmm(g.transpose(1, 2), low).to(wide)
+        return dx, None, None, da, db, None
 
 
 class BatchNorm(torch.autograd.Function):

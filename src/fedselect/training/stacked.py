@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedselect import kernels
 from fedselect.core.errors import InputError
-from fedselect.training import attention, layers, tails
+from fedselect.models.adapters import adapted_as_written, adapted_linear
+from fedselect.training import attention, blocks, layers, tails
 from fedselect.training.drawn import Drawn
 from fedselect.training.layers import Pair
 
@@ -118,6 +119,10 @@ class Forward(TorchFunctionMode):
             return _embedding(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
+        if func is adapted_linear:
+            return self._adapted_linear(*args)
+        if func is blocks.block:
+            return self._block(*args, **kwargs)
         if func in attention.OPENED:
             with self._seeing():
                 return attention.OPENED[func](*args, **kwargs)
@@ -170,6 +175,24 @@ class Forward(TorchFunctionMode):
             yield
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _block(self, inner: nn.Module, *args: Any, **named: Any) -> Any:
+        """A block whose activations are computed again, with the same keys, where gradients are asked for."""
+        if self.drawn.key is None or not torch.is_grad_enabled():
+            with self._seeing():
+                return inner(*args, **named)
+        start = self.drawn.calls
+
+        @contextmanager
+        def within(key: Tensor) -> Iterator[None]:
+            self.drawn.key, self.drawn.calls = key, start
+            with said_to_be_compiling() if self._compiling else nullcontext(), self._seeing():
+                yield
+
+        key = self.drawn.key
+        out = blocks.again(inner, args, named, key, within, self.stacked)
+        self.drawn.key = key
+        return out
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
@@ -259,6 +282,15 @@ class Forward(TorchFunctionMode):
         if x.ndim < 2 or weight.ndim != 2 or not self.stacked or not _batched(x, weight, bias):
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
         return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _adapted_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        shared = not (_batched(weight, bias) or weight.requires_grad or (bias is not None and bias.requires_grad))
+        if not (self.stacked and x.is_cuda and x.ndim > 1 and shared and _batched(x, a, b)):
+            with self._seeing():
+                return adapted_as_written(x, weight, bias, a, b, scale)
+        x = x.bfloat16() if self.precision == "bf16" else x
+        y = _AdaptedLinear.apply(x.flatten(0, -2), weight, bias, a, b, scale)  # type: ignore[no-untyped-call]
+        return y.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
     def _batch_norm(
         self,
@@ -461,6 +493,9 @@ def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function
                     return v
                 return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
 
+            if rule is layers.AdaptedLinear:
+                own = (front(v, d) if i not in (1, 2) else v for i, (v, d) in enumerate(zip(args, in_dims, strict=True)))
+                return rule.apply(*own), 0  # type: ignore[no-untyped-call]
             if in_dims[0] is not None and in_dims[1] is None and hasattr(rule, "shared") and not args[1].requires_grad:
                 own = (front(v, d) if d is not None else v for v, d in zip(args, in_dims, strict=True))
                 return rule.shared(*own), 0
@@ -469,4 +504,6 @@ def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function
     return Lifted
 
 
-_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool))
+_Conv2d, _Linear, _BatchNorm, _MaxPool, _AdaptedLinear = map(
+    _lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
+)

@@ -102,9 +102,10 @@ def step(
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained(fitted.model, aim.only)}
     forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
-    with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        mode.rectified = shortcuts.rectified
-        found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
+    with torch.enable_grad(), precision(fitted.precision):
+        with forward as mode:
+            mode.rectified = shortcuts.rectified
+            found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
@@ -141,7 +142,7 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
-    whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
+    whole = fitted.recompute or not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     return Shortcuts(crops, mode.drawn.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
 
