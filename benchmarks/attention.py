@@ -31,45 +31,41 @@ BATCH, STEPS, RANK, TURNS = 32, 12, 8, 5
 
 
 def images(clients: int, side: int) -> fs.Federation:
+    """All clients have the same two batches: what is in them does not matter here."""
     g = torch.Generator().manual_seed(0)
-
-    def part(n: int) -> tuple[Tensor, Tensor]:
-        return torch.randint(0, 256, (n, 3, side, side), generator=g, dtype=torch.uint8), torch.randint(
-            0, 10, (n,), generator=g
-        )
-
-    return fs.Federation([fs.ClientData(part(2 * BATCH), part(2)) for _ in range(clients)], 10)
+    x = torch.randint(0, 256, (2 * BATCH, 3, side, side), generator=g, dtype=torch.uint8)
+    y = torch.randint(0, 10, (2 * BATCH,), generator=g)
+    return fs.Federation([fs.ClientData((x, y), (x[:2], y[:2])) for _ in range(clients)], 10)
 
 
 def texts(clients: int, length: int) -> fs.Federation:
     g = torch.Generator().manual_seed(0)
+    words, y = torch.randint(0, 30_000, (2 * BATCH, length), generator=g), torch.randint(0, 2, (2 * BATCH,), generator=g)
 
     def part(n: int) -> tuple[dict[str, Tensor], Tensor]:
-        words = torch.randint(0, 30_000, (n, length), generator=g)
-        return {"input_ids": words, "attention_mask": torch.ones_like(words)}, torch.randint(0, 2, (n,), generator=g)
+        return {"input_ids": words[:n], "attention_mask": torch.ones_like(words[:n])}, y[:n]
 
     return fs.Federation([fs.ClientData(part(2 * BATCH), part(2)) for _ in range(clients)], 2)
 
 
-def vit(name: str, side: int) -> Callable[[fs.Federation], fs.Model]:
-    return lambda data: fs.lora(getattr(fs.models, name)(data), RANK, "*.attn.*")
+def vit(name: str, side: int) -> fs.Model:
+    return fs.lora(getattr(fs.models, name)(images(1, side)), RANK, "*.attn.*")
 
 
-def bert(dropout: float) -> Callable[[fs.Federation], fs.Model]:
+def bert(dropout: float) -> fs.Model:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    build = partial(BertForSequenceClassification, config)
-    return lambda data: fs.lora(fs.Model.wrap(build, head="classifier"), RANK, "*.attention.*")
+    return fs.lora(fs.Model.wrap(BertForSequenceClassification(config), head="classifier"), RANK, "*.attention.*")
 
 
-def stacked(data: fs.Federation, make: Callable[[fs.Federation], fs.Model], **how: Any) -> Callable[[], None]:
-    """STEPS steps of all clients."""
+def stacked(data: fs.Federation, model: fs.Model, steps: int = STEPS, **how: Any) -> Callable[[], None]:
+    """So many steps of all clients."""
     training = fs.Training(batch_size=BATCH, momentum=0.9)
-    sim = Simulation(fs.FedAvg(), make(data), data, device="cuda", training=training, **how)
+    sim = Simulation(fs.FedAvg(), model, data, device="cuda", training=training, **how)
     clients = len(data.clients)
     only = dict.fromkeys(sim.model.params, True)
-    walks = [Pass(only, 0.01, e) for e in range(STEPS // 2)]
+    walks = [Pass(only, 0.01, e) for e in range(steps // 2)]
     tree = expand(sim.initial, clients)
     return lambda: sim._work(torch.arange(clients), 0).train(tree, walks)
 
@@ -133,54 +129,52 @@ def speed(clients: int) -> None:
                 run()
             turns = [(seconds(ours), seconds(theirs)) for _ in range(TURNS)]
             one, other = (1000 * min(t) / STEPS for t in zip(*turns, strict=True))
-            said = {"model": "vit_tiny", "side": side, "precision": precision, "clients": clients}
-            print(json.dumps({**said, "stacked ms": round(one, 2), "loop ms": round(other, 2), "times": round(other / one, 1)}))
+            said: dict[str, Any] = {"model": "vit_tiny", "side": side, "precision": precision, "clients": clients}
+            print(
+                json.dumps({**said, "stacked ms": round(one, 2), "loop ms": round(other, 2), "times": round(other / one, 1)}),
+                flush=True,
+            )
             del ours, theirs
             free()
 
 
 def memory() -> None:
+    """Memory of a client is the slope from two to six clients; then as many as should fit are tried."""
     total = torch.cuda.get_device_properties(0).total_memory
-    rows: list[tuple[str, Callable[[int], fs.Federation], Callable[[fs.Federation], fs.Model]]] = [
-        ("vit_small 224x224", partial(images, side=224), vit("vit_small", 224)),
-        ("text encoder, 110M, 128 tokens", partial(texts, length=128), bert(0.0)),
-        ("text encoder, 110M, 128 tokens, dropout 0.1", partial(texts, length=128), bert(0.1)),
-    ]
-    for name, make_data, make_model in rows:
-        for precision, recompute in (("tf32", False), ("bf16", False), ("bf16", True)):
-            used = {}
-            for clients in (2, 4):
-                used[clients] = measured(make_data(clients), make_model, precision, recompute)[0]
-            each = (used[4] - used[2]) / 2
-            base = used[2] - 2 * each
-            clients = int((0.93 * total - base) / each)
-            found = {"model": name, "precision": precision, "recompute": recompute, "GB per client": round(each / 1e9, 3),
-                     "GB shared": round(base / 1e9, 2)}  # fmt: skip
-            while clients > 0:
+    kinds: dict[str, tuple[Callable[[int], fs.Federation], Callable[[], fs.Model]]] = {
+        "vit_small, 224x224": (partial(images, side=224), lambda: vit("vit_small", 224)),
+        "text encoder, 110M, 128 tokens": (partial(texts, length=128), lambda: bert(0.0)),
+        "text encoder, 110M, 128 tokens, dropout 0.1": (partial(texts, length=128), lambda: bert(0.1)),
+    }
+    for name, (make_data, make_model) in kinds.items():
+        model = make_model()
+        for precision, recompute in (("bf16", False), ("bf16", True), ("tf32", False)):
+            if "dropout" in name and precision == "tf32":
+                continue
+            few, more = (measured(make_data(c), model, precision, recompute)[0] for c in (2, 6))
+            each = (more - few) / 4
+            shared = few - 2 * each
+            said = {"model": name, "precision": precision, "recompute": recompute, "GB per client": round(each / 1e9, 3),
+                    "GB shared": round(shared / 1e9, 2)}  # fmt: skip
+            clients = int((0.9 * total - shared) / each)
+            while clients:
                 try:
-                    peak, ms = measured(make_data(clients), make_model, precision, recompute)
-                    found |= {"clients": clients, "GB at once": round(peak / 1e9, 1), "ms per step": round(ms, 1)}
+                    peak, ms = measured(make_data(clients), model, precision, recompute)
+                    said |= {"clients": clients, "GB at once": round(peak / 1e9, 1), "ms per step": round(ms, 1)}
                     break
                 except torch.cuda.OutOfMemoryError:
-                    clients = int(0.93 * clients)
-                free()
-            print(json.dumps(found), flush=True)
+                    clients = int(0.9 * clients)
+            print(json.dumps(said), flush=True)
 
 
-def measured(
-    data: fs.Federation, make: Callable[[fs.Federation], fs.Model], precision: str, recompute: bool
-) -> tuple[int, float]:
+def measured(data: fs.Federation, model: fs.Model, precision: str, recompute: bool) -> tuple[int, float]:
     """The most memory that was allocated at once, and milliseconds per step."""
     free()
     torch.cuda.reset_peak_memory_stats()
-    run = stacked(data, make, precision=precision, recompute=recompute, eval_every=1000)
+    run = stacked(data, model, 4, precision=precision, recompute=recompute)
     run()
-    run()
-    ms = 1000 * min(seconds(run) for _ in range(2)) / STEPS
-    peak = torch.cuda.max_memory_allocated()
-    del run
-    free()
-    return peak, ms
+    ms = 1000 * seconds(run) / 4
+    return torch.cuda.max_memory_allocated(), ms
 
 
 def profile(clients: int) -> None:

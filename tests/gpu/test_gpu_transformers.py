@@ -40,9 +40,11 @@ def pictures():
     return fs.Federation([fs.ClientData(part(n), part(5)) for n in (24, 32, 24)], 5)
 
 
-def trained(device, build, dropout=0.0, rounds=3, **how):
+def trained(device, build, dropout=0.0, rounds=3, lr=0.05, **how):
     model = build(fs.Model.wrap(partial(build_vit, *VIT, dropout, dropout), head="head"))
-    run = fs.Simulation(fs.FedSelect(lr=0.05), model, pictures(), training=fs.Training(batch_size=8), device=device, **how)
+    run = fs.Simulation(
+        fs.FedSelect(lr=lr, personal_lr=lr), model, pictures(), training=fs.Training(batch_size=8), device=device, **how
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*(slow path|one by one).*")
         return [run.step()["train_loss"] for _ in range(rounds)], run
@@ -62,8 +64,8 @@ def test_a_transformer_trains_as_on_a_cpu(build, dropout, recompute):
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("precision", "off"), [("tf32", 0.02), ("bf16", 0.1)])
 def test_less_precision_leads_to_about_the_same_loss(build, precision, off):
-    want, _ = trained("cpu", BUILDS[build])
-    got, run = trained("cuda", BUILDS[build], precision=precision)
+    want, _ = trained("cpu", BUILDS[build], lr=0.01)
+    got, run = trained("cuda", BUILDS[build], lr=0.01, precision=precision)
     assert got == pytest.approx(want, rel=off)
     frozen = {p.dtype for p in run.fitted.module.parameters() if not p.requires_grad}
     assert frozen == (set() if build == "whole" else {torch.bfloat16 if precision == "bf16" else torch.float32})

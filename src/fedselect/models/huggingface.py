@@ -39,19 +39,21 @@ def hf(data: Shaped, weights: str | None = None, *, outputs: int | None = None) 
     if getattr(config, "pad_token_id", None) is None and kind == TEXT:
         config.pad_token_id = getattr(config, "eos_token_id", None)  # or batches of several texts are refused
     resized = _check_images(config, data) if kind == IMAGES else False
-    net = _loaded(folder, config, kind, transformers)
-    head = _head_of(net)
-    own = {n: v for n, v in net.state_dict().items() if n != head and not n.startswith(f"{head}.")}
+    start, head = _loaded(folder, config, kind, transformers)
     said = json.loads(config.to_json_string(use_diff=False))
-    return Model(partial(build_hf, said, kind, resized, start=own), head=head, name=config.model_type)
+    build = partial(build_hf, said, kind, resized, start=start)
+    return Model(build, head=None if kind == NEXT else head, name=config.model_type)
 
 
 def build_hf(config: Mapping[str, Any], kind: str, resized: bool, start: Tree | None = None) -> nn.Module:
-    """A module of this configuration; `resized`: its position embeddings are interpolated to the size of the images."""
+    """A module of this configuration; `resized`: its position embeddings are interpolated to the size of the images.
+
+    What `start` does not have, the head above all, keeps its own random values.
+    """
     transformers = need_transformers()
     made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     net: nn.Module = getattr(transformers, kind).from_config(made)
-    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
+    net.load_state_dict(start or {}, strict=False)
     if resized:
         net.register_forward_pre_hook(_interpolate, with_kwargs=True)
     return net
@@ -125,12 +127,14 @@ def _check_images(config: Any, data: Shaped) -> bool:
     return tuple(shape[1:]) != sides
 
 
-def _loaded(folder: Path, config: Any, kind: str, transformers: Any) -> nn.Module:
+def _loaded(folder: Path, config: Any, kind: str, transformers: Any) -> tuple[Tree, str]:
+    """The values in the folder but for those of the head, and which part is the head."""
     try:
-        net, found = getattr(transformers, kind).from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            ignore_mismatched_sizes=True, output_loading_info=True,
-        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            net, found = getattr(transformers, kind).from_pretrained(
+                folder, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+                use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
     except OSError:
         raise InputError(f"{folder} has no model.safetensors; give a folder that save_pretrained wrote.") from None
     except ValueError as e:
@@ -139,14 +143,15 @@ def _loaded(folder: Path, config: Any, kind: str, transformers: Any) -> nn.Modul
         what = {TEXT: "classification of text", TAGS: "a class for each token", NEXT: "the next token"}.get(kind, "images")
         raise InputError(f"transformers has no model of type {config.model_type!r} for {what}; give another folder.") from None
     head = _head_of(net)
-    other = [n for n in (*found["missing_keys"], *(m[0] for m in found["mismatched_keys"])) if n.split(".")[0] != head]
+    absent = {*found["missing_keys"], *(m[0] for m in found["mismatched_keys"])}
+    other = sorted(n for n in absent if n.split(".")[0] != head)
     if other:
         warnings.warn(
-            f"{folder} has no values for {', '.join(sorted(other)[:4])}{' and others' if len(other) > 4 else ''}; they start "
-            "from random ones.",
+            f"{folder} has no values for {', '.join(other[:4])}{' and others' if len(other) > 4 else ''}; they start from "
+            "random ones.",
             stacklevel=2,
         )
-    return net  # type: ignore[no-any-return]
+    return {n: v for n, v in net.state_dict().items() if n not in absent and n.split(".")[0] != head}, head
 
 
 def _head_of(net: nn.Module) -> str:
