@@ -6,6 +6,7 @@ from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
 from fedselect.aggregate.clipped import ClippedMean
 from fedselect.aggregate.entrywise import Median, TrimmedMean
+from fedselect.aggregate.product import Products
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
@@ -108,6 +109,7 @@ __all__ = [
     "Pass",
     "PersonalLayers",
     "Private",
+    "Products",
     "RandomSelect",
     "Reading",
     "Received",

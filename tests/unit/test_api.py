@@ -15,7 +15,7 @@ PUBLIC = [
     "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist",
     "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images", "InputError", "LGFedAvg",
     "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "Multilabel",
-    "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private", "RandomSelect", "Reading", "Received",
+    "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private", "Products", "RandomSelect", "Reading", "Received",
     "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema", "Selector", "Sequences",
     "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "TrimmedMean", "Tuned", "Up",
     "Work", "__version__", "adapt", "bias_only", "compare", "deal_images", "diagnose", "from_datasets", "head_only",

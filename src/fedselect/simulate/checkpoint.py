@@ -70,6 +70,9 @@ GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
 _TUNED = {"finetune": 0, "finetune_lr": None}
 GAINED: dict[str, dict[str, Any]] = {
     "fedper": {"warmup": 0, **_TUNED},
+    "fedselect": {"unit": "entry"},
+    "fedpersist": {"unit": "layer"},
+    "Partial": {"select": {"unit": "entry"}},
     **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
 }
 """Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
