@@ -40,8 +40,9 @@ def vit(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "texts.csv"
+    said = [("good", "yes", 1.5), ("bad", "no", 0.5)]
     lines = [
-        f"{'abc'[i % 3]},it was a {('good', 'bad')[i // 3 % 2]} day,{('yes', 'no')[i // 3 % 2]},{i / 7}" for i in range(48)
+        f"{'abc'[i % 3]},it was a {word} day,{label},{score}" for i in range(48) for word, label, score in [said[i // 3 % 2]]
     ]
     path.write_text("\n".join(["who,text,label,score", *lines]))
     return path
@@ -66,7 +67,7 @@ def test_texts_become_tokens_with_a_mask(rows, bert):
 def test_a_folders_model_learns_the_texts(rows, bert, target):
     data = load(rows, bert, target=target)
     result = fs.run(
-        fs.FedAvg(lr=0.01), model=f"hf:{bert}", data=data, rounds=30, training=fs.Training(batch_size=8, optimizer="adam"),
+        fs.FedAvg(lr=0.01), model=f"hf:{bert}", data=data, rounds=8, training=fs.Training(batch_size=8, optimizer="adam"),
         task=None if target == "label" else "regression",
     )  # fmt: skip
     assert result.simulation.fitted.stackable
@@ -124,6 +125,7 @@ def test_classes_for_each_token_and_the_next_token(tmp_path):
 
     next_token = fs.run(fs.FedAvg(lr=0.1), model=f"hf:{tmp_path}", data=made(12), rounds=1, task="sequences")
     assert type(next_token.simulation.fitted.module).__name__ == "GPT2LMHeadModel"
+    assert next_token.simulation.model.head is None  # it is the embeddings
     tags = fs.run(fs.FedAvg(lr=0.1), model=f"hf:{tmp_path}", data=made(4), rounds=1, task="sequences")
     assert type(tags.simulation.fitted.module).__name__ == "GPT2ForTokenClassification"
 
@@ -163,10 +165,9 @@ def test_data_that_does_not_suit_is_refused(rows, bert, vit):
         fs.models.hf(digits, str(bert))
     with pytest.raises(fs.InputError, match="no model of type 'vit' for classification of text"):
         fs.models.hf(load(rows, bert), str(vit), outputs=2)
+    table = fs.Federation([fs.ClientData((torch.rand(4, 3), torch.arange(4) % 2))], 2)
     with pytest.raises(fs.InputError, match=r"needs images or tokenised text, .* --data text:FILE with --tokenizer FOLDER"):
-        fs.models.hf(
-            fs.load("heart") if False else fs.Federation([fs.ClientData((torch.rand(4, 3), torch.arange(4) % 2))], 2), str(bert)
-        )
+        fs.models.hf(table, str(bert))
     with pytest.raises(fs.InputError, match="say which tokenizer reads the texts: --tokenizer FOLDER"):
         fs.load("text", path=str(rows), client="who")
     with pytest.raises(fs.InputError, match=r"has no tokenizer_config\.json"):

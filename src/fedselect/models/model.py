@@ -213,6 +213,8 @@ class Model:
                 f"cannot tell the head of {self.name}: its last layer {leaves[-1]!r} is not a Linear; name it: "
                 f"Model.wrap(module, head=...) with one of {', '.join(linears)}."
             )
+        if f"{linears[-1]}.weight" in self.tied:  # to embeddings, say: it is no part of its own
+            return None
         return linears[-1] or None
 
     def _check_head(self, head: str) -> str:
