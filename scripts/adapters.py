@@ -1,4 +1,4 @@
-"""Write docs/adapters.md from results/adapters.jsonl, which benchmarks/adapters.py made; --check: say if it is stale instead."""
+"""Write docs/adapters.md from results/adapters.jsonl, which benchmarks/adapters.py made; --check says if it is stale."""
 
 import argparse
 import json
@@ -52,18 +52,15 @@ def table(rows: list[Row], place: str) -> str:
 
 
 def rows_of(root: Path) -> list[Row]:
-    return [json.loads(line) for line in (root / RESULTS).read_text(encoding="utf-8").splitlines()]
+    file = root / RESULTS
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def page(root: Path) -> str:
     rows = rows_of(root)
     template = Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True)
     tables = "\n\n".join(f"**{TITLES[p]}**\n\n{table(rows, p)}" for p in TITLES if of(rows, place=p, score="test"))
-    return template.render(tables=tables, made=rows[-1], rows=rows, mean=mean, commits=order(rows, "commit"))
-
-
-def mean(rows: list[Row], way: str, place: str) -> float:
-    return statistics.fmean(r["accuracy"] or 0.0 for r in of(rows, way=way, place=place, score="test"))
+    return template.render(tables=tables, made=rows[-1] if rows else None)
 
 
 def stale(root: Path) -> list[str]:
