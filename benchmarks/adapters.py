@@ -1,7 +1,7 @@
 """What adapters on a frozen base are worth: accuracy, bytes a round and seconds, beside full fine-tuning and the head alone.
 
 Rates are chosen on held-out samples (seeds 100 and above), then every way runs once on test data with fresh seeds. Runs of one
-way stack by seeds and rates. Every row is appended to the file as it is known, and a second start goes on behind the rows there.
+way stack by seeds and rates. Every row is appended to the file once it is known; a second start goes on behind those rows.
 
     python benchmarks/adapters.py --weights resnet18.safetensors [--out results/adapters.jsonl] [--data FOLDER] [--seconds 330]
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-VIT = (3, [4, 4], 4, 64, 3, 2, 5)  # channels, grid, patch, width, depth, heads, classes
+VIT = (3, [4, 4], 4, [64, 3, 2], 5)  # channels, grid, patch, sizes (width, depth, heads), classes
 BUILDS = {"whole": lambda m: m, "lora": partial(fs.lora, rank=4), "norms": fs.norm_only}
 
 
@@ -41,7 +41,7 @@ def pictures():
 
 
 def trained(device, build, dropout=0.0, rounds=3, lr=0.05, **how):
-    model = build(fs.Model.wrap(partial(build_vit, *VIT, dropout, dropout), head="head"))
+    model = build(fs.Model.wrap(partial(build_vit, *VIT, [dropout, dropout]), head="head"))
     run = fs.Simulation(
         fs.FedSelect(lr=lr, personal_lr=lr), model, pictures(), training=fs.Training(batch_size=8), device=device, **how
     )

@@ -8,7 +8,7 @@ import torch
 import fedselect as fs
 from fedselect.models.vit import build_vit
 
-VIT = (1, [2, 2], 4, 16, 3, 2, 4)  # channels, grid, patch, width, depth, heads, classes
+VIT = (1, [2, 2], 4, [16, 3, 2], 4)  # channels, grid, patch, sizes (width, depth, heads), classes
 
 
 def pictures():
@@ -21,7 +21,7 @@ def pictures():
 
 
 def trained(build, *, stackable=True, **how):
-    model = fs.Model.wrap(partial(build_vit, *VIT, 0.1, 0.1), head="head")
+    model = fs.Model.wrap(partial(build_vit, *VIT, [0.1, 0.1]), head="head")
     run = fs.Simulation(fs.FedSelect(lr=0.1), build(model), pictures(), training=fs.Training(batch_size=8), **how)
     run.fitted.stackable = stackable
     return [run.step()["train_loss"] for _ in range(2)], run.models(range(3))
@@ -54,7 +54,9 @@ def kept(monkeypatch):
             seen[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
             return v
 
-        run = fs.Simulation(fs.FedAvg(), fs.Model.wrap(partial(build_vit, *VIT), head="head"), pictures(), recompute=recompute)
+        run = fs.Simulation(
+            fs.FedAvg(), fs.Model.wrap(partial(build_vit, *VIT, [0.0, 0.0]), head="head"), pictures(), recompute=recompute
+        )
         monkeypatch.setattr(torch.autograd, "grad", stop)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda v: v):
             run.step()

@@ -13,7 +13,7 @@ import fedselect as fs
 from fedselect.models import vit_small, vit_tiny
 from fedselect.models.vit import build_vit
 
-TINY = (3, [2, 3], 4, 16, 2, 2, 5)  # channels, grid, patch, width, depth, heads, classes
+TINY = (3, [2, 3], 4, [16, 2, 2], 5)  # channels, grid, patch, sizes (width, depth, heads), classes
 BLOCK = {"norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"}
 
 
@@ -22,7 +22,7 @@ def shaped(*shape, classes=1000):
 
 
 def test_names_are_timms():
-    net = build_vit(*TINY)
+    net = build_vit(*TINY, [0.0, 0.0])
     layers = {"patch_embed.proj", "norm", "head", *(f"blocks.{i}.{part}" for i in range(2) for part in BLOCK)}
     assert set(net.state_dict()) == {"cls_token", "pos_embed", *(f"{n}.{v}" for n in layers for v in ("weight", "bias"))}
 
@@ -64,7 +64,7 @@ def slow(x, p, heads, depth, patch):
 
 
 def test_the_network_is_the_maths_written_out():
-    net = build_vit(*TINY).double()
+    net = build_vit(*TINY, [0.0, 0.0]).double()
     for v in net.parameters():
         nn.init.normal_(v, std=0.3)
     x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_clients_train_stacked_as_one_by_one(dropout, recwarn):
     """Dropout and stochastic depth too; a step of one kind is recorded after some, so some of these are."""
     ends = []
     for stackable in (True, False):
-        model = fs.Model.wrap(partial(build_vit, *TINY, dropout, dropout), head="head")
+        model = fs.Model.wrap(partial(build_vit, *TINY, [dropout, dropout]), head="head")
         run = fs.Simulation(fs.FedSelect(lr=0.1), model, pictures(), training=fs.Training(batch_size=8))
         assert run.fitted.stackable
         run.fitted.stackable = stackable

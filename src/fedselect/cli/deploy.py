@@ -70,7 +70,9 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
-@with_run_options("seed", "task", "headline", "metrics", "keep", "patience", "secret", "mean", "private", aggregate=AGGREGATE)
+@with_run_options(
+    "seed", "task", "headline", "metrics", "keep", "patience", "secret", "mean", "private", "adapt", aggregate=AGGREGATE
+)
 def demo(
     ctx: typer.Context,
     *,
@@ -245,6 +247,7 @@ def client(
     "secret",
     "mean",
     "private",
+    "adapt",
     aggregate=AGGREGATE,
 )
 def run(

@@ -18,7 +18,7 @@ from fedselect.core.version import package_version
 from fedselect.data import DATA
 from fedselect.data.fetch import fetch
 from fedselect.methods import METHODS
-from fedselect.models import MODELS
+from fedselect.models import ADAPTERS, MODELS
 from fedselect.runs import presets
 from fedselect.tasks import TASKS, Task
 from fedselect.training.settings import SEAMS, Training
@@ -89,8 +89,9 @@ def data_list() -> None:
 
 
 def models() -> None:
-    """List the models and their options."""
+    """List the models and what of them can train, with options."""
     _list("model", MODELS)
+    _list("adapt", ADAPTERS)
 
 
 def tasks() -> None:

@@ -24,6 +24,8 @@ class Option:
     meaning: str = ""  # its line in the docstring
 
     def describe(self) -> str:
+        if self.default is inspect.Parameter.empty:
+            return f"{self.name} (to be given)"
         choices = _choices(self.kind)
         return f"{self.name}={_show(self.default)}" + (f" ({'|'.join(map(str, choices))})" if choices else "")
 

@@ -28,9 +28,9 @@ def text(
     text: str = "text",
     target: str = "label",
     targets: Targets = "auto",
+    *,
     length: int = 64,
     division: Division = DIVISION,
-    *,
     seed: int = 0,
 ) -> Federation:
     """Texts of your own: --data text:FILE --tokenizer FOLDER, a table with columns for client, text and label.
@@ -52,7 +52,8 @@ def text(
     place = Path(path).expanduser()
     frames = read_clients(place, client)
     tokens = Tokens(Path(tokenizer).expanduser(), length)
-    return _federate(frames, place.stem, text, target, targets, replace(division, seed=seed), tokens)
+    division = replace(division, seed=seed)
+    return _federate(frames, place.stem, tokens, text=text, target=target, targets=targets, division=division)
 
 
 class Tokens:
@@ -77,7 +78,7 @@ class Tokens:
 
 
 def _federate(
-    frames: Mapping[str, Frame], name: str, text: str, target: str, targets: Targets, division: Division, tokens: Tokens
+    frames: Mapping[str, Frame], name: str, tokens: Tokens, *, text: str, target: str, targets: Targets, division: Division
 ) -> Federation:
     schemas, parts = {}, {}
     for who, frame in frames.items():

@@ -148,7 +148,12 @@ class DeltaSelect(Reading):
         check_choice(get_args(Start), start_with=self.start_with)
         check_choice(("no", "tensor", "weights"), relative=self.relative)
         check_choice(("entry", "rank"), unit=self.unit)
-        if self.unit == "rank" and (self.relative, self.scope, self.counts, self.weights_only) != ("no", "global", "all", False):
+        if self.unit == "rank" and (self.relative, self.scope, self.counts, self.weights_only) != (
+            "no",
+            "global",
+            "all",
+            False,
+        ):
             raise InputError("unit=rank goes with relative=no, scope=global, counts=all and weights_only=no; leave those out.")
         if self.by == "random" and (self.relative != "no" or self.since != "round"):
             raise InputError("by=random looks at no movement; use relative=no and since=round with it.")

@@ -12,7 +12,7 @@ from fedselect.models import Model
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A tree of units has (C, r) for an adapter of rank r, by the name of its weight, and (C, 1) for another layer, by its name."""
+    """A tree of units has (C, r) for an adapter of rank r, by the name of its weight, and (C, 1) for any other layer."""
 
     model: Model
 
@@ -71,7 +71,9 @@ class Units:
 
 def units_of(model: Model, who: str) -> Units:
     if not model.pairs:
-        raise InputError(f"{who} with unit=rank needs a model with low-rank adapters; add --adapt lora, in Python fs.lora(model).")
+        raise InputError(
+            f"{who} with unit=rank needs a model with low-rank adapters; add --adapt lora, in Python fs.lora(model)."
+        )
     return Units(model)
 
 
@@ -80,4 +82,3 @@ def last_of(above: Tree) -> Tree:
     some = torch.stack([m.any(1) for m in above.values()], 1)
     later = some.flip(1).cumsum(1).flip(1)
     return {u: m & (later[:, i] == 1).unsqueeze(1) & some[:, i : i + 1] for i, (u, m) in enumerate(above.items())}
-

@@ -34,7 +34,8 @@ def vit_tiny(
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
       size and the head is always new
     """
-    return _model("vit_tiny", 192, 3, data, patch, dropout, drop_path, weights, outputs)
+    sizes, drops = [192, DEPTH, 3], [dropout, drop_path]
+    return _model("vit_tiny", sizes, data, patch, drops, weights=weights, classes=outputs or data.classes)
 
 
 def vit_small(
@@ -54,13 +55,13 @@ def vit_small(
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
       size and the head is always new
     """
-    return _model("vit_small", 384, 6, data, patch, dropout, drop_path, weights, outputs)
+    sizes, drops = [384, DEPTH, 6], [dropout, drop_path]
+    return _model("vit_small", sizes, data, patch, drops, weights=weights, classes=outputs or data.classes)
 
 
 def _model(
-    name: str, width: int, heads: int, data: Shaped, patch: int | None, dropout: float, drop_path: float, weights: str | None,
-    outputs: int | None,
-) -> Model:  # fmt: skip
+    name: str, sizes: list[int], data: Shaped, patch: int | None, drops: list[float], *, weights: str | None, classes: int
+) -> Model:
     channels, height, wide = image_shape(data)
     found = None if weights is None else read_tensors(Path(weights))
     side = patch or _patch_of(found or {}) or next(p for p, least in ((16, 112), (8, 64), (4, 0)) if min(height, wide) >= least)
@@ -70,10 +71,10 @@ def _model(
             f"{name} cuts images into patches of {side}x{side}, and {height}x{wide} is no multiple of that; give a side that "
             "divides both: --patch."
         )
-    for option, p in (("dropout", dropout), ("drop_path", drop_path)):
+    for option, p in zip(("dropout", "drop_path"), drops, strict=True):
         if not 0.0 <= p < 1.0:
             raise InputError(f"{option} must be in [0, 1), not {p}.")
-    args = (channels, [height // side, wide // side], side, width, DEPTH, heads, outputs or data.classes, dropout, drop_path)
+    args = (channels, [height // side, wide // side], side, sizes, classes, drops)
     start = {} if found is None else fitting(found, build_vit(*args), "head", weights, adapt=_fit_positions)
     return Model(partial(build_vit, *args, start=start), head="head", name=name)
 
@@ -82,15 +83,14 @@ def build_vit(
     channels: int,
     grid: list[int],
     patch: int,
-    width: int,
-    depth: int,
-    heads: int,
+    sizes: list[int],
     classes: int,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    drops: list[float],
+    *,
     start: Tree | None = None,
 ) -> nn.Module:
-    net = _ViT(channels, grid, patch, width, depth, heads, classes, dropout, drop_path)
+    """`grid`: patches in rows and columns; `sizes`: width, depth and heads; `drops`: dropout and stochastic depth."""
+    net = _ViT(channels, grid, patch, sizes, classes, drops)
     net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
     return net
 
@@ -171,11 +171,9 @@ class _Block(nn.Module):
 
 
 class _ViT(nn.Module):
-    def __init__(
-        self, channels: int, grid: list[int], patch: int, width: int, depth: int, heads: int, classes: int, dropout: float,
-        drop_path: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, channels: int, grid: list[int], patch: int, sizes: list[int], classes: int, drops: list[float]) -> None:
         super().__init__()
+        (width, depth, heads), (dropout, drop_path) = sizes, drops
         self.grid = (grid[0], grid[1])
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + grid[0] * grid[1], width))

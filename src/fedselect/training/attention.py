@@ -23,11 +23,9 @@ class Attention(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
-        grouped: bool,
-    ) -> tuple[Tensor, int]:  # fmt: skip
-        q, k, v = (_front(t, d, info.batch_size) for t, d in zip((q, k, v), in_dims, strict=False))
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *_, mask, causal, scale, grouped = args
+        q, k, v = (_front(t, d, info.batch_size) for t, d in zip(args[:3], in_dims[:3], strict=True))
         if mask is not None:
             mask = mask.unsqueeze(0) if in_dims[3] is None else mask.movedim(in_dims[3], 0)
             mask = mask.reshape(len(mask), *[1] * (q.ndim - mask.ndim), *mask.shape[1:])
@@ -60,9 +58,8 @@ class LayerNorm(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], eps: float
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        x, weight, bias, shape, eps = args
         x = _front(x, in_dims[0], info.batch_size)
         if in_dims[1] is None and in_dims[2] is None:
             return layer_norm(x, weight, bias, shape, eps), 0
