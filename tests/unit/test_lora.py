@@ -214,11 +214,11 @@ def test_the_mean_of_products_is_not_the_product_of_means(data):
 
 
 def test_a_node_with_another_base_is_refused(tmp_path):
-    from fedselect.models.networks import _ResNet18
+    from fedselect.models.resnet import build_resnet18
 
     for seed in (0, 1):
         torch.manual_seed(seed)
-        net = _ResNet18(3, "small", 4)
+        net = build_resnet18(3, "small", 4)
         save_file({n: v.contiguous() for n, v in net.state_dict().items()}, tmp_path / f"{seed}.safetensors")
     raw = {
         "method": {"name": "fedavg"}, "data": {"name": "digits"}, "adapt": {"name": "lora", "rank": 2, "targets": "layer4.*"},
