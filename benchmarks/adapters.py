@@ -34,32 +34,31 @@ FRESH = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Way:
-    """What trains, who shares what, and the rates that are tried."""
+    """What trains, and who shares what."""
 
     adapt: dict[str, Any]
     method: dict[str, Any]
-    rates: tuple[float, ...]
     aggregate: str = "mean"
     rate_of: str | None = None  # the way whose rate it takes
 
 
-FULL, SMALL = (0.003, 0.01, 0.03), (0.01, 0.03, 0.1)
+RATES = (0.003, 0.01, 0.03, 0.1)
 FT = {"finetune": 3}
 WAYS = {
-    "full, shared + FT": Way({"name": "all"}, {"name": "fedavg+ft", **FT}, FULL),
-    "full, personal head": Way({"name": "all"}, {"name": "fedper"}, FULL),
-    "head, shared + FT": Way({"name": "head"}, {"name": "fedavg+ft", **FT}, SMALL),
-    "LoRA, shared": Way(LORA, {"name": "fedavg"}, SMALL),
-    "LoRA, shared, exact": Way(LORA, {"name": "fedavg"}, SMALL, "product", rate_of="LoRA, shared"),
-    "LoRA, shared + FT": Way(LORA, {"name": "fedavg+ft", **FT}, SMALL),
-    "LoRA, shared + FT, exact": Way(LORA, {"name": "fedavg+ft", **FT}, SMALL, "product", rate_of="LoRA, shared + FT"),
-    "LoRA, personal": Way(LORA, {"name": "local"}, SMALL),
-    "LoRA, personal head": Way(LORA, {"name": "fedper"}, SMALL),
-    "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,fc"}, SMALL),
-    "LoRA, FedPersist by rank": Way(LORA, {"name": "fedpersist", "unit": "rank", "window": 6, **FT}, SMALL),
-    "LoRA, FedPersist by layer": Way(LORA, {"name": "fedpersist", "window": 6, **FT}, SMALL),
-    "LoRA, FedSelect by rank": Way(LORA, {"name": "fedselect", "unit": "rank"}, SMALL),
-    "LoRA, FedAlike": Way(LORA, {"name": "fedalike", **FT}, SMALL),
+    "full, shared + FT": Way({"name": "all"}, {"name": "fedavg+ft", **FT}),
+    "full, personal head": Way({"name": "all"}, {"name": "fedper"}),
+    "head, shared + FT": Way({"name": "head"}, {"name": "fedavg+ft", **FT}),
+    "LoRA, shared": Way(LORA, {"name": "fedavg"}),
+    "LoRA, shared, exact": Way(LORA, {"name": "fedavg"}, "product", rate_of="LoRA, shared"),
+    "LoRA, shared + FT": Way(LORA, {"name": "fedavg+ft", **FT}),
+    "LoRA, shared + FT, exact": Way(LORA, {"name": "fedavg+ft", **FT}, "product", rate_of="LoRA, shared + FT"),
+    "LoRA, personal": Way(LORA, {"name": "local"}),
+    "LoRA, personal head": Way(LORA, {"name": "fedper"}),
+    "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,fc"}),
+    "LoRA, FedPersist by rank": Way(LORA, {"name": "fedpersist", "unit": "rank", "window": 6, **FT}),
+    "LoRA, FedPersist by layer": Way(LORA, {"name": "fedpersist", "window": 6, **FT}),
+    "LoRA, FedSelect by rank": Way(LORA, {"name": "fedselect", "unit": "rank"}),
+    "LoRA, FedAlike": Way(LORA, {"name": "fedalike", **FT}),
 }
 
 
@@ -168,14 +167,13 @@ def chosen(rows: list[dict[str, Any]], place: str, way: str) -> float | None:
 
 
 def planned(rows: list[dict[str, Any]], places: list[str], ways: list[str]) -> Iterator[list[Case]]:
-    """Lots of cases, place by place: first all choices, then all tests."""
+    """Lots of cases, way by way: the choice of a rate, then the test."""
     for name in places:
         place = PLACES[name]
         for way in ways:
             if WAYS[way].rate_of is None:
-                every = itertools.product(place.shifts, WAYS[way].rates, place.seeds)
+                every = itertools.product(place.shifts, RATES, place.seeds)
                 yield [Case(name, shift, way, seed, rate, "val") for shift, rate, seed in every]
-        for way in ways:
             if (rate := chosen(rows, name, way)) is not None:
                 yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in FRESH]
 
@@ -187,6 +185,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--ways", default=";".join(WAYS))
+    parser.add_argument("--commit", help="What is measured, where git does not know.")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="Begin nothing new after so long.")
     parser.add_argument("--quick", action="store_true", help="One round each, to see that all runs.")
     args = parser.parse_args()
@@ -194,12 +193,11 @@ def main() -> None:
         few = {"train": 8, "test": 8}
         held = {"train": 16, "val": 8}
         PLACES.update({n: replace(p, data=p.data | few, held=held, rounds=1, seeds=(100,)) for n, p in PLACES.items()})
-        WAYS.update({n: replace(w, rates=w.rates[:1]) for n, w in WAYS.items()})
     began = time.perf_counter()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    made = {"commit": commit.strip(), "machine": machine, "torch": torch.__version__,
+    made = {"commit": args.commit or said.strip(), "machine": machine, "torch": torch.__version__,
             "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat()}  # fmt: skip
     for cases in planned(rows, args.places.split(","), args.ways.split(";")):
         there = [{k: r[k] for k in vars(cases[0])} for r in rows]

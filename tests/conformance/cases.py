@@ -90,6 +90,7 @@ AGGREGATES = {
     "clip": ("fedavg", "cnn-batchnorm", fs.ClippedMean(clip_factor=1.0)),
     "clip, masks, momentum": ("fedselect", "mlp", fs.ClippedMean(0.5, clip_factor=1.05)),
     "trimmed, masks, least": ("fedselect", "mlp", fs.TrimmedMean(trim=0.3, least_senders=4)),
+    "product": ("fedavg", "cnn-lora", fs.Products()),
     "median": ("fedavg", "cnn-batchnorm", fs.Median()),
     "median, masks": ("fedselect", "mlp", fs.Median()),
     "median, nothing sent": ("local", "mlp", fs.Median()),

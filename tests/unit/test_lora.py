@@ -198,17 +198,15 @@ def test_factors_of_a_product_are_the_nearest_of_their_rank(seed, rank, clients)
     assert not up.any()
 
 
-def test_the_mean_of_products_is_not_the_product_of_means(data):
-    """Two clients whose products cancel: the mean of factors is something else, the exact mean is nothing."""
-    a, b = torch.eye(2)[:, None, :].expand(2, 2, 2)[:, :1], torch.ones(2, 3, 1)
-    values = {"w.lora_a": a.clone(), "w.lora_b": b.clone(), "bias": torch.tensor([[1.0], [3.0]])}
-    sent, weight = dict.fromkeys(values, True), torch.tensor([1.0, 1.0])
-    params = {n: v[0] for n, v in values.items()}
-    fold = fs.Products().fold({}, params)
-    fold.add(values, sent, weight)
+def test_the_mean_of_products_is_not_the_product_of_means():
+    """Two clients: B = 1 with A = e1, and B = -1 with A = e2. The mean of B is 0, the mean of products is not."""
+    a, b = torch.eye(2)[:, None, :], torch.tensor([1.0, -1.0]).view(2, 1, 1).expand(2, 3, 1)
+    values = {"w.lora_a": a, "w.lora_b": b, "bias": torch.tensor([[1.0], [3.0]])}
+    fold = fs.Products().fold({}, {n: v[0] for n, v in values.items()})
+    fold.add(values, dict.fromkeys(values, True), torch.tensor([1.0, 1.0]))
     found, heard, _ = fold.finish()
-    exact = (b @ a).mean(0)  # (e1 + e2) / 2 beside every output: rank 1
-    torch.testing.assert_close(found["w.lora_b"] @ found["w.lora_a"], exact)
+    assert not b.mean(0).any()
+    torch.testing.assert_close(found["w.lora_b"] @ found["w.lora_a"], torch.tensor([[0.5, -0.5]]).expand(3, 2))
     assert float(found["bias"]) == 2.0
     assert set(found) == set(heard) == set(values)
 
