@@ -7,6 +7,7 @@ from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
 from fedselect.aggregate.clipped import ClippedMean
 from fedselect.aggregate.entrywise import Median, TrimmedMean
+from fedselect.aggregate.product import Products
 from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, merge, negate
 from fedselect.core.version import package_version
@@ -37,7 +38,7 @@ from fedselect.methods import (
 from fedselect.methods.disagree import Disagreement
 from fedselect.methods.method import Down, Method, Received, Up
 from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
-from fedselect.models import MODELS, Model
+from fedselect.models import ADAPTERS, MODELS, Model, bias_only, head_only, layers_only, lora, norm_only
 from fedselect.private import Private
 from fedselect.results import Result, compare, load_result, run
 from fedselect.serve import load_model
@@ -51,6 +52,7 @@ from fedselect.tuning.memory import Tuned, tune
 __version__ = package_version()
 
 __all__ = [
+    "ADAPTERS",
     "AGGREGATORS",
     "APFL",
     "DATA",
@@ -108,6 +110,7 @@ __all__ = [
     "Pass",
     "PersonalLayers",
     "Private",
+    "Products",
     "RandomSelect",
     "Reading",
     "Received",
@@ -132,17 +135,22 @@ __all__ = [
     "Work",
     "__version__",
     "adapt",
+    "bias_only",
     "compare",
     "deal_images",
     "diagnose",
     "from_datasets",
+    "head_only",
     "layers",
+    "layers_only",
     "load",
     "load_model",
     "load_result",
+    "lora",
     "merge",
     "models",
     "negate",
+    "norm_only",
     "run",
     "shifted",
     "tune",

@@ -10,16 +10,17 @@ import pytest
 import fedselect as fs
 
 PUBLIC = [
-    "AGGREGATORS", "APFL", "Adam", "AdamW", "Adapted", "Aggregator", "Binary", "CheckpointError", "Classification",
-    "ClientData", "ClippedMean", "DATA",
-    "DataError", "DeltaSelect", "Diagnosis", "Disagreement", "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT",
-    "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist", "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError",
-    "Fixed", "Fold", "Images", "InputError", "LGFedAvg", "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median",
-    "Method", "Metric", "Model", "Multilabel", "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private",
-    "RandomSelect", "Reading", "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule",
-    "Schema", "Selector", "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree",
-    "TrimmedMean", "Tuned", "Up", "Work", "__version__", "adapt", "compare", "deal_images", "diagnose", "from_datasets",
-    "layers", "load", "load_model", "load_result", "merge", "models", "negate", "run", "shifted", "tune",
+    "ADAPTERS", "AGGREGATORS", "APFL", "Adam", "AdamW", "Adapted", "Aggregator", "Binary", "CheckpointError",
+    "Classification", "ClientData", "ClippedMean", "DATA", "DataError", "DeltaSelect", "Diagnosis", "Disagreement",
+    "Ditto", "Down", "FedAdam", "FedAlike", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedPAC", "FedPer", "FedPersist",
+    "FedProx", "FedRep", "FedSelect", "Federation", "FedselectError", "Fixed", "Fold", "Images", "InputError", "LGFedAvg",
+    "Local", "LotteryFL", "METHODS", "MODELS", "Mask", "Mean", "Median", "Method", "Metric", "Model", "Multilabel",
+    "OPTIMIZERS", "Optimizer", "Partial", "Pass", "PersonalLayers", "Private", "Products", "RandomSelect", "Reading",
+    "Received", "Regression", "Result", "RunError", "SCHEDULES", "SGD", "Scaffold", "Schedule", "Schema", "Selector",
+    "Sequences", "Simulation", "Spread", "State", "TASKS", "Task", "Training", "TrainingError", "Tree", "TrimmedMean",
+    "Tuned", "Up", "Work", "__version__", "adapt", "bias_only", "compare", "deal_images", "diagnose", "from_datasets",
+    "head_only", "layers", "layers_only", "load", "load_model", "load_result", "lora", "merge", "models", "negate",
+    "norm_only", "run", "shifted", "tune",
 ]  # fmt: skip
 
 # who may import whom: a room imports rooms that stand before it, as docs/design.md draws them
@@ -119,7 +120,8 @@ def test_the_version_is_that_of_the_package_and_no_import_of_the_command_line():
 
 
 TORCHS = {  # with the arguments of torch's own functions, in their order
-    "training/layers.py": {"forward"},
+    "models/adapters.py": {"forward"},
+    "training/layers.py": {"forward", "shared"},
     "training/stacked.py": {"_embedding", "_max_pool2d", "_conv2d", "_conv1d", "_batch_norm", "_attend"},
 }
 

@@ -66,7 +66,7 @@ Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
 @with_run_options(
-    "seed", "task", "headline", "metrics", "keep", "view", "patience", "secret", "mean", "private", aggregate=AGGREGATE
+    "seed", "task", "headline", "metrics", "keep", "view", "patience", "secret", "mean", "private", "adapt", aggregate=AGGREGATE
 )
 def demo(
     ctx: typer.Context,
@@ -273,6 +273,7 @@ def client(
     "secret",
     "mean",
     "private",
+    "adapt",
     aggregate=AGGREGATE,
 )
 def run(

@@ -96,10 +96,11 @@ def data_list() -> None:
 
 
 def models() -> None:
-    """List the models and their options."""
-    from fedselect.models import MODELS
+    """List the models and what of them can train, with options."""
+    from fedselect.models import ADAPTERS, MODELS
 
     _list("model", MODELS)
+    _list("adapt", ADAPTERS)
 
 
 def tasks() -> None:

@@ -98,7 +98,8 @@ class Assignment:
     def identity(self) -> dict[str, str]:
         """What a vault is bound to."""
         shapes = [(n, tuple(v.shape), str(v.dtype)) for n, v in self.initial.items()]
-        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+        base = self.model.base if self.model.adapters else ""
+        digest = hashlib.sha256((repr(shapes) + base).encode()).hexdigest()[:8]
         model = f"{self.model.name} {digest}"
         return {"federation": self.federation, "method": self.method_name, "model": model}
 

@@ -23,6 +23,7 @@ from fedselect.core.tree import Tree
 from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
 from fedselect.models import Model
+from fedselect.models.adapters import Adapters
 from fedselect.network.shared import NAME as SHARED
 from fedselect.network.shared import Shared, of_simulation
 from fedselect.report import check_page, gather, page, write_report
@@ -165,7 +166,10 @@ class Saved:
 
     def state_dict(self, tree: Tree) -> Tree:
         full = {**self._values["constants"], **tree}
-        return {n: full[self._about["tied"].get(n, n)].clone() for n in self._about["order"]}
+        full = {n: full[self._about["tied"].get(n, n)] for n in self._about["order"]}
+        if said := self._about.get("adapters"):
+            full = Adapters.from_json(said).merged(full, self._about["pairs"])
+        return {n: v.clone() for n, v in full.items()}
 
     def scored(self, part: str, trees: Mapping[int, Tree]) -> dict[str, list[float]]:
         raise InputError(
@@ -221,6 +225,7 @@ def _about(s: Simulation) -> About:
         "method": repr(s.method),
         "order": list(s.model.module.state_dict()),
         "tied": s.model.tied,
+        **({"adapters": s.model.adapters.to_json(), "pairs": s.model.pairs} if s.model.adapters else {}),
         "groups": s.groups(),
     }
 

@@ -18,7 +18,7 @@ from fedselect.data import DATA, Federation
 from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
-from fedselect.models import MODELS, Model
+from fedselect.models import ADAPTERS, MODELS, Model, with_weights
 from fedselect.private import Private
 from fedselect.runs import meant, presets
 from fedselect.runs.fields import Fields
@@ -43,6 +43,7 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
+    "adapt": ("adaptation", ADAPTERS),
     "task": ("task", TASKS),
     "aggregate": ("aggregator", AGGREGATORS),
 }
@@ -56,7 +57,7 @@ class Config(Fields):
         """Check every name and value and fill in the defaults."""
         plugins.need(self.plugins)
         data = _entry("data", {"name": "digits", **at_path(self.data)})
-        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **with_weights(self.model)})
         method, given = self._present(canonical("method", self.method)), _seams(self.training)
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
@@ -121,7 +122,8 @@ class Config(Fields):
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
-        return make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        model = make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        return build("adaptation", self.adapt["name"], ADAPTERS, _rest(self.adapt), model=model)
 
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
@@ -145,6 +147,7 @@ class Config(Fields):
             rows=rows or self.rows,
             device=self.device,
             precision=self.precision,
+            recompute=self.recompute,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             keep=keeps(self.keep, self.patience),
@@ -270,7 +273,8 @@ def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, di
     found = {f"method:{m}": options(find("method", m, METHODS)) for m in methods}
     data = str(chosen["data"])
     found["data"] = options(find("data", data, DATA))
-    found["model"] = options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))
+    model = chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18")
+    found["model"] = options(find("model", str(with_weights({"name": model})["name"]), MODELS))
     found["training"] = training_options(chosen)
     for table in FLAGGED:
         kind, rows = TABLES[table]

@@ -23,6 +23,9 @@ class Fields:
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = _table("classification", "What outputs and targets mean.", "what the data is for")  # noqa: RUF009
+    adapt: dict[str, Any] = _table(  # noqa: RUF009
+        "all", "What trains: all, or on a frozen base lora (--rank 8), bias, norm, head or layers (--targets)."
+    )
     aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")  # noqa: RUF009
     rounds: int = _option(30, "Communication rounds.")
     seed: int = _option(0, "Seed of the partition, the initial model and training.")
@@ -33,6 +36,9 @@ class Fields:
     rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed).")
     device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1.")
     precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
+    recompute: bool = _option(
+        False, "Gradient checkpointing: keep only the inputs of a transformer's blocks, to train more clients at once."
+    )
     deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
     cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
     score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")

@@ -90,7 +90,8 @@ class Simulation:
     values; by default their mean, `Mean()`.
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
-    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
+    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `recompute`: keep of each
+    block of a transformer only its inputs and compute the rest again in the backward pass. `eval_every`: rounds between
     evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads
     that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
     entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
@@ -118,6 +119,7 @@ class Simulation:
         rows: str = "auto",
         device: str = "auto",
         precision: str = "auto",
+        recompute: bool = False,
         deterministic: bool = False,
         eval_every: int = 1,
         val: bool = False,
@@ -178,7 +180,7 @@ class Simulation:
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout)
+        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout, recompute=recompute)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
@@ -213,8 +215,8 @@ class Simulation:
             "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
-            "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "keep": self.keep, "view": "best" if self.view == "best" else None,
+            "precision": self.precision, "recompute": self.fitted.recompute, "deterministic": self.deterministic,
+            "eval_every": self.eval_every, "val": self.val, "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip

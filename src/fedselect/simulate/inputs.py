@@ -18,7 +18,7 @@ from fedselect.core.options import build, find, named
 from fedselect.data import ClientData, Federation
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method, check_method
-from fedselect.models import MODELS, Model
+from fedselect.models import MODELS, Model, with_weights
 from fedselect.private.settings import Private
 from fedselect.secret.mean import Over
 from fedselect.simulate import ranks
@@ -40,6 +40,7 @@ class RunOptions(TypedDict, total=False):
     rows: str
     device: str
     precision: str
+    recompute: bool
     deterministic: bool
     eval_every: int
     val: bool
@@ -122,7 +123,8 @@ def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
 def as_model(model: Network, data: Federation, task: Task) -> Model:
     """The model that was given, or the one of this name for this data and task."""
     if isinstance(model, str):
-        return make_model(named(model, MODELS), {}, data, task)
+        asked = with_weights({"name": model})
+        return make_model(named(asked.pop("name"), MODELS), asked, data, task)
     if isinstance(model, Model):
         return model
     if not isinstance(model, nn.Module) and callable(model) and (lacks := _needed(model)):

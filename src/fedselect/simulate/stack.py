@@ -41,9 +41,9 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
     asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)
-    how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
+    how = (run.precision, run.fitted.recompute, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    ends = (repr(run.model.module), run.model.output, run.data.layout)
+    ends = (repr(run.model.module), run.model.base, run.model.output, run.data.layout)
     return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 

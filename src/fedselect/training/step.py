@@ -66,7 +66,8 @@ client fill the cache, and of several clients a gigabyte."""
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
     """Whether clients of this model run one after the other; never depends on how many there are."""
-    return not fitted.stackable or (device.type == "cpu" and (fitted.model.size > HEAVY or fitted.convolved > WIDE))
+    heavy = fitted.model.size + fitted.model.frozen > HEAVY or fitted.convolved > WIDE
+    return not fitted.stackable or (device.type == "cpu" and heavy)
 
 
 def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,9 +109,10 @@ def step(
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained(fitted.model, aim.only)}
     forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
-    with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        mode.endings.rectified, mode.endings.joined = shortcuts.rectified, shortcuts.joined
-        found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
+    with torch.enable_grad(), precision(fitted.precision):
+        with forward as mode:
+            mode.endings.rectified, mode.endings.joined = shortcuts.rectified, shortcuts.joined
+            found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
@@ -147,10 +149,10 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
-    whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
+    whole = fitted.recompute or not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     endings = mode.endings.found() if kernels.serve(batch.x) else ()
-    return Shortcuts(crops, mode.calls > 0, *endings)
+    return Shortcuts(crops, mode.drawn.calls > 0, *endings)
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
@@ -214,7 +216,7 @@ def losses(
     crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
-        mode.key = key
+        mode.drawn.key = key
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
