@@ -9,7 +9,7 @@ BIN := .venv/bin
 .PHONY: demo install test test-all check docs lock clean
 
 demo: .venv/.installed
-	$(BIN)/fedselect compare --config experiments/demo.toml --out runs/demo --overwrite --report
+	$(BIN)/fedselect demo --overwrite
 
 install: .venv/.installed
 

@@ -1,9 +1,9 @@
-"""How much faster ten clients train stacked than one after another, in one run on this machine.
+"""How much faster clients train here than in a loop over them, in one run on this machine.
 
 The one-at-a-time loop is what every framework does: a module and torch.optim.SGD per client. Both walk the same number
 of batches of the same data. The two take turns, and the best of each counts, for machines are noisy.
 
-    python benchmarks/engine.py [--device cuda] [--repeat 5]
+    python benchmarks/engine.py [--device cuda] [--repeat 5] [--cases small_cnn_224]
 """
 
 import argparse
@@ -22,19 +22,27 @@ from fedselect.training.step import one_by_one
 from fedselect.training.work import Pass
 
 CLIENTS = 10
+Frozen = Callable[[str], bool]
+"""Which parameters, by name, a pass leaves alone."""
 
 
-def images(shape: tuple[int, ...], samples: int) -> fs.Federation:
+def images(shape: tuple[int, ...], samples: int, clients: int = CLIENTS) -> fs.Federation:
     g = torch.Generator().manual_seed(0)
-    parts = [(torch.randn(samples, *shape, generator=g), torch.randint(0, 10, (samples,), generator=g)) for _ in range(CLIENTS)]
+    parts = [(torch.randn(samples, *shape, generator=g), torch.randint(0, 10, (samples,), generator=g)) for _ in range(clients)]
     return fs.Federation([fs.ClientData(p, p) for p in parts], 10)
 
 
-def one_after_another(sim: Simulation, epochs: int) -> Callable[[], None]:
+def one_after_another(sim: Simulation, epochs: int, frozen: Frozen = lambda name: False) -> Callable[[], None]:
     """The usual loop, with modules and optimizers made beforehand."""
     train, size = sim._split["train"], sim.training.batch_size
-    modules = [sim.model.build().to(sim.device) for _ in range(CLIENTS)]
-    makers = [lambda m=m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=sim.training.momentum) for m in modules]
+    modules = [sim.model.build().to(sim.device) for _ in range(sim.clients)]
+    for module in modules:
+        for name, p in module.named_parameters():
+            p.requires_grad_(not frozen(name))
+    makers = [
+        lambda m=m: torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.01, momentum=sim.training.momentum)
+        for m in modules
+    ]
 
     def run() -> None:
         for i, (module, make) in enumerate(zip(modules, makers, strict=True)):
@@ -52,43 +60,51 @@ def one_after_another(sim: Simulation, epochs: int) -> Callable[[], None]:
     return run
 
 
-def all_at_once(sim: Simulation, epochs: int) -> Callable[[], None]:
-    ids = torch.arange(CLIENTS)
-    everything = dict.fromkeys(sim.model.params, True)
+def all_at_once(sim: Simulation, epochs: int, frozen: Frozen = lambda name: False) -> Callable[[], None]:
+    ids = torch.arange(sim.clients)
+    only = {n: not frozen(n) for n in sim.model.params}
 
     def run() -> None:
         work = sim._work(ids, 0)
-        work.train(expand(sim.initial, CLIENTS), [Pass(everything, 0.01, e) for e in range(epochs)])
+        work.train(expand(sim.initial, sim.clients), [Pass(only, 0.01, e) for e in range(epochs)])
 
     return run
 
 
-def measure(name: str, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, batch: int, epochs: int, how) -> dict:
+def measure(
+    name: str, model: Callable[[fs.Federation], fs.Model], data: fs.Federation, batch: int, epochs: int, how, *,
+    early: bool = False, frozen: Frozen = lambda name: False,
+) -> dict:  # fmt: skip
+    """`early`: as in the first rounds of a run, before a step is recorded."""
     sim = Simulation(fs.FedAvg(), model(data), data, training=fs.Training(batch_size=batch), device=how.device)
-    loop, stacked = one_after_another(sim, epochs), all_at_once(sim, epochs)
-    if not one_by_one(sim.fitted, sim.device):  # as in any run of some length, the step has been recorded
-        per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
+    loop, stacked = one_after_another(sim, epochs, frozen), all_at_once(sim, epochs, frozen)
+    per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
+    if early:
+        sim._programs._recording = lambda *_: None
+    elif not one_by_one(sim.fitted, sim.device):  # as in any run of some length, the step has been recorded
         for _ in range(RECORD_AFTER[sim.device.type] // per_run + 1):
             stacked()
     best = {loop: float("inf"), stacked: float("inf")}
+    busy = dict(best)
     for _ in range(how.repeat + 1):
         for run in best:
             if sim.device.type == "cuda":
                 torch.cuda.synchronize()
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             run()
             if sim.device.type == "cuda":
                 torch.cuda.synchronize()
             best[run] = min(best[run], time.perf_counter() - began)
-    steps = epochs * -(-int(sim._split["train"].n[0]) // batch)
+            busy[run] = min(busy[run], time.process_time() - worked)
     figures = {
-        "loop_ms_per_step": round(1e3 * best[loop] / steps, 3),
-        "engine_ms_per_step": round(1e3 * best[stacked] / steps, 3),
-        "ratio": round(best[loop] / best[stacked], 2),
         "way": "one by one" if one_by_one(sim.fitted, sim.device) else "stacked",
+        "loop_ms_per_step": round(1e3 * best[loop] / per_run, 2),
+        "engine_ms_per_step": round(1e3 * best[stacked] / per_run, 2),
+        "ratio": round(best[loop] / best[stacked], 2),
+        "ratio_of_cpu_time": round(busy[loop] / busy[stacked], 2),
     }
-    print(f"{name:<34} loop {figures['loop_ms_per_step']:>9} ms   engine {figures['engine_ms_per_step']:>9} ms   "
-          f"{figures['ratio']}x  ({figures['way']})", flush=True)  # fmt: skip
+    print(f"{name:<38} loop {figures['loop_ms_per_step']:>9} ms   engine {figures['engine_ms_per_step']:>9} ms   "
+          f"{figures['ratio']}x, of CPU time {figures['ratio_of_cpu_time']}x  ({figures['way']})", flush=True)  # fmt: skip
     return figures
 
 
@@ -96,17 +112,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--cases", nargs="*", help="only these, by their name in the JSON")
     how = parser.parse_args()
-    print(f"{CLIENTS} clients, one step of all of them, {torch.get_num_threads()} CPU threads")
-    digits = fs.load("digits", clients=CLIENTS, classes_per_client=4, train=48, test=40)
-    figures = {
-        "digits_mlp": measure("digits, mlp, batch 16", fs.models.mlp, digits, 16, 3, how),
-        "digits_small_cnn": measure("digits, small_cnn, batch 16", fs.models.small_cnn, digits, 16, 3, how),
-        "digits_small_cnn_bn": measure(
-            "digits, small_cnn, BatchNorm, 16", lambda d: fs.models.small_cnn(d, norm="batch"), digits, 16, 3, how
+    print(f"{CLIENTS} clients where nothing else is said, one step of all of them, {torch.get_num_threads()} CPU threads")
+    digits, three = (fs.load("digits", clients=c, classes_per_client=4, train=48, test=40) for c in (CLIENTS, 3))
+    hundred = images((1, 8, 8), 48, 100)
+    small, large, few = images((3, 32, 32), 96), images((3, 224, 224), 16, 4), images((3, 32, 32), 64, 2)
+    cnn, resnet = fs.models.small_cnn, fs.models.resnet18
+    cases: dict[str, Callable[[], dict]] = {
+        "digits_mlp": lambda: measure("digits, mlp, batch 16", fs.models.mlp, digits, 16, 3, how),
+        "digits_small_cnn": lambda: measure("digits, small_cnn, batch 16", cnn, digits, 16, 3, how),
+        "digits_small_cnn_bn": lambda: measure(
+            "digits, small_cnn, BatchNorm, 16", lambda d: cnn(d, norm="batch"), digits, 16, 3, how
         ),
-        "resnet18_32": measure("32x32 images, resnet18, batch 32", fs.models.resnet18, images((3, 32, 32), 96), 32, 3, how),
+        "digits_mlp_100": lambda: measure("100 clients, mlp", fs.models.mlp, hundred, 16, 3, how),
+        "digits_small_cnn_100": lambda: measure("100 clients, small_cnn", cnn, hundred, 16, 3, how),
+        "digits_mlp_3_early": lambda: measure("3 clients, mlp, first rounds", fs.models.mlp, three, 16, 3, how, early=True),
+        "digits_small_cnn_3_early": lambda: measure("3 clients, small_cnn, first rounds", cnn, three, 16, 3, how, early=True),
+        "digits_small_cnn_early": lambda: measure("10 clients, small_cnn, first rounds", cnn, digits, 16, 3, how, early=True),
+        "small_cnn_224": lambda: measure("4 clients, 224x224, small_cnn, 16", cnn, large, 16, 1, how),
+        "resnet18_32": lambda: measure("32x32 images, resnet18, batch 32", resnet, small, 32, 3, how),
+        "resnet18_frozen_head": lambda: measure(
+            "2 clients, resnet18, head frozen", resnet, few, 32, 1, how, frozen=lambda n: n.startswith("fc.")
+        ),
+        "resnet18_frozen_body": lambda: measure(
+            "2 clients, resnet18, body frozen", resnet, few, 32, 1, how, frozen=lambda n: not n.startswith("fc.")
+        ),
     }
+    figures = {n: run() for n, run in cases.items() if how.cases is None or n in how.cases}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and how.device != "cpu" else "cpu"
     print(json.dumps({"benchmark": "engine", "device": device, "threads": torch.get_num_threads(), **figures}))
 

@@ -13,7 +13,7 @@ from fedselect.private import Private
 from fedselect.private.guarantee import client_guarantee
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS = "docs/private.md", "results/private.json"
+PAGE, RESULTS, SHARED = "docs/private.md", "results/private.json", "results/private_secret.json"
 TEXT = Path(__file__).with_name("private.md.j2")
 Row = dict[str, Any]
 
@@ -65,15 +65,41 @@ def noises(rows: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
+def compared(rows: list[Row], shared: list[Row]) -> str:
+    """Noise added by the server beside noise added by clients in shares; accuracy, and how long the noise is."""
+    counts = [c for _, c in cases(shared, "client")]
+    lines = [
+        f"| accuracy, %, with epsilon | who adds the noise | {' | '.join(f'{c:,} clients' for c in counts)} |",
+        f"|---|---{'|--:' * len(counts)}|",
+    ]
+    for e in budgets(shared):
+        for who, source in (("server", rows), ("clients (`--secret`)", shared)):
+            found = [of(source, unit="client", clients=c, epsilon=e) for c in counts]
+            cells = [f"{cell(f)} ({f[0]['ratio']:.2g})" for f in found]
+            lines.append(f"| {said(e)} | {who} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def mean(rows: list[Row], **wanted: Any) -> str:
     return f"{statistics.fmean(r['accuracy'] for r in of(rows, **wanted)):.0f}%"
 
 
 def page(root: Path) -> str:
     found = json.loads((root / RESULTS).read_text(encoding="utf-8"))
+    shared = json.loads((root / SHARED).read_text(encoding="utf-8"))
     template = Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True)
     resnet = round(client_guarantee(Private(8), 10, 1.0, 100, entries=11_000_000).ratio, -2)
-    return template.render(resnet=int(resnet), found=found, rows=found["rows"], table=table, noises=noises, mean=mean, of=of)
+    return template.render(
+        resnet=int(resnet),
+        shared=shared,
+        compared=compared,
+        found=found,
+        rows=found["rows"],
+        table=table,
+        noises=noises,
+        mean=mean,
+        of=of,
+    )
 
 
 def stale(root: Path) -> list[str]:

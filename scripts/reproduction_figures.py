@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from reproduction_results import Table, with_ours
 
-from fedselect.report.figures import STYLE, draw_matrix
-from fedselect.runs.labels import COLOURS, colours
+from fedselect.report.figures import MARKERS, STYLE, draw_matrix
+from fedselect.runs.labels import BLUE, PALETTE, looks
 
 Drawings = dict[str, tuple[Any, Callable[[Any], Figure]]]
 LOOK = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedselect", "figure.dpi": 72}
-DASHES: dict[str, Any] = {"local": ":", "fedavg": "--", "ditto": "-.", "lg-fedavg": (0, (6, 1))}  # where colours are near
 FAR = 25.0  # points below the middle of the methods: where showing one would hide how the others differ
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "linestyle": ":", "alpha": 0.6}
 
@@ -49,7 +48,7 @@ def svg(draw: Callable[[Any], Figure], data: Any, identity: str) -> bytes:
 
 def _dark() -> str:
     """Style rules that turn the colours of a drawing into those for dark paper, where the reader prefers it."""
-    pairs = {**dict(COLOURS.values()), "#000000": "#c9ced6", "#444444": "#b6bcc6", "#ffffff": "#1e2129"}
+    pairs = {**dict(PALETTE), "#000000": "#c9ced6", "#444444": "#b6bcc6", "#ffffff": "#1e2129"}
     rules = ["text { fill: #e5e7eb; }"]
     rules += [
         f'[style*="{what}: {light}"] {{ {what}: {dark} !important; }}'
@@ -68,7 +67,7 @@ def accuracy(panels: list[Table]) -> Figure:
     figure, axes = _grid(len(panels), 2, 0.75 + 0.17 * rows)
     for ax, panel in zip(axes, panels, strict=True):
         low = _low({row["row"]: row["mean"] for row in panel["rows"] if row["mean"] is not None})
-        for at, (row, colour) in enumerate(zip(panel["rows"], _colours(panel), strict=True)):
+        for at, (row, (colour, _)) in enumerate(zip(panel["rows"], _looks(panel), strict=True)):
             if row["row"] in low:
                 paper = "" if row["paper"] is None else f", the paper {row['paper']:.1f}"
                 said = f"◂ {row['mean']:.1f}{paper}"
@@ -95,13 +94,13 @@ def convergence(panels: list[Table]) -> Figure:
     for ax, panel in zip(axes, panels, strict=True):
         ends = {row["row"]: np.array(row["curve"]).mean(0)[-1] for row in panel["rows"] if row["curve"]}
         low = _low(ends)
-        for row, colour in zip(panel["rows"], _colours(panel), strict=True):
+        for row, (colour, marker) in zip(panel["rows"], _looks(panel), strict=True):
             if row["row"] not in ends or row["row"] in low:
                 continue
             y = np.array(row["curve"])
             wide = 2.0 if row["method"] == "fedselect" else 1.0
-            dash = DASHES.get(row["method"], "-")
-            ax.plot(row["rounds"], y.mean(0), color=colour, linewidth=wide, linestyle=dash, label=row["row"])
+            every = {"marker": marker, "markersize": 4, "markevery": max(1, len(row["rounds"]) // 6)}
+            ax.plot(row["rounds"], y.mean(0), color=colour, linewidth=wide, label=row["row"], **every)
             off = y.std(0, ddof=1) / len(y) ** 0.5 if len(y) > 1 else 0 * y[0]
             ax.fill_between(row["rounds"], y.mean(0) - off, y.mean(0) + off, color=colour, alpha=0.12, linewidth=0)
         if low:
@@ -123,7 +122,7 @@ def limits(panels: list[Table]) -> Figure:
     figure, axes = _grid(len(panels), 2, 2.0)
     for ax, panel in zip(axes, panels, strict=True):
         x = [float(r["row"].partition("=")[2]) for r in panel["rows"]]
-        _ours_and_paper(ax, x, panel["rows"], "#1d4ed8", "FedSelect")
+        _ours_and_paper(ax, x, panel["rows"], (BLUE[0], "o"), "FedSelect")
         ax.set_title(panel["title"], fontsize=8)
         ax.set_xlabel("personalization limit α")
         ax.set_ylabel("accuracy, %")
@@ -134,9 +133,9 @@ def sizes(panels: list[Table]) -> Figure:
     """Panels are settings here: one data set, more and more images."""
     figure, (ax,) = _grid(1, 1, 3.0)
     x = [int(p["setting"].partition("=")[2]) for p in panels]
-    for row, colour in zip(panels[0]["rows"], _colours(panels[0]), strict=True):
+    for row, look in zip(panels[0]["rows"], _looks(panels[0]), strict=True):
         there = {at: r for at, p in zip(x, panels, strict=True) for r in p["rows"] if r["row"] == row["row"]}
-        _ours_and_paper(ax, [*there], [*there.values()], colour, row["row"], row["method"] == "fedselect")
+        _ours_and_paper(ax, [*there], [*there.values()], look, row["row"], row["method"] == "fedselect")
     ax.set_xscale("log")
     ax.set_xticks(x, [str(v) for v in x])
     ax.minorticks_off()
@@ -163,17 +162,18 @@ def _panel(column: Table, fields: tuple[str, ...]) -> Table:
     return {"title": column["title"] + size, "setting": column["setting"], "rows": rows}
 
 
-def _colours(panel: Table) -> list[str]:
-    return [light for light, _ in colours([r["method"] for r in panel["rows"]])]
+def _looks(panel: Table) -> list[tuple[str, str]]:
+    """The color on light paper and the marker of each row."""
+    return [(light, MARKERS[symbol]) for (light, _), symbol in looks([r["method"] for r in panel["rows"]])]
 
 
-def _ours_and_paper(ax: Any, x: list[float], rows: list[Table], colour: str, label: str, wide: bool = True) -> None:
+def _ours_and_paper(ax: Any, x: list[float], rows: list[Table], look: tuple[str, str], label: str, wide: bool = True) -> None:
     """Ours with standard errors, the paper's hollow and dotted."""
     ours, paper = ([np.nan if r[k] is None else r[k] for r in rows] for k in ("mean", "paper"))
-    look: dict[str, Any] = {"color": colour, "linewidth": 1.8 if wide else 1.0, "markersize": 3.5, "marker": "o"}
-    ax.errorbar(x, ours, [r["error"] or 0.0 for r in rows], label=label, capsize=2, **look)
+    style: dict[str, Any] = {"color": look[0], "marker": look[1], "linewidth": 1.8 if wide else 1.0, "markersize": 3.5}
+    ax.errorbar(x, ours, [r["error"] or 0.0 for r in rows], label=label, capsize=2, **style)
     if not np.isnan(paper).all():
-        ax.plot(x, paper, **{**look, "linewidth": 1.0, **HOLLOW})
+        ax.plot(x, paper, **{**style, "linewidth": 1.0, **HOLLOW})
 
 
 def _legend(figure: Figure, axes: list[Any]) -> None:

@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 from reproduction_results import Results, Table, read
 from scipy.stats import t as student
 
-from fedselect.runs.labels import COLOURS
+from fedselect.runs.labels import BLUE, LOOKS
+from fedselect.runs.labels import GREY as GREYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, IMAGES = "docs/results.md", "docs/img"
-OURS, GREY = COLOURS["fedselect"][0], COLOURS["local"][0]
+OURS, GREY = BLUE[0], GREYS[0]
 SHORT = {"cifar10-shifts": "CIFAR-10", "miniimagenet-shifts": "Mini-ImageNet", "digits-shifts": "digits"}
 
 
@@ -157,7 +158,7 @@ def draw_classes(rows: dict[str, float]) -> Figure:
 def draw_privacy(data: Table) -> Figure:
     figure = Figure(figsize=(5.6, 2.8), layout="constrained")
     ax = figure.subplots()
-    looks = zip((COLOURS[m][0] for m in ("fedavg", "fedavg+ft", "fedselect", "fedrep")), "os^D", strict=True)
+    looks = zip((LOOKS[m][0][0] for m in ("fedavg", "fedavg+ft", "fedselect", "fedrep")), "os^D", strict=True)
     for (name, values), (colour, marker) in zip(data["lines"].items(), looks, strict=True):
         ax.plot(data["budgets"], values, marker=marker, color=colour, label=name, markersize=4.5)
     ax.set_xscale("log", base=2)

@@ -66,7 +66,17 @@ class Children:
 
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["fedselect.cli", "sklearn.datasets"])
+_ROOMS = [
+    "cli",
+    "public",
+    "runs.trackers",
+    "network.flower.launch",
+    "network.grpc.launch",
+    "report.live",
+    "tuning.trials",
+    "paper.write",
+]
+_FORKS.set_forkserver_preload([*(f"fedselect.{room}" for room in _ROOMS), "sklearn.datasets"])
 
 
 class _Forked:

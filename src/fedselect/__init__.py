@@ -1,148 +1,30 @@
-"""fedselect: personalized federated learning where every client gets its own model."""
+"""fedselect: personalized federated learning where every client gets its own model.
 
-from fedselect import models
-from fedselect.adapt import Adapted, adapt
-from fedselect.aggregate import AGGREGATORS
-from fedselect.aggregate.aggregator import Aggregator, FedAdam, Fold, Mean
-from fedselect.aggregate.clipped import ClippedMean
-from fedselect.aggregate.entrywise import Median, TrimmedMean
-from fedselect.core.errors import CheckpointError, DataError, FedselectError, InputError, RunError, TrainingError
-from fedselect.core.tree import Mask, State, Tree, merge, negate
-from fedselect.core.version import package_version
-from fedselect.data import DATA, ClientData, Federation, Images, Schema, deal_images, from_datasets, load, shifted
-from fedselect.diagnosis.diagnosis import Diagnosis, diagnose
-from fedselect.methods import (
-    APFL,
-    METHODS,
-    Ditto,
-    FedAlike,
-    FedAvg,
-    FedAvgFT,
-    FedBABU,
-    FedBN,
-    FedPAC,
-    FedPer,
-    FedPersist,
-    FedProx,
-    FedRep,
-    FedSelect,
-    LGFedAvg,
-    Local,
-    LotteryFL,
-    Partial,
-    PersonalLayers,
-    Scaffold,
-)
-from fedselect.methods.disagree import Disagreement
-from fedselect.methods.method import Down, Method, Received, Up
-from fedselect.methods.select import DeltaSelect, Fixed, RandomSelect, Reading, Selector, layers
-from fedselect.models import MODELS, Model
-from fedselect.private import Private
-from fedselect.results import Result, compare, load_result, run
-from fedselect.serve import load_model
-from fedselect.simulate import Simulation
-from fedselect.tasks import TASKS, Binary, Classification, Metric, Multilabel, Regression, Sequences, Spread, Task
-from fedselect.training.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, AdamW, Optimizer, Schedule
-from fedselect.training.settings import Training
-from fedselect.training.work import Pass, Work
-from fedselect.tuning import Tuned, tune
+The names are those of `fedselect.public`, which is loaded when the first of them is asked for: a command line that only
+prints its help does not wait for torch.
+"""
 
-__version__ = package_version()
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AGGREGATORS",
-    "APFL",
-    "DATA",
-    "METHODS",
-    "MODELS",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "SGD",
-    "TASKS",
-    "Adam",
-    "AdamW",
-    "Adapted",
-    "Aggregator",
-    "Binary",
-    "CheckpointError",
-    "Classification",
-    "ClientData",
-    "ClippedMean",
-    "DataError",
-    "DeltaSelect",
-    "Diagnosis",
-    "Disagreement",
-    "Ditto",
-    "Down",
-    "FedAdam",
-    "FedAlike",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBABU",
-    "FedBN",
-    "FedPAC",
-    "FedPer",
-    "FedPersist",
-    "FedProx",
-    "FedRep",
-    "FedSelect",
-    "Federation",
-    "FedselectError",
-    "Fixed",
-    "Fold",
-    "Images",
-    "InputError",
-    "LGFedAvg",
-    "Local",
-    "LotteryFL",
-    "Mask",
-    "Mean",
-    "Median",
-    "Method",
-    "Metric",
-    "Model",
-    "Multilabel",
-    "Optimizer",
-    "Partial",
-    "Pass",
-    "PersonalLayers",
-    "Private",
-    "RandomSelect",
-    "Reading",
-    "Received",
-    "Regression",
-    "Result",
-    "RunError",
-    "Scaffold",
-    "Schedule",
-    "Schema",
-    "Selector",
-    "Sequences",
-    "Simulation",
-    "Spread",
-    "State",
-    "Task",
-    "Training",
-    "TrainingError",
-    "Tree",
-    "TrimmedMean",
-    "Tuned",
-    "Up",
-    "Work",
-    "__version__",
-    "adapt",
-    "compare",
-    "deal_images",
-    "diagnose",
-    "from_datasets",
-    "layers",
-    "load",
-    "load_model",
-    "load_result",
-    "merge",
-    "models",
-    "negate",
-    "run",
-    "shifted",
-    "tune",
-]
+if TYPE_CHECKING:
+    from fedselect.public import *  # noqa: F403
+    from fedselect.public import __all__ as __all__
+    from fedselect.public import __version__ as __version__
+else:
+
+    def __getattr__(name: str) -> Any:
+        if find_spec(f"{__name__}.{name}"):  # a room, such as fedselect.models
+            return import_module(f"{__name__}.{name}")
+        if not name.startswith("__") or name in ("__all__", "__version__"):
+            public = import_module(f"{__name__}.public")
+            globals().update({known: getattr(public, known) for known in ("__all__", *public.__all__)})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    import_module("fedselect").__all__  # noqa: B018  (loads them)
+    return sorted(globals())

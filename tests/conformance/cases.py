@@ -48,14 +48,24 @@ CASES = {
     "fedrep-nesterov": lambda: _quick(fs.FedRep),
     "ditto-tuned": lambda: _quick(fs.Ditto, finetune=1),
     "fedpac-tuned": lambda: _quick(fs.FedPAC, finetune=1, finetune_lr=0.02, view="merged"),
+    "fedselect-ranks": lambda: _quick(fs.FedSelect, unit="rank", epochs=2),
+    "fedpersist-ranks": lambda: _quick(fs.FedPersist, unit="rank", threshold=0.0),
+    "layers-b": lambda: _quick(fs.PersonalLayers, layers="*.lora_b,fc"),
 }
 MODELS = {
     "mlp": lambda data: fs.models.mlp(data, hidden=8),
     "cnn-batchnorm": lambda data: fs.models.small_cnn(data, width=2, norm="batch"),
+    "cnn-lora": lambda data: fs.lora(fs.models.small_cnn(data, width=2, norm="batch"), 2),
 }
+ADAPTERS = {"fedselect-ranks", "fedpersist-ranks", "layers-b"}
+"""What makes sense with low-rank adapters alone."""
+ADAPTED = ADAPTERS | {"fedavg", "ditto"}
+"""What runs with them."""
 NORMS = {"fedselect-adamw-cosine", "fedbn", "fedavg", "fedavg+ft", "lg-fedavg", "fedselect-live", "fedselect-samples"}
 """Of the others, those to which norm layers or their statistics matter: with these. The rest: with the smaller model."""
-COVERING = {(case, model) for case in CASES for model in MODELS if case in BOTH or (model == "mlp") != (case in NORMS)}
+COVERING = {
+    (case, model) for case in CASES for model in ("mlp", "cnn-batchnorm") if case in BOTH or (model == "mlp") != (case in NORMS)
+} | {(case, "cnn-lora") for case in ADAPTED}
 FEW = {(case, "mlp") for case in BOTH | {"fedavg", "local"}}
 
 
@@ -65,6 +75,7 @@ def _pairs(covering: set[tuple[str, str]]) -> pytest.MarkDecorator:
         pytest.param(case, model, id=f"{case}-{model}", marks=[] if (case, model) in covering else pytest.mark.full)
         for case in CASES
         for model in MODELS
+        if (case in ADAPTED if model == "cnn-lora" else case not in ADAPTERS)
     ]
     return pytest.mark.parametrize(("case", "model"), pairs)
 
@@ -79,6 +90,7 @@ AGGREGATES = {
     "clip": ("fedavg", "cnn-batchnorm", fs.ClippedMean(clip_factor=1.0)),
     "clip, masks, momentum": ("fedselect", "mlp", fs.ClippedMean(0.5, clip_factor=1.05)),
     "trimmed, masks, least": ("fedselect", "mlp", fs.TrimmedMean(trim=0.3, least_senders=4)),
+    "product": ("fedavg", "cnn-lora", fs.Products()),
     "median": ("fedavg", "cnn-batchnorm", fs.Median()),
     "median, masks": ("fedselect", "mlp", fs.Median()),
     "median, nothing sent": ("local", "mlp", fs.Median()),
@@ -161,4 +173,11 @@ def kept(room: Room, view: str) -> dict[str, torch.Tensor]:
     """The models that clients kept when their run ended, stacked."""
     found = [Vault(room.node(i).vault.folder / MODEL).load(ROUNDS).tensors for i in range(len(SIZES))]
     models = [nested("model", tensors)[view] for tensors in found]
-    return {n: torch.stack([m[n] for m in models]) for n in room.assigned.initial}
+    return {n: torch.stack([m[n] for m in models]) for n in models[0]}
+
+
+def models_of(sim: Simulation, view: str) -> dict[str, torch.Tensor]:
+    """The same of a simulation, as state_dicts of the plain module."""
+    models = sim.models(range(sim.clients), view)
+    found = [sim.model.state_dict({n: v[i] for n, v in models.items()}) for i in range(sim.clients)]
+    return {n: torch.stack([m[n] for m in found]) for n in found[0]}

@@ -18,6 +18,7 @@ from cases import (
     everything,
     federation,
     kept,
+    models_of,
     rounds,
     simulation,
 )
@@ -77,7 +78,7 @@ def test_by_messages_is_stacked(case, model, whole, tmp_path):
     for k, tree in sim.store.rows.items():
         assert_equal({n: torch.cat([s[k][n] for s in states]) for n in tree}, tree)
     for view in ("local", "merged"):
-        assert_equal(kept(room, view), sim.models(range(len(SIZES)), view))
+        assert_equal(kept(room, view), models_of(sim, view))
     for way in ("bytes_up", "bytes_down"):
         sent = [[o.uploads[i][way] for i in range(len(SIZES))] for o in outcomes]
         assert sent == [r["clients"][way] for r in history]
@@ -180,10 +181,10 @@ def test_result_reads(case, model):
     assert len(result.history) == 2
     assert len(result.clients) == len(SIZES)
     net = MODELS[model](data)
-    net.module.load_state_dict(result.personal(3))
+    module = net.build().eval()
+    module.load_state_dict(result.personal(3))
     x, y = data.clients[3].test
-    net.module.eval()
-    assert float((net.module(x).argmax(1) == y).double().mean()) == pytest.approx(result.clients[3]["accuracy"], abs=1e-6)
+    assert float((module(x).argmax(1) == y).double().mean()) == pytest.approx(result.clients[3]["accuracy"], abs=1e-6)
     assert {n: tuple(m.shape[1:]) for n, m in result.masks.items()} == {
-        n: tuple(result.personal(0)[n].shape) for n in net.params
+        n: tuple(v.shape) for n, v in net.init(0).items() if n in net.params
     }

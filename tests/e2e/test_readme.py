@@ -40,7 +40,7 @@ def test_the_readmes_example_runs():
     assert len([line for line in code.splitlines() if line.strip()]) < 10
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "src/fedselect/cli").glob("*.toml")), ids=lambda p: p.name)
 def test_every_shipped_configuration_loads(path):
     raw = read(path)
     methods = raw.pop("methods")

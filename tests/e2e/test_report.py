@@ -7,6 +7,7 @@ import re
 import shutil
 import statistics
 import sys
+from itertools import pairwise
 
 import pytest
 from browser import Browser, Chromium
@@ -18,10 +19,11 @@ from fedselect.report.figures import _dots
 from fedselect.report.runs import distinct
 from fedselect.runs import rundir, runner, tables
 from fedselect.runs.config import Config
+from fedselect.runs.labels import looks
 from fedselect.runs.masks import unpack
 
 METHODS = {"fedselect": {"limit": 0.4, "rate": 0.2}, "local": {}, "fedavg": {}}
-FIGURES = ["convergence", "gains", "bytes", "shares", "overlap", "cross"]
+FIGURES = ["convergence", "gains", "sides", "bytes", "shares", "overlap", "cross"]
 
 
 def config(method, seed, **options):
@@ -470,7 +472,7 @@ def test_a_deployed_run_stands_beside_the_same_one_simulated(compared, networked
 
 def test_the_page_says_of_a_deployed_run_what_is_true_of_a_deployment(browser, networked):
     browser.open(write_report([networked]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
-    said = {part: browser.ask(f"document.querySelector('#{part} .say').textContent") for part in ("config", *FIGURES[3:])}
+    said = {part: browser.ask(f"document.querySelector('#{part} .say').textContent") for part in ("config", *FIGURES[4:])}
     assert said == {
         "config": "Of a deployed run: what its clients share, defaults written out; each has data of its own.",
         "shares": "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults.",
@@ -581,6 +583,79 @@ def test_every_figure_has_words_and_numbers_for_those_who_cannot_see_it(browser,
         browser.click(f"#{figure} summary")
         browser.wait(f"document.querySelector('#{figure} details table')")
         assert browser.ask(f"document.querySelectorAll('#{figure} details td').length") >= 4
+    assert browser.problems == []
+
+
+@pytest.fixture
+def many(compared):
+    """The page of the same runs as if thirty settings had ended within a point of each other."""
+    data = gather([compared])
+    runs, groups = data["runs"], data["groups"]
+    for k in range(len(groups), 30):
+        groups.append({**groups[1], "label": f"local lr=0.{k}, momentum=0.{k}"})
+        runs.append({**runs[2], "group": k, "value": [v + k / 3000 for v in runs[2]["value"]]})
+    for group, (colour, symbol) in zip(groups, looks([g["method"] for g in groups]), strict=True):
+        group["colour"], group["symbol"] = colour, symbol
+    return page(data)
+
+
+def test_labels_of_thirty_curves_never_overprint(browser, many, tmp_path):
+    (tmp_path / "many.html").write_text(many)
+    browser.open((tmp_path / "many.html").as_uri(), "document.querySelectorAll('#convergence .annotation').length >= 30")
+    boxes = browser.ask("""[...document.querySelectorAll('#convergence .annotation-text-g')].map(a => {
+        const b = a.querySelector('text').getBoundingClientRect(); return [b.top, b.bottom, b.left, b.right]; })""")
+    boxes.sort()
+    assert len(boxes) == 30
+    assert min(below[0] - above[1] for above, below in pairwise(boxes)) > -2.5  # lines of text are as high as their boxes
+    plot = browser.ask("(l => l.xaxis._offset + l.xaxis._length)(document.querySelector('#convergence .chart')._fullLayout)")
+    chart = browser.ask("(b => [b.left, b.right])(document.querySelector('#convergence .chart').getBoundingClientRect())")
+    assert min(b[2] for b in boxes) > chart[0] + plot  # beside the curves, not on them
+    assert max(b[3] for b in boxes) <= chart[1]
+    looked = browser.ask("data.groups.map(g => g.colour[0] + g.symbol)")
+    assert len(set(looked)) == 30
+
+
+@pytest.mark.parametrize("browser", [{"width": 390}], indirect=True)
+def test_on_a_phone_the_bar_is_slim_and_a_wide_table_says_that_it_scrolls(browser, compared):
+    show(browser, compared)
+    assert browser.ask("document.querySelector('.filter').offsetHeight") < 48
+    hint = "getComputedStyle(document.querySelector('#table .hint')).display"
+    browser.wait(f"{hint} === 'block'")
+    browser.ask("document.querySelector('#table .wide').scrollLeft = 40")
+    browser.wait(f"{hint} === 'none'")
+    listed = browser.ask("[...document.querySelectorAll('#convergence .key li')].map(li => li.textContent)")
+    assert [re.sub(r"[\d.]+%$", "", text) for text in listed] == browser.ask("ranked().map(r => label(r.g))")
+    browser.click(".filter summary")
+    browser.click("button[data-method='fedavg']")
+    assert browser.ask("document.querySelector('#filtered').textContent") == "All clients · 2 of 3 methods"
+    assert browser.problems == []
+
+
+def test_two_methods_stand_side_by_side(browser, compared):
+    show(browser, compared)
+    for key, at in (("left", 1), ("right", 2)):  # local and fedavg
+        browser.ask(
+            f"(s => {{ s.value = {at}; s.dispatchEvent(new Event('input')); }})(document.querySelector('[data-pick={key}]'))"
+        )
+    first = browser.ask("[...document.querySelectorAll('#sides .beside tbody tr')[0].cells].map(c => c.textContent)")
+    alone, shared = (statistics.fmean(s["accuracy"] for s in summaries(compared, m)) for m in ("local", "fedavg"))
+    assert first[1:3] == [f"{100 * alone:.2f}", f"{100 * shared:.2f}"]
+    assert float(first[3].replace("\N{MINUS SIGN}", "-").replace("±", "")) == pytest.approx(100 * (shared - alone), abs=0.051)
+    drawn = browser.ask("document.querySelector('#sides .chart').data.at(-1)")
+    means = [100 * statistics.fmean(s["clients"][i] for s in summaries(compared, "fedavg")) for i in drawn["customdata"]]
+    assert drawn["x"] == pytest.approx(means)
+    assert browser.problems == []
+
+
+@pytest.mark.parametrize("browser", [{"width": 1200, "dark": True}], indirect=True)
+def test_paper_is_light_and_its_charts_fit(browser, compared):
+    show(browser, compared)
+    browser.ask("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(253, 253, 252)"
+    widths = browser.ask("[...document.querySelectorAll('.chart .main-svg')].map(s => s.getBoundingClientRect().width)")
+    assert max(widths) <= 43 * 16
+    browser.ask("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
     assert browser.problems == []
 
 

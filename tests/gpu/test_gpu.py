@@ -96,6 +96,41 @@ def test_the_same_run_twice():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("case", ["fedselect", "fedavg", "ditto"])
+def test_rounds_that_begin_early_are_those_that_do_not(case):
+    usual, early = (Stack([simulation(case, "cnn-batchnorm", device="cuda")]) for _ in range(2))
+    for _ in range(4):
+        (one,), (other,) = usual.step(), early.step(more=True)
+        del one["seconds"], other["seconds"]
+        assert one == other
+    assert early._begun
+    assert torch.equal(values(usual.runs[0]), values(early.runs[0]))
+
+
+def test_what_is_compiled_beforehand_does_not_run():
+    from fedselect.kernels.compiling import compile_for
+    from fedselect.kernels.select import top
+
+    v, k = torch.arange(10.0, device="cuda").expand(2, -1).contiguous(), torch.tensor([3, 4], device="cuda")
+    layers = torch.zeros(2, 5, 3, device="cuda", requires_grad=True)
+    given = torch.full((2, 5, 3), 7.0, device="cuda")
+    ran = []
+
+    def program():
+        from fedselect.kernels import norm
+
+        norm._forward_few[(1, 2)](
+            layers.detach(), layers, layers, layers, given, given, given, given, 5, 3, 0.1, 1e-5,
+            False, False, False, False, 8, 16,
+        )  # fmt: skip
+        ran.append(1)
+
+    compile_for(program)
+    assert ran
+    assert bool((given == 7.0).all())
+    assert top(v, k).sum(1).tolist() == [3, 4]  # and now kernels run
+
+
 # ---- recordings
 
 

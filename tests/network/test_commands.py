@@ -380,6 +380,7 @@ def test_a_client_whose_server_does_not_answer_says_so_once_and_goes_on_trying(c
     monkeypatch.setattr(launch, "_process", pretend)
     said = cli("deploy", "client", root / "client-0").out
     late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client goes on trying"
+    assert said.count(f"waiting for the server at {site.Site.read(root).address}") == 1
     assert said.count(late) == 1
     assert said.index(late) < said.index("client 0 is connected to the server")
 
@@ -743,10 +744,8 @@ def test_rounds_are_shown_once_they_are_written_to_their_end(root, tmp_path, mon
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "running")
     seen = []
-    first, second = (
-        sums.to_line(drive._record(Outcome(i), 1, SimpleNamespace(metrics=Classification().measured(), keep="last")))
-        for i in (1, 2)
-    )
+    asked = SimpleNamespace(metrics=Classification().measured(), validates=False, view=None)
+    first, second = (sums.to_line(drive._record(Outcome(i), 1, asked)) for i in (1, 2))
     turns = iter([first + second[:9], first + second])
 
     def look(out):

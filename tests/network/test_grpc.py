@@ -371,6 +371,7 @@ def test_a_client_calls_again_and_says_when_the_server_is_gone_and_back(root, tm
         time.sleep(0.01)
 
     client = call(root, echo(tmp_path, 0), said, sleep)  # before the server is up
+    until(lambda: said)
     for _ in range(2):
         with opened(root) as switch:
             until(lambda: switch.present() == [0])
@@ -378,9 +379,10 @@ def test_a_client_calls_again_and_says_when_the_server_is_gone_and_back(root, tm
     done.set()
     client.join()
     address = Site.read(root).address
-    assert said[0] == "client 0 is connected to the server"
-    assert said[1].startswith(f"the server at {address} does not answer any more (")
-    assert said[2] == f"the server at {address} answers again"
+    assert said[0] == f"waiting for the server at {address}"
+    assert said[1] == "client 0 is connected to the server"
+    assert said[2].startswith(f"the server at {address} does not answer any more (")
+    assert said[3] == f"the server at {address} answers again"
 
 
 def test_a_client_makes_ready_for_a_run_once(tmp_path, monkeypatch):

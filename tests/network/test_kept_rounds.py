@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 import fedselect as fs
 from fedselect.network import drive
 from fedselect.network.export import export_model
+from fedselect.network.letters import Letter
 from fedselect.network.plan import Plan, Shape, plan
 from fedselect.runs.config import Config
-from fedselect.simulate.keeping import stalled
+from fedselect.simulate.keeping import final, stalled
 
 CONFIG = {
     "data": {"name": "digits", "clients": 3, "train": 30, "val": 10, "test": 10}, "model": {"name": "mlp"},
@@ -106,3 +107,38 @@ def test_where_nobody_has_validation_data_a_sentence_says_so(tmp_path):
     data = {**CONFIG["data"], "val": 0}
     with pytest.raises(fs.RunError, match="no client has any; start clients whose data has some"):
         deploy({"keep": "own", "data": data}, tmp_path)
+
+
+@pytest.mark.parametrize("keep", ["last", "own"])
+def test_clients_choose_their_model_as_in_the_simulation(keep, tmp_path):
+    config, records, _ = deploy({"view": "best", "keep": keep}, tmp_path)
+    simulation, history = simulated(config, 8)
+    for name in ("chosen", "accuracy", "accuracy_merged", "val_accuracy"):
+        assert [r["clients"][name] for r in records] == [r["clients"][name] for r in history]
+    assert len({c for r in records for c in r["clients"]["chosen"]}) > 1  # or nothing is tested
+    for i in range(3):
+        assert all(torch.equal(exported(tmp_path, i)[n], v) for n, v in simulation.personal(i).items())
+    chosen = json.loads((tmp_path / "r" / "summary.json").read_text())["chosen"]
+    assert [c["model"] for c in chosen] == final(history, "accuracy")["clients"]["chosen"]
+
+
+def test_a_choice_without_validation_data_anywhere_ends_the_run(tmp_path):
+    with pytest.raises(fs.RunError, match="view=best chooses on validation data, and no client has any"):
+        deploy({"view": "best", "data": {**CONFIG["data"], "val": 0}}, tmp_path)
+
+
+@pytest.mark.parametrize("said", [1.5, None, 6.0])
+def test_a_choice_that_is_no_number_of_a_model_is_turned_away(said, tmp_path):
+    def spoil(room):
+        ask = room.ask
+
+        def spoiled(letters, timeout):
+            for node, reply in ask(letters, timeout):
+                if isinstance(reply, Letter) and reply.head.get("measured"):
+                    reply.head["measured"]["chosen"] = said
+                yield node, reply
+
+        room.ask = spoiled
+
+    with pytest.raises(fs.RunError, match="chose"):
+        deploy({"view": "best", "rounds": 1}, tmp_path, spoil)

@@ -7,7 +7,7 @@ import pytest
 from grid import LocalGrid
 
 from fedselect.network.flower.apps import GridNodes, to_record
-from fedselect.network.flower.pulls import ABREAST, Pulls
+from fedselect.network.flower.pulls import ABREAST, MOST, Pulls
 from fedselect.network.letters import Letter
 
 
@@ -62,6 +62,19 @@ def test_memory_is_bounded_where_many_are_stuck(quick):
     grid = Stuck({n: n for n in numbers}, stuck=numbers)
     assert not list(Pulls(grid.pull).until(time.monotonic() + 0.3, set(numbers)))
     assert grid.most == ABREAST
+    grid.free.set()
+
+
+def test_many_that_died_as_they_sent_keep_nobody_else_from_being_heard(quick, monkeypatch):
+    """More than may be pulled at once, and first in line; those that are alive come, and the rest is left at the deadline."""
+    monkeypatch.setattr("fedselect.network.flower.pulls.LONG", 0.2)
+    dead, alive = {f"a{i}" for i in range(ABREAST + 3)}, {f"b{i}" for i in range(4)}
+    grid, left = Stuck({n: n for n in dead | alive}, stuck=dead), dead | alive
+    began = time.monotonic()
+    assert {n for n, _ in Pulls(grid.pull).until(began + 2, left)} == alive
+    assert left == dead
+    assert time.monotonic() < began + 2 + 5
+    assert grid.most <= MOST
     grid.free.set()
 
 

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from scipy import stats
 
 import fedselect as fs
-from fedselect.adapt.adapted import Row
-from fedselect.adapt.adapting import choose
-from fedselect.adapt.bench import Bench, folds
-from fedselect.adapt.reading import few, one_client
-from fedselect.adapt.trials import Tuning, _tuned
+from fedselect.adaptation.adapted import Row
+from fedselect.adaptation.adapting import choose
+from fedselect.adaptation.bench import Bench, folds
+from fedselect.adaptation.reading import few, one_client
+from fedselect.adaptation.trials import Tuning, _tuned
 from fedselect.methods import METHODS
 from fedselect.network.shared import NAME, Shared
 

@@ -15,7 +15,7 @@ from fedselect.core.entropy import Entropy
 from fedselect.private import accountant, guarantee
 from fedselect.private.budget import Budget
 from fedselect.private.clients import PrivateMean, drawn
-from fedselect.private.guarantee import client_guarantee, of_clients, of_samples, per_client, split
+from fedselect.private.guarantee import client_guarantee, of_clients, of_samples, split
 from fedselect.private.settings import DELTA, Private
 from fedselect.private.words import LOUD, statement
 
@@ -32,6 +32,7 @@ from fedselect.private.words import LOUD, statement
         ("epsilon=8,quantile=1", "quantile must lie between 0 and 1, not 1.0."),
         ("epsilon=8,unit=sample,quantile=0.5", "quantile is of the updates of clients; leave it out with unit=sample."),
         ("epsilon=8,unit=person", "unit is client or sample, not 'person'."),
+        ("epsilon=8,colluding=-1", "colluding is a number of clients, 0 or more, not -1."),
         ("epsilon=8,clips=1", "there is no option of private 'clips'; did you mean 'clip'?"),
     ],
 )
@@ -153,10 +154,6 @@ def test_the_count_has_its_share_of_the_budget(noise, many):
     assert (2 * count) ** -2 <= guarantee.COUNT_SHARE * noise**-2 * (1 + 1e-9)
     assert count >= many / 20
     assert split(0.0, many) == (0.0, 0.0)
-
-
-def test_parts_of_noise_add_up_to_all_of_it():
-    assert 40 * per_client(3.0, 40) ** 2 == pytest.approx(9.0)
 
 
 # noise

@@ -358,6 +358,30 @@ def test_few_steps_are_not_recorded(made, monkeypatch):
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(("rounds", "recordings"), [(None, 0), (9, 0), (10, 1)])
+def test_a_run_with_many_steps_to_come_is_recorded_sooner(rounds, recordings, made, monkeypatch):
+    """Two steps a round: of ten rounds as many are to come as twice the ten that are waited for; of nine, 18."""
+    monkeypatch.setitem(recorded.RECORD_AFTER, "cpu", 10)
+    monkeypatch.setattr(recorded, "SOON", 1)
+    part = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    data = fs.Federation([fs.ClientData(part, part)] * 2, 2)
+    simulation = fs.Simulation(
+        fs.FedAvg(epochs=1), fs.models.mlp(data), data, training=fs.Training(batch_size=4), device="cpu", rounds=rounds
+    )
+    simulation.step(evaluate=False)
+    assert len(made) == recordings
+
+
+@pytest.mark.parametrize(("side", "alone"), [(8, False), (55, False), (57, True)])
+def test_wide_pictures_run_client_by_client_however_many_samples_there_are(side, alone):
+    """small_cnn makes 16 numbers of a pixel, then 32 of a quarter of them: 16 * 55**2 + 32 * 27**2 = 71,728; of 57 77,072."""
+    for samples in (1, 3):
+        part = torch.zeros(samples, 3, side, side), torch.zeros(samples, dtype=torch.int64)
+        data = fs.Federation([fs.ClientData(part, part)], 2)
+        simulation = fs.Simulation(fs.FedAvg(), fs.models.small_cnn(data), data, device="cpu")
+        assert step.one_by_one(simulation.fitted, torch.device("cpu")) is alone
+
+
 def test_clients_that_run_one_by_one_are_not_recorded(made):
     programs, tree, data = setting(clients=1)
     programs.fitted.stackable = False

@@ -381,6 +381,53 @@ def in_place(y):
     return y
 
 
+class Block(nn.Module):
+    """The end of a residual block, written like this; a BatchNorm's own sum is with the input, or with another BatchNorm."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.end = end
+        self.norms = nn.ModuleList(nn.BatchNorm2d(2) for _ in range(3))
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        first = self.norms[0](x)
+        x = self.end(first, x)
+        x = self.end(self.norms[1](x), self.norms[2](2 * x))
+        return self.fc(x.flatten(1))
+
+
+def added(y, x):
+    y += x
+    return F.relu(y, inplace=True)
+
+
+def added_and_kept(y, x):
+    z = y
+    y += x
+    return F.relu(y) + z
+
+
+def added_to_the_other(y, x):
+    x = x + 0
+    x += y
+    return F.relu(x)
+
+
+SUMS = {
+    "sum": (lambda y, x: F.relu(y + x), {0, 1}),
+    "the other way": (lambda y, x: torch.relu(x + y), {0, 1}),
+    "a function": (lambda y, x: F.relu(torch.add(x, y)), {0, 1}),
+    "in place": (added, {0, 1}),
+    "scaled": (lambda y, x: F.relu(torch.add(y, x, alpha=2)), set()),
+    "another shape": (lambda y, x: F.relu(y + x[:1]), set()),
+    "the sum besides": (lambda y, x: F.relu(s := y + x) + s, set()),
+    "itself besides": (lambda y, x: F.relu(y + x) + y, {2}),
+    "in place, and kept": (added_and_kept, set()),
+    "in place into the other": (added_to_the_other, set()),
+    "twice": (lambda y, x: F.relu(y + y), set()),
+    "no relu": (lambda y, x: y + x, set()),
+}
 USES = {
     "relu": (F.relu, {0, 2}),
     "a module": (nn.ReLU(), {0, 2}),
@@ -420,12 +467,24 @@ def test_a_batch_norm_that_the_head_is_given_is_not_rectified_for_it(monkeypatch
     assert not rectified(monkeypatch, model, tree, batch).rectified
 
 
-@pytest.mark.parametrize("use", ["relu", "in place", "relu and more"])
-def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
+@pytest.mark.parametrize("use", SUMS)
+def test_a_batch_norm_whose_only_use_is_a_sum_with_a_relu_is_found(use, monkeypatch):
+    end, found = SUMS[use]
+    model, tree, _, batch = padded(lambda: Block(end))
+    assert not plan_for(model, tree, batch).joined  # a CPU gains nothing from it
+    assert rectified(monkeypatch, model, tree, batch).joined == found
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*(lambda use=use: Normed(USES[use][0]) for use in ("relu", "in place", "relu and more")),
+     *(lambda use=use: Block(SUMS[use][0]) for use in ("sum", "the other way", "in place"))],
+)  # fmt: skip
+def test_a_step_with_rectified_norms_is_one_without(build, monkeypatch):
     """To the bit."""
-    model, start, speed, batch = padded(lambda: Normed(USES[use][0]))
+    model, start, speed, batch = padded(build)
     plan = rectified(monkeypatch, model, start, batch)
-    assert plan.rectified
+    assert plan.rectified or plan.joined
     ends = []
     for by in (plan, Shortcuts()):
         tree, velocity = ({n: v.clone() for n, v in t.items()} for t in (start, speed))
@@ -447,10 +506,18 @@ def test_a_step_with_rectified_norms_is_one_without(use, monkeypatch):
     assert not ends[0]["norms.0.weight"].equal(start["norms.0.weight"])
 
 
-def test_a_step_that_does_not_follow_its_plan_is_not_taken():
-    model, tree, speed, batch = padded(lambda: Normed(USES["relu and more"][0]))
+@pytest.mark.parametrize(
+    ("build", "plan"),
+    [
+        (lambda: Normed(USES["relu and more"][0]), Shortcuts(rectified=frozenset({0}))),
+        (lambda: Block(SUMS["itself besides"][0]), Shortcuts(joined=frozenset({0}))),
+        (lambda: Block(SUMS["the sum besides"][0]), Shortcuts(joined=frozenset({0}))),
+        (lambda: Normed(USES["relu"][0]), Shortcuts(joined=frozenset({0}))),
+    ],
+)
+def test_a_step_that_does_not_follow_its_plan_is_not_taken(build, plan):
+    model, tree, speed, batch = padded(build)
     everything = dict.fromkeys(model.params, True)
-    plan = Shortcuts(rectified=frozenset({0}))
     with pytest.raises(RuntimeError, match="used in another way than before"):
         step(
             Fitted(model),

@@ -122,6 +122,15 @@ def test_pages_are_few_views_and_never_shared():
     assert list(held.parts(0)) == []
 
 
+@pytest.mark.parametrize(("longest", "most"), [(1, 512), (3_000, 3_584), (2**20, 2**20 + 2**16), (2**30, 2**30)])
+def test_short_rows_have_short_pages(longest, most):
+    held, size = Pages(1, longest=longest), min(longest, 2**20)
+    held.resize(0, size)
+    assert sum(len(p) for p in held.parts(0)) == size
+    assert len(held._rows[0]) * held._page <= most
+    assert held.nbytes == 2**22
+
+
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.5])
 def test_memory_of_a_fedselect_client(alpha):
     """At most (1.1 alpha + 0.05) * 4 d bytes: values, a bit of mask for each entry, and one for each marked."""

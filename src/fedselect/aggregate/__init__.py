@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fedselect.aggregate.aggregator import Aggregator, FedAdam, Mean
 from fedselect.aggregate.clipped import ClippedMean
 from fedselect.aggregate.entrywise import Median, TrimmedMean
+from fedselect.aggregate.product import Products
 
 AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
     "mean": Mean,
@@ -12,4 +13,5 @@ AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
     "median": Median,
     "trimmed": TrimmedMean,
     "adam": FedAdam,
+    "product": Products,
 }

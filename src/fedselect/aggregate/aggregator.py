@@ -37,6 +37,9 @@ class Fold(ABC):
         Not called where there is one process alone.
         """
 
+    def expect(self, clients: int) -> None:  # noqa: B027  # few need to know
+        """Hear how many clients were asked, before any upload comes."""
+
     @abstractmethod
     def finish(self) -> tuple[Tree, Mask, State]:
         """The aggregate, the mask of the entries that anybody sent, and what to remember until the next round."""

@@ -36,7 +36,8 @@ class MaskedSum:
                 part = torch.where(s, v.double() * row, 0.0).sum(0)
                 heavy = torch.where(s, row, 0.0).sum(0)
             else:
-                part = (v.double() * row).sum(0)
+                scaled = v.double() * row
+                part = scaled[0] if len(scaled) == 1 else scaled.sum(0)
                 heavy = w.sum().expand(v.shape[1:]).clone()
             if name in self.total:
                 self.total[name] += part

@@ -1,22 +1,23 @@
 """The commands adapt and share: a model for a client that was not there, and the file it can be made from elsewhere."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedselect.adapt import Adapted, adapt
-from fedselect.adapt.adapted import check_place
-from fedselect.adapt.adapting import shared_of
-from fedselect.adapt.reading import few, read
-from fedselect.adapt.trials import EPOCHS
+from fedselect.adaptation import EPOCHS
 from fedselect.cli.flags import EXTRA, flags, words
 from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
+
+if TYPE_CHECKING:
+    from fedselect.adaptation.adapted import Adapted
 
 _MORE = (
     "Options of the data are flags too: [bold]--data audiomnist --client 55 --train 100[/bold]; of a table "
@@ -48,6 +49,10 @@ def adapt_(
     overwrite: Annotated[bool, typer.Option(help="Replace an adapted model in --out.")] = False,
 ) -> None:
     """Make a model for a client that was not there, from a finished run and the client's own few samples."""
+    from fedselect.adaptation.adapted import check_place
+    from fedselect.adaptation.adapting import adapt, shared_of
+    from fedselect.adaptation.reading import few, read
+
     check_place(out, form, overwrite)
     passes, speeds = [int(e) for e in _numbers(epochs, "epochs")], None if rates is None else _numbers(rates, "rates")
     shared = shared_of(run).check()
@@ -70,6 +75,8 @@ def adapt_(
 
 def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write.")]) -> None:
     """Write what a finished run shares to a file, from which a client elsewhere makes its model: fedselect adapt FILE."""
+    from fedselect.adaptation.adapting import shared_of
+
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out, or remove it first.")
     shared = shared_of(run).check()

@@ -1,9 +1,11 @@
 """The command diagnose: where clients differ, before anything is personal."""
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,10 +19,10 @@ from fedselect.cli.train import ConfigFile, DataName, ModelName
 from fedselect.core.errors import InputError
 from fedselect.core.files import is_unused, write_bytes, write_json
 from fedselect.core.options import options
-from fedselect.diagnosis.diagnosis import Diagnosis, check_rounds, observe
-from fedselect.methods import METHODS
-from fedselect.runs.config import Config, read
-from fedselect.runs.progress import progress
+
+if TYPE_CHECKING:
+    from fedselect.diagnosis.diagnosis import Diagnosis
+    from fedselect.runs.config import Config
 
 METHOD = "fedpersist"
 TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
@@ -52,6 +54,9 @@ def diagnose(
     **given: Any,
 ) -> None:
     """Share everything for a few rounds, then say where clients differ and which method to begin with."""
+    from fedselect.diagnosis.diagnosis import check_rounds, observe
+    from fedselect.runs.progress import progress
+
     check_rounds(rounds)
     asked = flags(ctx.args)
     if {"window", f"{METHOD}.window"} & asked.keys():
@@ -74,6 +79,8 @@ def diagnose(
 
 def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: dict[str, str]) -> Config:
     """A run of FedPersist just long enough, in which everybody takes part; of a file, what is not about its method."""
+    from fedselect.runs.config import read
+
     raw = {k: v for k, v in (read(file) if file else {}).items() if k not in LEFT}
     raw |= {"rounds": rounds + 1, "fraction": 1.0, "late": None}
     made = configure(raw, METHOD, given_flags=asked, where=str(file or "this diagnosis"), **named)
@@ -82,6 +89,8 @@ def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: di
 
 def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -> str:
     """The run to begin with, on the same data and with the same options, as one types it."""
+    from fedselect.methods import METHODS
+
     alone, ours = len(methods) == 1, options(METHODS[METHOD])
     theirs = {option for name in methods for option in options(METHODS[name])}
     parts = ["fedselect", *(["run", "--method"] if alone else ["compare", "--methods"]), ",".join(methods)]

@@ -1,14 +1,15 @@
 """Flags that belong to a method, the data, a model or training, and the configuration they make on top of a file."""
 
+from __future__ import annotations
+
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedselect.core.errors import InputError
 from fedselect.core.options import find, named, options
-from fedselect.data import DATA
-from fedselect.runs import meant
-from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, canonical, place, task_of
-from fedselect.training.settings import SEAMS, own_options
+
+if TYPE_CHECKING:
+    from fedselect.runs.config import Config
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that takes such flags."""
@@ -16,6 +17,8 @@ EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def flags(args: list[str]) -> dict[str, str]:
     """The flags typer does not know: --name value, --name=value."""
+    from fedselect.runs import meant
+
     found: dict[str, str] = {}
     rest = list(args)
     while rest:
@@ -33,6 +36,8 @@ def flags(args: list[str]) -> dict[str, str]:
 
 def _stray(word: str) -> InputError:
     """What to say of a word that belongs to no flag; one of our names belongs to the flag that takes it."""
+    from fedselect.runs.config import TABLES
+
     kinds = [table for table, (_, rows) in TABLES.items() if named(word, rows) in rows]
     what = f"give --{kinds[0]} {word}" if kinds else "flags are --name value"
     return InputError(f"{word!r} does not belong to a flag; {what}.")
@@ -84,6 +89,10 @@ def configure(
 
     Where no task is named it is that of the data. `tasks` keeps which that is, for a command that makes many configurations.
     """
+    from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, canonical, place
+    from fedselect.training.settings import SEAMS
+
+    given_flags, fields["view"] = _view(given_flags, fields.get("view"))
     parts: dict[str, dict[str, Any]] = {}
     for part in (*TABLES, "training"):
         if not isinstance(raw.get(part, {}), dict):
@@ -119,7 +128,20 @@ def configure(
     return Config.from_dict({**raw, **parts, **given}, where)
 
 
+def _view(given_flags: dict[str, str], view: str | None) -> tuple[dict[str, str], str | None]:
+    """--view best is a choice of every client, an option of the run; other views are options of methods."""
+    view = view or given_flags.get("view")
+    rest = {flag: value for flag, value in given_flags.items() if flag != "view"}
+    if view in (None, "best"):
+        return rest, view
+    if view not in ("local", "merged"):
+        raise InputError(f"--view is local, merged or best, not {view!r}.")
+    return {**rest, "view": view}, None
+
+
 def _task(data: dict[str, Any], known: dict[str, str] | None) -> str:
+    from fedselect.runs.config import task_of
+
     known, key = {} if known is None else known, json.dumps(data, sort_keys=True)
     if key not in known:
         known[key] = task_of(data)
@@ -128,12 +150,16 @@ def _task(data: dict[str, Any], known: dict[str, str] | None) -> str:
 
 def _of_data(name: str, given_flags: dict[str, str]) -> dict[str, str]:
     """The flags that are options of the data."""
+    from fedselect.data import DATA
+
     named = {flag.removeprefix("data.").replace("-", "_"): value for flag, value in given_flags.items()}
     return {option: value for option, value in named.items() if option in options(find("data", name, DATA))}
 
 
 def _of(training: dict[str, Any], asked: dict[str, str | None]) -> dict[str, Any]:
     """Settings of training with the optimizer and schedule that were asked for; options of others mean nothing then."""
+    from fedselect.training.settings import own_options
+
     for kind, name in asked.items():
         before = training.get(kind)
         if name and before not in (None, name):

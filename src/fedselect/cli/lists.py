@@ -1,27 +1,24 @@
 """Commands that say what there is: methods, models, tasks, optimizers, aggregators, data, version."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
-from fedselect.aggregate import AGGREGATORS
-from fedselect.cli import schemas, show
+from fedselect.cli import schemas
 from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
 from fedselect.core.options import Option, find, named, options, summary
 from fedselect.core.version import package_version
-from fedselect.data import DATA
-from fedselect.data.fetch import fetch
-from fedselect.methods import METHODS
-from fedselect.models import MODELS
-from fedselect.runs import presets
-from fedselect.tasks import TASKS, Task
-from fedselect.training.settings import SEAMS, Training
+
+if TYPE_CHECKING:
+    from fedselect.tasks import Task
 
 data_app = typer.Typer(no_args_is_help=True, help="List, inspect and download data sets.")
 
@@ -35,6 +32,10 @@ def add_to(app: typer.Typer) -> None:
 
 def methods(name: Annotated[str | None, typer.Argument(help="One method: its options, a line each.")] = None) -> None:
     """List the methods and their options."""
+    from fedselect.methods import METHODS
+    from fedselect.runs import presets
+    from fedselect.training.settings import Training
+
     if name is None:
         _list("method", METHODS)
         console.print("common to all, local training: " + _inline(options(Training)))
@@ -59,6 +60,8 @@ def data_show(
     out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
 ) -> None:
     """Show who would have what, before anything is trained; options of the data are flags: --clients 20."""
+    from fedselect.cli import show
+
     made = configure({}, None, name, None, flags(ctx.args), seed=seed, task="classification")  # nothing is trained
     data = made.make_data()
     console.print(show.table(data), markup=False)
@@ -76,6 +79,8 @@ def data_fetch(
     data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
 ) -> None:
     """Download a data set, resuming and checking it."""
+    from fedselect.data.fetch import fetch
+
     with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task(f"fetching {name}", total=None)
         path = fetch(name, data_dir, lambda done, total: bars.update(task, completed=done, total=total))
@@ -85,27 +90,38 @@ def data_fetch(
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets and their options."""
+    from fedselect.data import DATA
+
     _list("data", DATA)
 
 
 def models() -> None:
-    """List the models and their options."""
+    """List the models and what of them can train, with options."""
+    from fedselect.models import ADAPTERS, MODELS
+
     _list("model", MODELS)
+    _list("adapt", ADAPTERS)
 
 
 def tasks() -> None:
     """List what outputs and targets can mean, and the options."""
+    from fedselect.tasks import TASKS
+
     _list("task", TASKS, more=_measured)
 
 
 def optimizers() -> None:
     """List the optimizers and schedules of local training and their options."""
+    from fedselect.training.settings import SEAMS, Training
+
     for kind, (table, _, _) in SEAMS.items():
         _list(kind, table, options(Training))
 
 
 def aggregators() -> None:
     """List what the server can make of uploads, and the options."""
+    from fedselect.aggregate import AGGREGATORS
+
     _list("aggregator", AGGREGATORS)
 
 

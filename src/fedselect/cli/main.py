@@ -1,23 +1,24 @@
 """All commands in one program, and what it does with errors."""
 
+import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from fedselect.cli import adapt, diagnose, lists, results, train, tune
+from fedselect.cli import adapt, demo, diagnose, lists, results, train, tune
 from fedselect.cli.deploy import deploy_app
 from fedselect.cli.flags import take_plugins
 from fedselect.cli.reproduce import reproduce
 from fedselect.cli.terminal import console
-from fedselect.core.errors import FedselectError
-from fedselect.runs import runner
-from fedselect.runs.config import load_plugins
-from fedselect.simulate import ranks
+from fedselect.core import plugins
+from fedselect.core.errors import FedselectError, Stopped
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Personalized federated learning: every client gets its own model.",
 )  # fmt: skip
 
@@ -43,6 +44,7 @@ def _program(
     pass
 
 
+demo.add_to(app)
 train.add_to(app)
 tune.add_to(app)
 diagnose.add_to(app)
@@ -58,19 +60,34 @@ def main() -> None:
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         args, named = take_plugins(sys.argv[1:])
-        load_plugins(named)
-        with ranks.joined():
-            console.quiet = ranks.rank() > 0  # of several processes one speaks
+        if named or plugins.asked():
+            from fedselect.runs.config import load_plugins
+
+            load_plugins(named)
+        with _processes():
             app(args)
-    except runner.Stopped as e:
+    except Stopped as e:
         _fail(str(e), 130)
     except FedselectError as e:
         _fail(f"error: {e}", 2)
 
 
+@contextmanager
+def _processes() -> Iterator[None]:
+    """Among the processes that torchrun started, of which one speaks; without torchrun, alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    from fedselect.simulate import ranks
+
+    with ranks.joined():
+        console.quiet = ranks.rank() > 0
+        yield
+
+
 def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """A warning is a sentence too; those of libraries are for their developers."""
-    if category is UserWarning and ranks.rank() == 0:
+    if category is UserWarning and not console.quiet:
         print(f"note: {message}", file=sys.stderr)
 
 

@@ -1,22 +1,20 @@
 """fedselect reproduce."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedselect.cli.flags import numbers, words
 from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError
-from fedselect.paper import write
-from fedselect.paper.make import Reproduction, gather, rates, run, with_data
-from fedselect.paper.plan import How
-from fedselect.paper.progress import overall
-from fedselect.paper.protocol import Target, choose, targets
-from fedselect.runs.config import Config
-from fedselect.runs.rundir import done
-from fedselect.runs.runner import ctrl_c
-from fedselect.simulate import ranks
+
+if TYPE_CHECKING:
+    from fedselect.paper.make import Reproduction
+    from fedselect.paper.protocol import Target
+    from fedselect.runs.config import Config
 
 
 def reproduce(
@@ -55,6 +53,13 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False,
 ) -> None:
     """Run the paper's tables and figures, as far as they are missing, and print our numbers beside the paper's."""
+    from fedselect.paper.make import Reproduction, gather, run, with_data
+    from fedselect.paper.plan import How
+    from fedselect.paper.progress import overall
+    from fedselect.paper.protocol import choose, targets
+    from fedselect.runs.runner import ctrl_c
+    from fedselect.simulate import ranks
+
     if ranks.world() > 1:
         raise InputError("reproduce runs in one process; to share the work, start it several times on one --out.")
     if rates_ not in ("paper", "tuned"):
@@ -85,6 +90,8 @@ def reproduce(
 
 
 def _show(work: Reproduction, target: Target, found: list[Any], made: list[Path]) -> None:
+    from fedselect.paper import write
+
     if not found:
         say(f"{target.name}: no row has all its runs yet; without --there, what is missing is run.")
         return
@@ -97,6 +104,9 @@ def _show(work: Reproduction, target: Target, found: list[Any], made: list[Path]
 
 def _list(work: Reproduction) -> None:
     """How many runs and rounds there are, and how many of them are there already."""
+    from fedselect.paper.make import Reproduction, rates
+    from fedselect.runs.rundir import done
+
     judged = work.judged()
     parts = {"tuning": work.tuning()}
     for target in work.targets:

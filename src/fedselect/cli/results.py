@@ -6,11 +6,6 @@ from typing import Annotated
 import typer
 
 from fedselect.cli.terminal import say
-from fedselect.report import write_report
-from fedselect.report.figures import write_figures
-from fedselect.runs import tables
-from fedselect.runs.export import card_file, export
-from fedselect.serve import given, load_model
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,6 +24,9 @@ def report_(
     ] = False,
 ) -> None:
     """Write report.html: one page with every figure and table, that opens without a network."""
+    from fedselect.report import write_report
+    from fedselect.report.figures import write_figures
+
     page = write_report(places, out)
     say(f"wrote {page}")
     if figures:
@@ -43,6 +41,9 @@ def export_(
     out: Annotated[Path | None, typer.Option(help="The file. (default: in the run directory)")] = None,
 ) -> None:
     """Write one client's personalised model to a file, and print how to load it."""
+    from fedselect.runs import tables
+    from fedselect.runs.export import card_file, export
+
     made = export(run, client, form, out)
     unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
     recorded = f" (the run: {made.headline.said(made.said)})" if made.said is not None else ""
@@ -59,6 +60,8 @@ def predict(
     proba: Annotated[bool, typer.Option("--proba", help="Also write how likely each class is.")] = False,
 ) -> None:
     """Predict with one exported model: a line of CSV for each sample."""
+    from fedselect.serve import given, load_model
+
     served = load_model(model)
     names, x = given.read(served, file)
     given.write(*given.table(served, names, x, proba), out)

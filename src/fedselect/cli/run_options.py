@@ -7,10 +7,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from fedselect.runs.config import Config
+from fedselect.runs.fields import Fields
 
-OPTIONS = {f.name: f for f in fields(Config) if "help" in f.metadata}
-HINTS = get_type_hints(Config)
+OPTIONS = {f.name: f for f in fields(Fields) if "help" in f.metadata}
+HINTS = get_type_hints(Fields)
 Command = Callable[..., None]
 
 

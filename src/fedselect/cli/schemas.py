@@ -1,7 +1,9 @@
 """Commands about schemas of tables: one made at each client, all merged before a deployment begins."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,9 +11,9 @@ from fedselect.cli.flags import EXTRA, configure, flags
 from fedselect.cli.terminal import console, say
 from fedselect.core import options
 from fedselect.core.errors import InputError
-from fedselect.data.columns import Schema
-from fedselect.data.fitting import merge as merged
-from fedselect.data.tables import schema_of
+
+if TYPE_CHECKING:
+    from fedselect.data.columns import Schema
 
 
 def add_to(data_app: typer.Typer) -> None:
@@ -26,6 +28,8 @@ def schema(
     seed: Annotated[int, typer.Option(help="Seed of the division into training and test rows.")] = 0,
 ) -> None:
     """Write what training rows say of a table: columns, kinds, counts, means, variances, categories, classes. No rows."""
+    from fedselect.data.tables import schema_of
+
     data = configure({}, None, name, None, flags(ctx.args), task="classification").data  # nothing is trained
     if data["name"] != "table":
         raise InputError(f"a schema is one of a table: table:FILE, not {name!r}.")
@@ -42,6 +46,9 @@ def merge(
     out: Annotated[Path, typer.Option(help="The file to write.")],
 ) -> None:
     """Merge the schemas of all clients into the one that a federation agrees on: fedselect deploy init --schema FILE."""
+    from fedselect.data.columns import Schema
+    from fedselect.data.fitting import merge as merged
+
     names = [file.stem for file in files]
     if len(set(files)) < len(files):
         raise InputError("a schema is given twice; give each client's once.")

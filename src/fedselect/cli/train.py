@@ -1,31 +1,29 @@
 """Commands that train: run, compare, sweep, resume."""
 
+from __future__ import annotations
+
 import itertools
 import re
 import sys
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedselect.cli import completion
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.cli.tune import resume_tuning
 from fedselect.core.errors import InputError
 from fedselect.core.options import find, named
-from fedselect.methods import METHODS
-from fedselect.report import write_report
-from fedselect.report.live import live as serve
-from fedselect.runs import rundir, runner, tables
-from fedselect.runs.config import Config, read
-from fedselect.runs.progress import progress
-from fedselect.runs.trackers import tracking
-from fedselect.simulate import keeping, ranks
-from fedselect.simulate.records import Record
-from fedselect.tuning.trials import is_search
+
+if TYPE_CHECKING:
+    from fedselect.runs import runner
+    from fedselect.runs.config import Config
+    from fedselect.simulate.records import Record
 
 _MORE = (
     "Options of the method, the data, the model, the task, the aggregator and of local training are flags too: "
@@ -34,9 +32,11 @@ _MORE = (
 )
 _STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
 
-Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
-DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")]
-ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)", autocompletion=completion.method)]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)", autocompletion=completion.data)]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model. (default: what suits the data)", autocompletion=completion.model)
+]
 Seeds = Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")]
 Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
 ConfigFile = Annotated[
@@ -71,6 +71,10 @@ def run(
     **given: Any,
 ) -> None:
     """Train one federation with one method."""
+    from fedselect.runs import rundir, runner
+    from fedselect.runs.config import read
+    from fedselect.simulate import ranks
+
     raw = read(config) if config else {}
     where = str(config or "this run")
     made = configure(raw, method, data, model, flags(ctx.args), where=where, **given)
@@ -88,7 +92,10 @@ def compare(
     shown: Shown,
     *,
     methods: Annotated[
-        str | None, typer.Option(help="Names with commas between. (default: all but layers, the ablation)")
+        str | None,
+        typer.Option(
+            help="Names with commas between. (default: all but layers, the ablation)", autocompletion=completion.methods
+        ),
     ] = None,
     data: DataName = None,
     model: ModelName = None,
@@ -100,27 +107,15 @@ def compare(
     **given: Any,
 ) -> None:
     """Train with several methods and seeds, and print one table."""
+    from fedselect.runs import rundir
+    from fedselect.runs.config import read
+
     raw = dict(read(config)) if config else {}
-    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
-    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
-    listed = raw.pop("methods", alone)
-    own_seeds = raw.pop("seeds", [seed])
-    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
-        raise InputError(f"{config}: methods is a table of tables and seeds a list.")
-    listed = {named(name, METHODS): options for name, options in listed.items()}
-    names = _names(methods, listed)
-    more, tasks = flags(ctx.args), dict[str, str]()
-    runs = {}
-    for name in names:
-        for s in numbers(seeds) if seeds else own_seeds:
-            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
-            whose = f"{config}: {name}" if config else name
-            made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
-            runs[f"{name}-seed{made.seed}"] = made
-    _train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
+    runs = compared(raw, str(config or ""), methods, data, model, seeds, flags(ctx.args), **given)
+    train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
 
 
-@with_run_options(*(name for name in OPTIONS if name != "seed"))
+@with_run_options(*(name for name in OPTIONS if name not in ("seed", "view")))
 def sweep(
     ctx: typer.Context,
     shown: Shown,
@@ -136,6 +131,9 @@ def sweep(
     **given: Any,
 ) -> None:
     """Train one method over a grid of settings and seeds; those of the same shapes are batched into one training run."""
+    from fedselect.runs import rundir
+    from fedselect.runs.config import read
+
     raw = read(config) if config else {}
     grid = {name: [v.strip() for v in value.split(",")] for name, value in flags(ctx.args).items()}
     many = [name for name, values in grid.items() if len(values) > 1]
@@ -149,7 +147,7 @@ def sweep(
             if made not in runs.values():  # 0.1 and 0.10 are one setting
                 name = "-".join([made.method["name"], *(f"{n}={one[n]}" for n in many), f"seed{s}"])
                 runs[_folder(name, runs)] = made
-    _train_all(runs, out or rundir.free("sweep"), overwrite, shown, report)
+    train_all(runs, out or rundir.free("sweep"), overwrite, shown, report)
 
 
 @with_run_options()
@@ -157,6 +155,9 @@ def resume(
     out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison or a search.")], shown: Shown
 ) -> None:
     """Go on with a run, a comparison or a search that was interrupted, as if it had not been."""
+    from fedselect.runs import rundir, runner
+    from fedselect.tuning.trials import is_search
+
     if is_search(out):
         resume_tuning(out, shown.quiet)
         return
@@ -166,7 +167,42 @@ def resume(
     _say_table(done, out, report=False)
 
 
-def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
+def compared(
+    raw: dict[str, Any],
+    where: str,
+    methods: str | None,
+    data: str | None,
+    model: str | None,
+    seeds: str | None,
+    more: dict[str, str],
+    **given: Any,
+) -> dict[str, Config]:
+    """The runs of a comparison by name: those of a file (`where` names it), with what the flags say on top."""
+    from fedselect.methods import METHODS
+
+    raw = dict(raw)
+    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
+    alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
+    listed = raw.pop("methods", alone)
+    own_seeds = raw.pop("seeds", [seed])
+    if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
+        raise InputError(f"{where}: methods is a table of tables and seeds a list.")
+    listed = {named(name, METHODS): options for name, options in listed.items()}
+    names = _names(methods, listed)
+    tasks = dict[str, str]()
+    runs = {}
+    for name in names:
+        for s in numbers(seeds) if seeds else own_seeds:
+            one = {**raw, "method": {"name": name, **listed.get(name, {})}, "seed": s}
+            whose = f"{where}: {name}" if where else name
+            made = configure(one, None, data, model, more, among=names, where=whose, tasks=tasks, **given)
+            runs[f"{name}-seed{made.seed}"] = made
+    return runs
+
+
+def train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown, report: bool) -> None:
+    from fedselect.runs import runner
+
     with _watching(out, list(runs.values()), shown) as watch:
         done = runner.start_comparison(runner.Comparison(runs), out, overwrite=overwrite, watch=watch)
     _say_table(done, out, report)
@@ -175,6 +211,11 @@ def _train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown
 @contextmanager
 def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Watch]:
     """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    from fedselect.report.live import live as serve
+    from fedselect.runs.progress import progress
+    from fedselect.runs.trackers import tracking
+    from fedselect.simulate import ranks
+
     if shown.port and not shown.live:
         raise InputError("--port is that of the page of --watch; give both, or leave it out.")
     if ranks.rank() > 0:  # of several processes one speaks
@@ -196,6 +237,8 @@ def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Wa
 
 
 def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
+    from fedselect.methods import METHODS
+
     if methods is None and listed:
         return list(listed)
     if methods in (None, "all"):
@@ -215,15 +258,23 @@ def _folder(name: str, taken: Container[str]) -> str:
 
 
 def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
+    from fedselect.runs import tables
+    from fedselect.simulate import keeping
+
     shown = config.measured()[0]
     ended = keeping.final(history, shown.name)
     assert ended is not None  # the last round is evaluated
     when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
+    when += ", of the model that each client chose" if config.view else ""
     whose = f"mean over clients, own {tables.DATA[config.score]} data{when}"
     say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 
 
 def _say_table(done: list[Path], out: Path, report: bool) -> None:
+    from fedselect.report import write_report
+    from fedselect.runs import rundir, tables
+    from fedselect.simulate import ranks
+
     if ranks.rank() > 0:
         return
     found = tables.rows(done)

@@ -1,34 +1,32 @@
 """tune: which method and which settings for this federation."""
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedselect.cli.board import Board, shown
 from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, with_run_options
 from fedselect.cli.terminal import console, say
-from fedselect.core.errors import InputError
+from fedselect.core.errors import InputError, Stopped
 from fedselect.core.files import read_json
 from fedselect.core.options import find, named, options
-from fedselect.data import DATA
-from fedselect.methods import METHODS
-from fedselect.report import write_report
-from fedselect.runs import rundir
-from fedselect.runs.config import Config, at_path, read
-from fedselect.runs.runner import Stopped
-from fedselect.tasks import Measure
-from fedselect.tuning import halving, space, trials
-from fedselect.tuning.budget import Budget
-from fedselect.tuning.outcome import Judge, Row, standard_error
-from fedselect.tuning.trials import Asked, Found
+from fedselect.tuning import space
 
-OWN = ("seed", "score", "cross", "preset")  # options of a run that a search sets itself
+if TYPE_CHECKING:
+    from fedselect.cli.board import Board
+    from fedselect.runs.config import Config
+    from fedselect.tasks import Measure
+    from fedselect.tuning.outcome import Judge, Row
+    from fedselect.tuning.trials import Asked, Found
+
+OWN = ("seed", "score", "cross", "preset", "view")  # options of a run that a search sets itself, or may try several of
 _MORE = (
     "Options with several values are what is tried: [bold]--lr 0.01,0.1 --fedselect.limit 0.1,0.3[/bold]; options with one "
     "value are the same for all. What is not given is tried over a few values of its own."
@@ -71,6 +69,11 @@ def tune(
     Settings are trained side by side; after a few rounds the weaker ones are dropped, and the others go on (successive
     halving). Ends with a ranking, the chosen setting as a file for run --config, and one look at test data.
     """
+    from fedselect.runs import rundir
+    from fedselect.tuning import trials
+    from fedselect.tuning.budget import Budget
+    from fedselect.tuning.trials import Asked
+
     if for_ not in ("mean", "worst"):
         raise InputError(f"--for is mean or worst, not {for_!r}.")
     if rungs is not None and budget is not None:
@@ -89,6 +92,8 @@ def tune(
 
 
 def resume_tuning(out: Path, quiet: bool) -> None:
+    from fedselect.tuning import trials
+
     asked, _ = trials.read(out)
     _show(asked, out, quiet, lambda board: trials.resume(out, board.watch, board.told), report=True)
 
@@ -97,6 +102,10 @@ def _settings(
     ctx: typer.Context, methods: str | None, data: str | None, model: str | None, config: Path | None, given: dict[str, Any]
 ) -> dict[str, Config]:
     """Every setting that is tried, by name."""
+    from fedselect.methods import METHODS
+    from fedselect.runs.config import read
+    from fedselect.tuning import trials
+
     raw: dict[str, Any] = {k: v for k, v in (read(config) if config else {}).items() if k not in ("method", "seed", "score")}
     names = list(dict.fromkeys(named(word, METHODS) for word in words(methods))) if methods else list(space.TRIED)
     for name in names:
@@ -107,6 +116,8 @@ def _settings(
     found: dict[str, Config] = {}
     for method in names:
         mine = {flag: values for flag, values in given_flags.items() if _concerns(flag, method, names)}
+        if "view" not in mine and "best" in given_flags.get("view", []):  # the choice of every client, whatever the method
+            mine["view"] = ["best"]
         tried = {**space.values(method, [flag.rpartition(".")[2].replace("-", "_") for flag in mine]), **mine}
         many = [name for name, values in tried.items() if len(values) > 1]
         for one in space.grid(tried):
@@ -121,6 +132,8 @@ def _settings(
 
 def _concerns(flag: str, method: str, names: list[str]) -> bool:
     """Whether a flag says something about a method: it is its own, or nobody's here, and then of the data and the like."""
+    from fedselect.methods import METHODS
+
     head, _, option = flag.rpartition(".")
     option = option.replace("-", "_")
     if head in names:
@@ -130,6 +143,9 @@ def _concerns(flag: str, method: str, names: list[str]) -> bool:
 
 
 def _check_one_data(given: dict[str, list[str]], data: str) -> None:
+    from fedselect.data import DATA
+    from fedselect.runs.config import at_path
+
     name = at_path({"name": data})["name"]
     known = options(find("data", name, DATA))
     for flag, values in given.items():
@@ -138,6 +154,9 @@ def _check_one_data(given: dict[str, list[str]], data: str) -> None:
 
 
 def _show(asked: Asked, out: Path, quiet: bool, go: Callable[[Board], Found], report: bool) -> None:
+    from fedselect.cli.board import Board, shown
+    from fedselect.report import write_report
+
     board = Board(asked)
     try:
         with shown(board, console, quiet):
@@ -154,6 +173,9 @@ def _show(asked: Asked, out: Path, quiet: bool, go: Callable[[Board], Found], re
 
 
 def _so_far(out: Path) -> tuple[list[Row], Judge]:
+    from fedselect.tuning import trials
+    from fedselect.tuning.outcome import Row
+
     asked, _ = trials.read(out)
     said = read_json(out / "outcome.json", trials.MEND)
     return [Row(**row) for row in said["ranking"]], asked.judge
@@ -186,6 +208,9 @@ def _with_error(first: Measure, value: float, error: float | None) -> str:
 
 
 def _say_choice(found: Found, out: Path) -> None:
+    from fedselect.tuning import halving
+    from fedselect.tuning.outcome import standard_error
+
     first, test = found.judge.measure, found.test
     near = [r.name for r in found.rows if r.chance]
     say(f"chosen: {found.chosen}" + (f"; within chance of it: {', '.join(near)}" if near else ""))

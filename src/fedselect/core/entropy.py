@@ -25,7 +25,7 @@ class Entropy:
 
     def uniform(self, keys: Tensor, count: int) -> Tensor:
         """`count` numbers for each key, evenly spread over (0, 1]: (C, count) float64."""
-        return ((self._words(keys, count) >> 11) & 0x1FFFFFFFFFFFFF).double().add(0.5) * 2.0**-53
+        return _open(self._words(keys, count))
 
     def normal(self, keys: Tensor, count: int) -> Tensor:
         """The same of standard normal numbers, by Box and Muller's method."""
@@ -46,9 +46,40 @@ class Entropy:
         grid = torch.exp2(std.clamp_min(1e-300).log2().floor() - GRID)
         return torch.where(std > 0, (noisy / grid).round() * grid, values)
 
+    def whole(self, std: float, keys: Tensor, count: int) -> Tensor:
+        """`count` whole numbers for each key, k as likely as exp(-k² / (2 std²)): (C, count) float64.
+
+        Canonne, Kamath and Steinke 2020: |k| = low + t high is drawn with weight exp(-|k| / t), and taken with probability
+        exp(-(|k| - std² / t)² / (2 std²)). Probabilities are right up to the rounding of a float64.
+        """
+        found = torch.zeros(keys.numel() * count, dtype=torch.float64, device=keys.device)
+        if std <= 0:
+            return found.view(-1, count)
+        t = 1 << max(0, round(math.log2(std)))
+        waiting, tries = torch.arange(len(found), device=keys.device), 0
+        while len(waiting):
+            own = random.fold(keys[waiting // count], tries, waiting % count) if self.seeded else waiting
+            first, second, third = (self._one_each(own, name) for name in ("low", "high", "taken"))
+            low, negative = (first & (t - 1)).double(), first < 0
+            size = low + t * (-_open(second).log()).floor()
+            chance = torch.exp(-low / t - (size - std * std / t).square() / (2 * std * std))
+            taken = (_open(third) <= chance) & ~(negative & (size == 0))
+            found[waiting[taken]] = torch.where(negative, -size, size)[taken]
+            waiting, tries = waiting[~taken], tries + 1
+        return found.view(-1, count)
+
+    def _one_each(self, keys: Tensor, purpose: str) -> Tensor:
+        """A word for each key."""
+        return random.fold(keys, purpose) if self.seeded else self._words(keys[:1], len(keys))[0]
+
     def _words(self, keys: Tensor, count: int) -> Tensor:
         if self.seeded:
             return random.bits(keys, count)
         drawn = bytearray(os.urandom(8 * keys.numel() * count)) or bytearray(8)
         words = torch.frombuffer(drawn, dtype=torch.int64)[: keys.numel() * count]
         return words.view(*keys.shape, count).to(keys.device)
+
+
+def _open(words: Tensor) -> Tensor:
+    """Words as numbers in (0, 1]."""
+    return ((words >> 11) & 0x1FFFFFFFFFFFFF).double().add(0.5) * 2.0**-53

@@ -6,6 +6,7 @@ FedselectError
 ├── TrainingError       numbers that stopped being finite, naming client, round and tensor
 └── RunError            a run directory that cannot be written or read
     ├── BusyError           a directory in which another process is at work
+    ├── Stopped             Ctrl-C; everything up to the last finished round is on disk
     └── CheckpointError     a checkpoint that is damaged or belongs to another run
 """
 
@@ -41,6 +42,10 @@ class RunError(FedselectError):
 
 
 class BusyError(RunError):
+    pass
+
+
+class Stopped(RunError):  # noqa: N818
     pass
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from fedselect.core.errors import InputError, unknown
 
 T = TypeVar("T")
-FIXED = frozenset({"data", "seed", "outputs"})
+FIXED = frozenset({"data", "seed", "outputs", "model"})
 """What a factory is given by the run, not by its user."""
 
 
@@ -24,6 +24,8 @@ class Option:
     meaning: str = ""  # its line in the docstring
 
     def describe(self) -> str:
+        if self.default is inspect.Parameter.empty:
+            return f"{self.name} (to be given)"
         choices = _choices(self.kind)
         return f"{self.name}={_show(self.default)}" + (f" ({'|'.join(map(str, choices))})" if choices else "")
 

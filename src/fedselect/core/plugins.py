@@ -53,6 +53,11 @@ def load(named: Iterable[str], tables: Tables) -> None:
         os.environ[VARIABLE] = ",".join(there)
 
 
+def asked() -> bool:
+    """Whether there are plugins to load: installed ones, or some in the environment."""
+    return bool(os.environ.get(VARIABLE, "").strip() or _installed())
+
+
 def used(rows: Iterable[Entry]) -> list[str]:
     """The plugins that these rows come from."""
     wanted = set(rows)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _is_folder(place: Path) -> bool:
 
 def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
     """Write a snapshot, then drop all others but those of the rounds in `keep`; a private one is for its owner's eyes."""
-    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # no two may share memory
+    whole = _apart({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -78,6 +79,15 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
     for old in places(folder):
         if int(old.name) not in {round, *keep}:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _apart(tensors: Tree) -> Tree:
+    """The same, copied where several lie in one piece of memory, which safetensors refuses."""
+    pieces = Counter(v.untyped_storage().data_ptr() for v in tensors.values())
+    shared = {
+        n: pieces[v.untyped_storage().data_ptr()] > 1 or v.untyped_storage().nbytes() > v.nbytes for n, v in tensors.items()
+    }
+    return {n: v.clone() if shared[n] else v for n, v in tensors.items()}
 
 
 def write_manifest(place: Path, said: Mapping[str, Any]) -> None:

@@ -271,7 +271,12 @@ def entries(mask: Mask, tree: Tree) -> Tensor:
 
 def not_finite(tree: Tree) -> str | None:
     """The first tensor that holds NaN or Inf, if any does."""
-    return next((n for n, v in tree.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())), None)
+    return next((n for n, v in tree.items() if v.is_floating_point() and not _finite(v)), None)
+
+
+def _finite(v: Tensor) -> bool:
+    """By the ends of what there is, several times as fast as a look at each number; NaN is both ends of what holds one."""
+    return not v.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(v))).all())
 
 
 def flat(part: str, state: State) -> Tree:

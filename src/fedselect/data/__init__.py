@@ -16,6 +16,7 @@ from fedselect.data.images import Images
 from fedselect.data.sets import IMAGE_SETS, deal_images
 from fedselect.data.shifts import shifted
 from fedselect.data.tables import table
+from fedselect.data.texts import text
 
 DATA: dict[str, Callable[..., Federation]] = {
     "digits": digits,
@@ -25,6 +26,7 @@ DATA: dict[str, Callable[..., Federation]] = {
     "har": har,
     "heart": heart,
     "table": table,
+    "text": text,
 }
 
 

@@ -83,6 +83,11 @@ class ClientData:
         return {**vars(self), **{part: arrays.compact(getattr(self, part)) for part in ("train", "test", "val")}}
 
     @property
+    def validation(self) -> int:
+        """How many validation samples it has."""
+        return 0 if self.val is None else len(self.val[1])
+
+    @property
     def tested(self) -> int:
         """Samples to test on."""
         return 0 if self.test is None else len(self.test[1])

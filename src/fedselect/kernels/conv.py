@@ -4,6 +4,7 @@ A kernel's entries are walked tap by tap, input channels fastest, which is how c
 strides are arguments, so a cropped kernel (its taps that ever meet the input) and any layout are read in place.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -259,6 +260,8 @@ def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> 
     while bm > 64 and triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS:
         bm //= 2
     few = triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS // 2
+    if few and m >= 32 and n >= 64 and k % 64 == 0 and dtype == torch.float32 and _roomy():
+        return {**_tiles(64, 64, 64, 4), "num_stages": 4}  # few programs wait for memory: more on its way at a time
     return _tiles(bm, bn, _part(k, _depth(dtype)), 8 if few and bm * bn >= 4096 else 4)
 
 
@@ -283,6 +286,13 @@ def _large(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> bool:
     """Whether a product in bfloat16 is worth the largest tiles: it has so many rows and columns, and most units a tile."""
     fits = dtype == torch.bfloat16 and m >= 128 and n % 128 == 0 and k % 64 == 0
     return fits and triton.cdiv(m, 128) * (n // 128) * clients >= PROGRAMS // 2
+
+
+@cache
+def _roomy() -> bool:
+    """Whether a unit of the GPU has shared memory for 128 KiB of tiles."""
+    chip = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(getattr(chip, "shared_memory_per_block_optin", 0)) >= 160 * 1024
 
 
 def _depth(dtype: torch.dtype) -> int:

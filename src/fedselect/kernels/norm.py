@@ -1,8 +1,8 @@
-"""BatchNorm of stacked clients in two kernels each way: sums by block, then everything else, a ReLU behind it included.
+"""BatchNorm of stacked clients, with what follows it: adding another tensor, as a residual block does, and a ReLU.
 
-Activations are (C, rows, channels) in memory and read once for their moments. Means and variances are merged from blocks, each
-summed around the mean of its first rows, so next to nothing cancels. The running statistics are updated
-in place, as the layer does.
+Activations are (C, rows, channels) in memory. A client with few rows fits into one program, and each way is one kernel; many
+rows take two: sums by block, then everything else. Means and variances are merged from blocks, each summed around the mean of
+its first rows, so next to nothing cancels. The running statistics are updated in place, as the layer does.
 """
 
 import torch
@@ -39,9 +39,53 @@ def _moments(x, part, rows, channels, blocks, ROWS: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
+def _remember(saved, mean_run, var_run, client, rows, channels, c, known, mean, var, scale, momentum, TRACK: tl.constexpr):
+    """What the backward pass needs, and the running statistics."""
+    tl.store(saved + client * 2 * channels + c, mean, known)
+    tl.store(saved + (client * 2 + 1) * channels + c, scale, known)
+    if TRACK:
+        spot = client * channels + c
+        old = tl.load(mean_run + spot, known)
+        tl.store(mean_run + spot, old * (1 - momentum) + mean * momentum, known)
+        old = tl.load(var_run + spot, known)
+        tl.store(var_run + spot, old * (1 - momentum) + var * (momentum * (rows / (rows - 1.0))), known)
+
+
+@triton.jit
+def _line(mean, scale, weight, bias, spot, known, AFFINE: tl.constexpr):
+    """The factor and the shift that normalise and scale a value."""
+    shift = -mean * scale
+    if AFFINE:
+        w = tl.load(weight + spot, known, 0.0)
+        scale = scale * w
+        shift = shift * w + tl.load(bias + spot, known, 0.0)
+    return scale, shift
+
+
+@triton.jit
+def _end(v, other, there, ADD: tl.constexpr, RELU: tl.constexpr):
+    """What follows: the other tensor added, then the ReLU."""
+    if ADD:
+        v += tl.load(other, there, 0.0).to(tl.float32)
+    if RELU:
+        v = tl.maximum(v, 0.0)
+    return v
+
+
+@triton.jit
+def _let_through(d, v, y, there, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
+    """The gradients d that the ReLU lets pass. Whether it does shows in its result y, or where nothing was added in v."""
+    if ADD and RELU:
+        d = tl.where(tl.load(y, there, 0.0).to(tl.float32) > 0, d, 0.0)
+    elif RELU:
+        d = tl.where(v * factor[None, :] + shift[None, :] > 0, d, 0.0)
+    return d
+
+
+@triton.jit
 def _normalise(
-    x, part, weight, bias, y, saved, mean_run, var_run, rows, channels, blocks, momentum, eps,
-    AFFINE: tl.constexpr, TRACK: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr,
+    x, other, part, weight, bias, y, saved, mean_run, var_run, rows, channels, blocks, momentum, eps,
+    AFFINE: tl.constexpr, TRACK: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
     """y = normalised x, scaled; saved (C, 2, channels): mean and 1 / deviation."""
@@ -58,52 +102,29 @@ def _normalise(
     var = tl.sum(tl.load(at_part + channels, real, 0.0) + tl.where(real, count * off * off, 0.0), 0) / rows
     scale = 1.0 / tl.sqrt(var + eps)
     if block == 0:
-        tl.store(saved + client * 2 * channels + c, mean, known)
-        tl.store(saved + (client * 2 + 1) * channels + c, scale, known)
-        if TRACK:
-            spot = client * channels + c
-            old = tl.load(mean_run + spot, known)
-            tl.store(mean_run + spot, old * (1 - momentum) + mean * momentum, known)
-            old = tl.load(var_run + spot, known)
-            tl.store(var_run + spot, old * (1 - momentum) + var * (momentum * (rows / (rows - 1.0))), known)
-    shift = -mean * scale
-    if AFFINE:
-        w = tl.load(weight + client * channels + c, known, 0.0)
-        scale = scale * w
-        shift = shift * w + tl.load(bias + client * channels + c, known, 0.0)
+        _remember(saved, mean_run, var_run, client, rows, channels, c, known, mean, var, scale, momentum, TRACK)
+    scale, shift = _line(mean, scale, weight, bias, client * channels + c, known, AFFINE)
     for at in range(0, ROWS, BLOCK):
         r = block * ROWS + at + tl.arange(0, BLOCK)
         there = (r < rows)[:, None] & known[None, :]
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         v = tl.load(x + spot, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        if RELU:
-            v = tl.maximum(v, 0.0)
-        tl.store(y + spot, v.to(y.dtype.element_ty), there)
-
-
-@triton.jit
-def _let_through(d, v, mean, scale, weight, bias, AFFINE: tl.constexpr):
-    """The gradients d where a ReLU let the values made of v pass."""
-    shift = -mean * scale
-    if AFFINE:
-        scale = scale * weight
-        shift = shift * weight + bias
-    return tl.where(v * scale[None, :] + shift[None, :] > 0, d, 0.0)
+        tl.store(y + spot, _end(v, other + spot, there, ADD, RELU).to(y.dtype.element_ty), there)
 
 
 @triton.jit
 def _slopes(
-    x, g, saved, part, weight, bias, rows, channels, blocks, AFFINE: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
+    x, g, y, saved, part, weight, bias, passed, rows, channels, blocks,
+    AFFINE: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """part (C, blocks, 2, channels): sums over a block of rows of g and of g times the normalised x."""
+    """part (C, blocks, 2, channels): sums over a block of rows of g and of g times the normalised x; passed: the gradient of
+    what was added."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
     known = c < channels
     mean = tl.load(saved + client * 2 * channels + c, known, 0.0)
     scale = tl.load(saved + (client * 2 + 1) * channels + c, known, 0.0)
-    w = tl.load(weight + client * channels + c, known, 0.0) if AFFINE else mean
-    b = tl.load(bias + client * channels + c, known, 0.0) if AFFINE else mean
+    factor, shift = _line(mean, scale, weight, bias, client * channels + c, known, AFFINE)
     one = tl.zeros((CH,), tl.float32)
     two = tl.zeros((CH,), tl.float32)
     for at in range(0, ROWS, BLOCK):
@@ -112,8 +133,9 @@ def _slopes(
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         d = tl.load(g + spot, there, 0.0).to(tl.float32)
         v = tl.load(x + spot, there, 0.0).to(tl.float32)
-        if RELU:
-            d = _let_through(d, v, mean, scale, w, b, AFFINE)
+        d = _let_through(d, v, y + spot, there, factor, shift, ADD, RELU)
+        if ADD and RELU:
+            tl.store(passed + spot, d.to(passed.dtype.element_ty), there)
         one += tl.sum(d, 0)
         two += tl.sum(d * (v - mean[None, :]) * scale[None, :], 0)
     to = part + (client * blocks + block) * 2 * channels + c
@@ -126,6 +148,7 @@ def _back(
     x, g, saved, part, weight, bias, dx, dweight, dbias, rows, channels, blocks,
     AFFINE: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
+    """g: where something was added, what the ReLU let pass of it."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
     known = c < channels
@@ -136,65 +159,134 @@ def _back(
     two = tl.sum(tl.load(at_part + channels, real, 0.0), 0)
     mean = tl.load(saved + client * 2 * channels + c, known, 0.0)
     scale = tl.load(saved + (client * 2 + 1) * channels + c, known, 0.0)
-    w = tl.load(weight + client * channels + c, known, 0.0) if AFFINE else mean
-    shift = tl.load(bias + client * channels + c, known, 0.0) if AFFINE else mean
-    factor = scale
-    if AFFINE:
-        if block == 0:
-            tl.store(dbias + client * channels + c, one, known)
-            tl.store(dweight + client * channels + c, two, known)
-        factor = scale * w
+    factor, shift = _line(mean, scale, weight, bias, client * channels + c, known, AFFINE)
+    if AFFINE and block == 0:
+        tl.store(dbias + client * channels + c, one, known)
+        tl.store(dweight + client * channels + c, two, known)
     for at in range(0, ROWS, BLOCK):
         r = block * ROWS + at + tl.arange(0, BLOCK)
         there = (r < rows)[:, None] & known[None, :]
         spot = (client * rows + r)[:, None] * channels + c[None, :]
         d = tl.load(g + spot, there, 0.0).to(tl.float32)
         v = tl.load(x + spot, there, 0.0).to(tl.float32)
-        if RELU:
-            d = _let_through(d, v, mean, scale, w, shift, AFFINE)
+        d = _let_through(d, v, x, there, factor, shift, False, RELU)
         hat = (v - mean[None, :]) * scale[None, :]
         out = factor[None, :] * (d - (one[None, :] + hat * two[None, :]) / rows)
         tl.store(dx + spot, out.to(dx.dtype.element_ty), there)
 
 
+@triton.jit
+def _forward_few(
+    x, other, weight, bias, y, saved, mean_run, var_run, rows, channels, momentum, eps,
+    AFFINE: tl.constexpr, TRACK: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CH: tl.constexpr,
+):  # fmt: skip
+    """All rows of a client at once."""
+    client = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * CH + tl.arange(0, CH)
+    r = tl.arange(0, ROWS)
+    known = c < channels
+    there = (r < rows)[:, None] & known[None, :]
+    spot = (client * rows + r)[:, None] * channels + c[None, :]
+    v = tl.load(x + spot, there, 0.0).to(tl.float32)
+    mean = tl.sum(v, 0) / rows
+    off = tl.where(there, v - mean[None, :], 0.0)
+    var = tl.sum(off * off, 0) / rows
+    scale = 1.0 / tl.sqrt(var + eps)
+    _remember(saved, mean_run, var_run, client, rows, channels, c, known, mean, var, scale, momentum, TRACK)
+    factor, shift = _line(mean, scale, weight, bias, client * channels + c, known, AFFINE)
+    v = _end(v * factor[None, :] + shift[None, :], other + spot, there, ADD, RELU)
+    tl.store(y + spot, v.to(y.dtype.element_ty), there)
+
+
+@triton.jit
+def _back_few(
+    x, g, y, saved, weight, bias, dx, passed, dweight, dbias, rows, channels,
+    AFFINE: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CH: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * CH + tl.arange(0, CH)
+    r = tl.arange(0, ROWS)
+    known = c < channels
+    there = (r < rows)[:, None] & known[None, :]
+    spot = (client * rows + r)[:, None] * channels + c[None, :]
+    mean = tl.load(saved + client * 2 * channels + c, known, 0.0)
+    scale = tl.load(saved + (client * 2 + 1) * channels + c, known, 0.0)
+    factor, shift = _line(mean, scale, weight, bias, client * channels + c, known, AFFINE)
+    d = tl.load(g + spot, there, 0.0).to(tl.float32)
+    v = tl.load(x + spot, there, 0.0).to(tl.float32)
+    d = _let_through(d, v, y + spot, there, factor, shift, ADD, RELU)
+    if ADD and RELU:
+        tl.store(passed + spot, d.to(passed.dtype.element_ty), there)
+    hat = (v - mean[None, :]) * scale[None, :]
+    one, two = tl.sum(d, 0), tl.sum(d * hat, 0)
+    if AFFINE:
+        tl.store(dbias + client * channels + c, one, known)
+        tl.store(dweight + client * channels + c, two, known)
+    out = factor[None, :] * (d - (one[None, :] + hat * two[None, :]) / rows)
+    tl.store(dx + spot, out.to(dx.dtype.element_ty), there)
+
+
 def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, momentum: float, eps: float,
-    relu: bool,
+    relu: bool, other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x (C, rows, channels) in order -> the same, and what `backward` needs; updates the running mean and var in place."""
+    """x (C, rows, channels) in order -> the same, and what `backward` needs; updates the running mean and var in place.
+
+    other: of the form of x, is added before the ReLU.
+    """
     clients, rows, channels = x.shape
+    y, saved = torch.empty_like(x), torch.empty(clients, 2, channels, device=x.device)
+    given = _or(weight, x), _or(bias, x), y, saved, _or(mean, x), _or(var, x), rows, channels
+    what = weight is not None, mean is not None, other is not None, relu
+    if rows <= FEW:
+        few, how = _at_once(x)
+        _forward_few[few](x, _or(other, x), *given, momentum, eps, *what, **how)
+        return y, saved
     grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
-    y, saved = torch.empty_like(x), torch.empty(clients, 2, channels, device=x.device)
     many = triton.next_power_of_2(blocks)
     _moments[grid](x, part, rows, channels, blocks, **how)
-    _normalise[grid](
-        x, part, _or(weight, x), _or(bias, x), y, saved, _or(mean, x), _or(var, x), rows, channels, blocks,
-        momentum, eps, weight is not None, mean is not None, relu, many, **how,
-    )  # fmt: skip
+    _normalise[grid](x, _or(other, x), part, *given, blocks, momentum, eps, *what, many, **how)
     return y, saved
 
 
 def backward(
-    x: Tensor, g: Tensor, saved: Tensor, weight: Tensor | None, bias: Tensor | None, relu: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias."""
+    x: Tensor, g: Tensor, saved: Tensor, weight: Tensor | None, bias: Tensor | None, relu: bool, y: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Gradients of x, weight and bias, and of what was added; y: the result, needed where something was."""
     clients, rows, channels = x.shape
+    add, affine = y is not None, (_or(weight, x), _or(bias, x))
+    dx, passed = torch.empty_like(x), torch.empty_like(g) if add and relu else g
+    dweight, dbias = (None, None) if weight is None else (torch.empty_like(saved[:, 0]) for _ in "wb")
+    to = _or(dweight, x), _or(dbias, x)
+    if rows <= FEW:
+        few, how = _at_once(x)
+        _back_few[few](x, g, _or(y, x), saved, *affine, dx, passed, *to, rows, channels, weight is not None, add, relu, **how)
+        return dx, dweight, dbias, passed
     grid, how, blocks = _blocks(x)
     part = torch.empty(clients, blocks, 2, channels, device=x.device)
-    dx, many = torch.empty_like(x), triton.next_power_of_2(blocks)
-    dweight, dbias = (None, None) if weight is None else (torch.empty_like(saved[:, 0]) for _ in "wb")
-    affine = _or(weight, x), _or(bias, x)
-    _slopes[grid](x, g, saved, part, *affine, rows, channels, blocks, weight is not None, relu, **how)
+    _slopes[grid](x, g, _or(y, x), saved, part, *affine, passed, rows, channels, blocks, weight is not None, add, relu, **how)
     _back[grid](
-        x, g, saved, part, *affine, dx, _or(dweight, x), _or(dbias, x), rows, channels, blocks,
-        weight is not None, relu, many, **how,
+        x, passed, saved, part, *affine, dx, *to, rows, channels, blocks,
+        weight is not None, relu and not add, triton.next_power_of_2(blocks), **how,
     )  # fmt: skip
-    return dx, dweight, dbias
+    return dx, dweight, dbias, passed
+
+
+FEW = 512
+"""Rows of a client that one program holds."""
 
 
 def _or(v: Tensor | None, other: Tensor) -> Tensor:
     return other if v is None else v
+
+
+def _at_once(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid, and what the kernels are told of it: so many channels that there are few programs, but one for every unit."""
+    clients, rows, channels = x.shape
+    high = triton.next_power_of_2(rows)
+    ch = next((n for n in (64, 32) if high * n <= 8192 and triton.cdiv(channels, n) * clients >= 264), 16)
+    return (triton.cdiv(channels, ch), clients), {"ROWS": high, "CH": ch, "num_warps": 8 if high * ch > 4096 else 4}
 
 
 def _blocks(

@@ -90,7 +90,7 @@ def sgd(
         _one[(triton.cdiv(size, BLOCK), len(p))](
             p, v, g.contiguous(), mask, anchor, lr, by, to, size, p.stride(0), v.stride(0), mask.stride(0), anchor.stride(0),
             momentum, decay, span, row, inner, step, not isinstance(m, bool), momentum != 0, scale is not None, a is not None,
-            BLOCK, num_warps=4,
+            BLOCK, num_warps=8,
         )  # fmt: skip
     for masked, pulled in itertools.product((False, True), repeat=2):
         alike = [t for t in few if (isinstance(t[3], Tensor), t[4] is not None) == (masked, pulled)]

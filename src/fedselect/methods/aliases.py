@@ -86,6 +86,7 @@ def FedPersist(
     epochs: int = 3,
     lr: Scalar = 0.1,
     *,
+    unit: Literal["layer", "rank"] = "layer",
     finetune: int = 3,
     finetune_lr: Scalar | None = 0.01,
     weight: Weight = "uniform",
@@ -97,6 +98,7 @@ def FedPersist(
     threshold: the persistence above which a layer may become personal; 1: none does
     epochs: passes over the client's training data a round
     lr: learning rate
+    unit: what is tested and becomes personal: a layer, or the ranks of its adapter
     finetune: passes of fine-tuning; 0: no fine-tuning
     finetune_lr: learning rate of fine-tuning; none: as lr
     weight: what a client counts in the mean: 1, or its number of training samples
@@ -104,7 +106,7 @@ def FedPersist(
     """
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
-        Disagreement(window, threshold), (("all", epochs),), lr, None, weight, norm_stats,
+        Disagreement(window, threshold, unit), (("all", epochs),), lr, None, weight, norm_stats,
         finetune=tune, finetune_lr=finetune_lr, view="merged",
     )  # fmt: skip
 

@@ -2,21 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedselect.core.checks import check_not_negative, check_shares
+from fedselect.core.checks import check_choice, check_not_negative, check_shares
 from fedselect.core.errors import InputError
 from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, Scalar, State, Tree, rows
 from fedselect.methods.common import per_row
 from fedselect.methods.select import Train, empty
+from fedselect.methods.units import Units, last_of, units_of
 from fedselect.models import Model
 from fedselect.training.work import Work
 
-WINDOW = ("first", "second", "trained", "energy", "pulls")
-"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number."""
+WINDOW = ("first", "second", "trained", "energy", "pulls", "units")
+"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number, and
+their size by rank."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,17 @@ class Disagreement(Shown):
 
     Of the layers above the threshold the last becomes personal, the nearest to the output: while it is shared, clients
     disagree in the layers below it too, and once it is personal they need not.
+
+    With unit=rank, persistence is that of each rank of an adapter, a column of B with a row of A. Of the last layer that has a
+    rank above the threshold, the ranks above it become personal; a layer without an adapter counts as one.
     """
 
     window: int = 10
     threshold: Scalar = 0.05
+    unit: Literal["layer", "rank"] = "layer"
 
     def __post_init__(self) -> None:
+        check_choice(("layer", "rank"), unit=self.unit)
         check_not_negative(window=self.window)
         check_shares(threshold=self.threshold)
         if self.window == 1:
@@ -43,6 +51,7 @@ class Disagreement(Shown):
 
     def start(self, work: Work, params: Tree) -> State:
         memory: State = {"mask": empty(work, params)}
+        units = units_of(work.model, "FedPersist") if self.unit == "rank" else None
         if not self.window:
             return memory
         zero = torch.zeros(len(work.ids), dtype=torch.float64, device=work.ids.device)
@@ -54,6 +63,7 @@ class Disagreement(Shown):
             "energy": {n: zero.clone() for n in names},
             "pulls": {"count": zero.clone(), "open": zero.clone()},  # open: 1 until the aggregate of the last pull is known
             "persistence": {n: torch.full_like(zero, torch.nan) for n in names},
+            **({"units": units.sums({n: torch.zeros_like(params[n]) for n in names})} if units else {}),
         }
 
     def mask(self, model: Model, memory: State) -> Mask:
@@ -62,7 +72,7 @@ class Disagreement(Shown):
     def begin(self, work: Work, memory: State, received: Tree) -> State:
         if "pulls" not in memory:
             return memory
-        memory = _close(memory, received)
+        memory = _close(work.model, memory, received)
         if work.round < self.window:  # nobody has so many pulls yet
             return memory
         memory = self._test(work, memory)
@@ -89,19 +99,30 @@ class Disagreement(Shown):
             "trained": {n: after[n] * _along(left, after[n]) for n in memory["trained"]},
             "energy": {n: v + left * _square(a[n] - b[n]) / 4 for n, v in memory["energy"].items()},
             "pulls": {"count": count + left, "open": left.to(count.dtype)},
+            **_by_unit(work.model, memory, {n: a[n] - b[n] for n in memory["trained"]}, left / 4),
         }
 
     def _test(self, work: Work, memory: State) -> State:
         """Those who have all their pulls choose."""
         due = _untested(memory) & (memory["pulls"]["count"] >= self.window)
         some = work.n > 1  # one sample has no halves
-        kept = self._choose(persistence(memory, layers(work.model.params)), some)
+        kept = self._chosen(work.model, memory, some)
         found = {n: torch.where(some, v, 0.0) for n, v in persistence(memory, {n: n for n in work.model.params}).items()}
         return {
             **memory,
-            "mask": {n: m | _along(due & kept[layer_of(n)], m) for n, m in memory["mask"].items()},
+            "mask": {n: m | (_along(due, m) & kept[n]) for n, m in memory["mask"].items()},
             "persistence": {n: torch.where(due, found[n], v) for n, v in memory["persistence"].items()},
         }
+
+    def _chosen(self, model: Model, memory: State, some: Tensor) -> Tree:
+        """What becomes personal of each parameter."""
+        mask = memory["mask"]
+        if self.unit == "layer":
+            kept = self._choose(persistence(memory, layers(model.params)), some)
+            return {n: _along(kept[layer_of(n)], m) for n, m in mask.items()}
+        found = persistence_of_ranks(model, memory)
+        above = {u: (v > per_row(self.threshold, v).view(-1, 1)) & some.unsqueeze(1) for u, v in found.items()}
+        return Units(model).spread(last_of(above), mask)
 
     def _choose(self, found: Tree, some: Tensor) -> Tree:
         """The last layer above the threshold: (C,) by layer."""
@@ -134,7 +155,24 @@ def persistence(memory: State, groups: Mapping[str, str]) -> Tree:
     return {g: (v / energy[g].clamp_min(1e-300)).clamp_max(1) for g, v in same.items()}
 
 
-def _close(memory: State, received: Tree) -> State:
+def persistence_of_ranks(model: Model, memory: State) -> Tree:
+    """The same of ranks of adapters, and of other layers: (C, r) by unit."""
+    count = memory["pulls"]["count"].unsqueeze(1)
+    pairs = ((count / 2).ceil() * (count / 2).floor()).clamp_min(1)
+    same = Units(model).sums({n: v.double() * memory["second"][n].double() for n, v in memory["first"].items()})
+    energy = {u: (v / count.clamp_min(1)).clamp_min(1e-300) for u, v in memory["units"].items()}
+    return {u: (v / pairs / energy[u]).clamp_max(1) for u, v in same.items()}
+
+
+def _by_unit(model: Model, memory: State, apart: Tree, weight: Tensor) -> State:
+    """The size of pulls by rank, where that is asked for, with the squares of these added."""
+    if "units" not in memory:
+        return {}
+    found = Units(model).sums({n: v.double().square() for n, v in apart.items()})
+    return {"units": {u: v + weight.unsqueeze(1) * found[u] for u, v in memory["units"].items()}}
+
+
+def _close(model: Model, memory: State, received: Tree) -> State:
     """Take the aggregate, now that it is known, from the last pull.
 
     Of a pull's squared size, the part of the halves' difference was added when they trained; here follows that of their mean.
@@ -143,7 +181,8 @@ def _close(memory: State, received: Tree) -> State:
     whose = {"first": last * (count % 2), "second": last * (1 - count % 2)}  # the count includes the last
     sums = {k: {n: v - received[n] * _along(own, v) for n, v in memory[k].items()} for k, own in whose.items()}
     energy = {n: v + last * _square(memory["trained"][n] - received[n]) for n, v in memory["energy"].items()}
-    return {**memory, **sums, "energy": energy, "pulls": {"count": count, "open": torch.zeros_like(last)}}
+    by_unit = _by_unit(model, memory, {n: v - received[n] for n, v in memory["trained"].items()}, last)
+    return {**memory, **sums, **by_unit, "energy": energy, "pulls": {"count": count, "open": torch.zeros_like(last)}}
 
 
 def _untested(memory: State) -> Tensor:

@@ -1,6 +1,5 @@
 """Selectors: which entries of a client's model are personal, at first and as training goes on."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +12,10 @@ from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.checks import check_choice, check_shares
 from fedselect.core.errors import InputError, nearest
+from fedselect.core.names import matching
 from fedselect.core.shown import Shown
 from fedselect.core.tree import Mask, Scalar, State, Tree, count, lay, matrix, rows, together
+from fedselect.methods.units import units_of
 from fedselect.models import Model
 from fedselect.training.work import Work
 
@@ -106,6 +107,8 @@ class Reading(Shown):
     weights_only: yes: vectors (biases, norm layers) are never selected
     counts: rate and limit are shares of all entries, or of those that can ever move
     start_with: what is personal from the first round on
+    unit: what joins at a time: an entry, or a rank of an adapter (a column of B and a row of A) and any other layer as a whole;
+        rate and limit are then shares of these
     relative: movement Δ as it is, or divided by the root mean square, in its tensor, of Δ over the shared entries, or of all
         weights
     """
@@ -120,6 +123,7 @@ class Reading(Shown):
     counts: Literal["all", "live"] = "all"
     start_with: Start = "nothing"
     relative: Literal["no", "tensor", "weights"] = "no"
+    unit: Literal["entry", "rank"] = "entry"
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,22 @@ class DeltaSelect(Reading):
         check_choice(("all", "live"), counts=self.counts)
         check_choice(get_args(Start), start_with=self.start_with)
         check_choice(("no", "tensor", "weights"), relative=self.relative)
+        check_choice(("entry", "rank"), unit=self.unit)
+        if self.unit == "rank" and (self.relative, self.scope, self.counts, self.weights_only) != (
+            "no",
+            "global",
+            "all",
+            False,
+        ):
+            raise InputError("unit=rank goes with relative=no, scope=global, counts=all and weights_only=no; leave those out.")
         if self.by == "random" and (self.relative != "no" or self.since != "round"):
             raise InputError("by=random looks at no movement; use relative=no and since=round with it.")
         if self.every < 1 or self.first < 0:
             raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 
     def start(self, work: Work, params: Tree) -> State:
+        if self.unit == "rank":
+            units_of(work.model, "FedSelect")  # or say that there are none
         memory = {"mask": empty(work, params)}
         for n, m in memory["mask"].items():
             m.fill_(self._at_first(work.model, n))
@@ -173,7 +187,9 @@ class DeltaSelect(Reading):
             before = {n: torch.where(fresh.view(-1, *[1] * (a.ndim - 1)), before[n], a) for n, a in memory["anchor"].items()}
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
-        if self._due(work.round):
+        if self._due(work.round) and self.unit == "rank":
+            memory["mask"] = self._grown_by_rank(work, memory["mask"], before, after)
+        elif self._due(work.round):
             now, then = ({n: tree[n] for n in memory["mask"]} for tree in (after, before))
             plain = self.by == "most" and self.relative == "no"
             score = now if plain else self._scores(work, memory["mask"], now, then)
@@ -183,6 +199,16 @@ class DeltaSelect(Reading):
                 dead=work.dead() if self.counts == "live" else {}, since=then if plain else None,
             )  # fmt: skip
         return memory
+
+    def _grown_by_rank(self, work: Work, mask: Tree, before: Tree, after: Tree) -> Tree:
+        units = units_of(work.model, "FedSelect")
+        far = units.moved({n: before[n] for n in mask}, {n: after[n] for n in mask})
+        if self.by == "random":
+            keys = work.keys("select")
+            far = {u: random.uniform(random.fold(keys, u), v.shape[1]).double() for u, v in far.items()}
+        score = {u: -v for u, v in far.items()} if self.by == "least" else far
+        held = grow_mask(units.marks(mask), score, self.rate, self.limit, share=self.share, strict=self.strict)
+        return together(units.spread(held, mask))
 
     def _at_first(self, model: Model, name: str) -> bool:
         return ("head" in self.start_with and head(model, name)) or ("norms" in self.start_with and norms(model, name))
@@ -330,8 +356,7 @@ def _named(model: str, params: tuple[str, ...], patterns: tuple[str, ...]) -> fr
     """The parameters that match any of these patterns, of which each must match one."""
     out: set[str] = set()
     for pattern in patterns:
-        regex = re.compile(".*".join(map(re.escape, pattern.split("*"))) + r"(\..*)?")
-        found = [n for n in params if regex.fullmatch(n)]
+        found = matching(pattern, params)
         if not found:
             near = nearest(pattern, params) or params
             raise InputError(

@@ -1,10 +1,11 @@
 """Model: a network as a pure function of a Tree, split into body and head."""
 
 import copy
+import hashlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fedselect.core.errors import InputError, nearest
 from fedselect.core.tree import Tree
+from fedselect.models.adapters import Adapters
 from fedselect.models.outputs import outputs_of
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -28,7 +30,8 @@ class Model:
     """A network whose values live outside it, in a Tree of its trainable parameters and its running statistics.
 
     `build` makes the module; its values come from `build` run under the seed. Parameters that do not require a
-    gradient and integer buffers are constants of the model: never trained, never sent.
+    gradient and integer buffers are constants of the model: never trained, never sent. `adapters`: what trains on a frozen
+    base.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class Model:
         head: str | None = None,
         name: str = "model",
         output: str | int | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.build_from = build
         self.name = name
         self.output = output  # of what the module returns, which holds the outputs; None: what `outputs_of` finds
-        self.module = _seeded(build, 0)
+        self.adapters = adapters
+        self.module = self.assemble()
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
             raise InputError("the model has lazy layers; run one batch through it first, so that it knows its shapes.")
         for path, m in self.module.named_modules():
@@ -58,7 +63,10 @@ class Model:
                 )
         self.params = [n for n, p in self.module.named_parameters() if p.requires_grad]
         persistent = self.module.state_dict(keep_vars=True)
-        self.stats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
+        self.still = self._still()
+        still = {f"{path}.{n}" for path in self.still for n in self.module.get_submodule(path)._buffers}
+        floats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
+        self.stats = [n for n in floats if n not in still]
         tree = set(self.params) | set(self.stats)
         self.names = [*self.params, *self.stats]  # so a mask over the parameters lies along the front of a tree
         named = {id(v): n for n, v in self.module.named_parameters()}
@@ -70,9 +78,11 @@ class Model:
         self.norms = self._of(_NORMS)
         self.convolutions = self._of((nn.Conv1d, nn.Conv2d, nn.Conv3d))
         self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
+        self.pairs = {} if adapters is None else adapters.pairs(self.module)
+        self.frozen = sum(p.numel() for p in self.module.parameters() if not p.requires_grad)
         self.head_was_guessed = head is None
         found = self._find_head() if head is None else head
-        self.head = None if found is None else self._check_head(found)
+        self.head = None if found is None or self._is_frozen(found) else self._check_head(found)
 
     @classmethod
     def wrap(
@@ -109,16 +119,45 @@ class Model:
 
     def __repr__(self) -> str:
         head = f", head={self.head!r}" if self.head is not None else ""
-        return f"Model({self.name}, {self.size:,} parameters{head})"
+        base = f", {self.frozen:,} frozen" if self.frozen else ""
+        return f"Model({self.name}, {self.size:,} parameters{base}{head})"
 
     def build(self) -> nn.Module:
-        """A plain module of this kind, apart from this one."""
-        return _seeded(self.build_from, 0)
+        """A plain module of this kind, apart from this one and without adapters: what `state_dict` is for."""
+        made = _seeded(self.build_from, 0)
+        return made if self.adapters is None else self.adapters.taken_from(made)
+
+    def assemble(self, seed: int = 0) -> nn.Module:
+        """The module that trains, its adapters in place."""
+        made = _seeded(self.build_from, seed)
+        return made if self.adapters is None else self.adapters.put_into(made, seed)
+
+    def adapted(self, adapters: Adapters) -> "Model":
+        """This model with a frozen base."""
+        head = None if self.head_was_guessed else self.head
+        return Model(self.build_from, head=head, name=self.name, output=self.output, adapters=adapters)
+
+    def holding(self, module: nn.Module) -> "Model":
+        """This model with the values of an assembled module, whatever the seed."""
+        build = partial(copy.deepcopy, module)
+        return Model(build, head=self.head, name=self.name, output=self.output, adapters=self.adapters)
 
     def init(self, seed: int) -> Tree:
         """The common initial values; without a client axis."""
-        values = _seeded(self.build_from, seed).state_dict()
+        values = self.assemble(seed).state_dict()
         return {n: values[n].detach().clone() for n in self.names}
+
+    @cached_property
+    def base(self) -> str:
+        """A digest of the frozen base; nothing where all parameters train."""
+        if not self.frozen:
+            return ""
+        sum_ = hashlib.sha256()
+        for n, v in self.constants.items():
+            if not n.endswith("num_batches_tracked"):  # a file may lack this counter, which nothing reads
+                sum_.update(f"{n} {tuple(v.shape)} {v.dtype}".encode())
+                sum_.update(v.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return sum_.hexdigest()
 
     def is_head(self, name: str) -> bool:
         return self.head is not None and (name == self.head or name.startswith(self.head + "."))
@@ -135,10 +174,12 @@ class Model:
         return outputs_of(returned, self.output, self.name)
 
     def state_dict(self, tree: Tree) -> Tree:
-        """One client's values as a state_dict that the plain module loads strictly."""
-        order = self.module.state_dict()
+        """One client's values as a state_dict that the plain module loads strictly; adapters are merged into weights."""
         full = {**self.constants, **tree}
-        return {n: full[self.tied.get(n, n)].detach().clone() for n in order}
+        full = {n: full[self.tied.get(n, n)].detach() for n in self.module.state_dict()}
+        if self.adapters is not None:
+            full = self.adapters.merged(full, self.pairs)
+        return {n: v.clone() for n, v in full.items()}
 
     def _of(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
         """The parameters and buffers of all layers of these kinds."""
@@ -151,6 +192,17 @@ class Model:
         """The submodules that may be taken for the head."""
         return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]
 
+    def _still(self) -> list[str]:
+        """Of a frozen base, the BatchNorms that do not train: their statistics stay as they are."""
+        if self.adapters is None:
+            return []
+        norms = [(path, m) for path, m in self.module.named_modules() if isinstance(m, _BATCH_NORMS)]
+        return [path for path, m in norms if not any(p.requires_grad for p in m.parameters())]
+
+    def _is_frozen(self, head: str) -> bool:
+        """Whether nothing of the head trains, because it belongs to the frozen base."""
+        return self.adapters is not None and not any(n.startswith(head + ".") for n in self.params)
+
     def _find_head(self) -> str | None:
         leaves = [n for n, m in self.module.named_modules() if next(m.parameters(recurse=False), None) is not None]
         linears = self.linears()
@@ -161,6 +213,8 @@ class Model:
                 f"cannot tell the head of {self.name}: its last layer {leaves[-1]!r} is not a Linear; name it: "
                 f"Model.wrap(module, head=...) with one of {', '.join(linears)}."
             )
+        if f"{linears[-1]}.weight" in self.tied:  # to embeddings, say: it is no part of its own
+            return None
         return linears[-1] or None
 
     def _check_head(self, head: str) -> str:

@@ -1,4 +1,4 @@
-"""The networks that come with the package: mlp, conv1d, gru, small_cnn, resnet18.
+"""The small networks that come with the package, mlp, conv1d, gru and small_cnn, and how any of ours is built again.
 
 `outputs`: how many numbers they return for an input; by default one for each class.
 """
@@ -6,26 +6,18 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedselect.core.errors import InputError
-from fedselect.core.tree import Tree
+from fedselect.models.huggingface import build_hf
 from fedselect.models.model import Model
-from fedselect.models.weights import read_weights
-
-
-class Shaped(Protocol):
-    """Anything that knows the shape of one input and the number of classes: data, for one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def classes(self) -> int: ...
+from fedselect.models.resnet import build_resnet18, build_resnet50
+from fedselect.models.shapes import Shaped, check_positive, image_shape
+from fedselect.models.vit import build_vit
 
 
 def mlp(data: Shaped, hidden: int = 64, *, outputs: int | None = None) -> Model:
@@ -33,7 +25,7 @@ def mlp(data: Shaped, hidden: int = 64, *, outputs: int | None = None) -> Model:
     inputs = 1
     for side in data.shape:
         inputs *= side
-    _positive(hidden=hidden)
+    check_positive(hidden=hidden)
     classes = outputs or data.classes
     return Model(partial(_mlp, inputs, hidden, classes), name="mlp")
 
@@ -46,7 +38,7 @@ def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Mode
     """Three convolutions with stride 2 over time, for signals (channels, time); then their mean and one layer."""
     if len(data.shape) != 2:
         raise InputError(f"conv1d needs signals of shape (channels, time), not {data.shape}; for images use small_cnn.")
-    _positive(width=width)
+    check_positive(width=width)
     classes = outputs or data.classes
     return Model(partial(_Conv1d, data.shape[0], width, classes), name="conv1d")
 
@@ -59,7 +51,7 @@ def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: in
     if len(data.shape) != 1:
         raise InputError(f"gru needs rows of whole numbers, inputs of shape (positions,), not {data.shape}.")
     known = tokens or data.classes
-    _positive(width=width, tokens=known)
+    check_positive(width=width, tokens=known)
     return Model(partial(_GRU, known, width, outputs or data.classes), name="gru")
 
 
@@ -67,52 +59,15 @@ def small_cnn(
     data: Shaped, width: int = 16, norm: Literal["none", "batch", "group"] = "none", *, outputs: int | None = None
 ) -> Model:
     """Two 3x3 convolutions with pooling and one hidden layer; norm is none, batch or group."""
-    channels, _, _ = _image(data)
+    channels, _, _ = image_shape(data)
     if min(data.shape[1:]) < 4:
         raise InputError(f"small_cnn halves its input twice and needs images of at least 4x4, not {data.shape[1:]}.")
     if norm not in ("none", "batch", "group"):
         raise InputError(f"norm is none, batch or group, not {norm!r}.")
-    _positive(width=width)
+    check_positive(width=width)
     area = (data.shape[1] // 4) * (data.shape[2] // 4)
     classes = outputs or data.classes
     return Model(partial(_SmallCNN, channels, width, norm, area, classes), name="small_cnn")
-
-
-def resnet18(
-    data: Shaped,
-    stem: Literal["imagenet", "small"] = "imagenet",
-    weights: str | None = None,
-    *,
-    outputs: int | None = None,
-) -> Model:
-    """ResNet18 with torchvision's names and initialization; stem is imagenet (7x7, stride 2, pooling) or small (3x3).
-
-    weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
-    """
-    channels, _, _ = _image(data)
-    if stem not in ("imagenet", "small"):
-        raise InputError(f"stem is imagenet or small, not {stem!r}.")
-    classes = outputs or data.classes
-    start = {} if weights is None else read_weights(Path(weights), _ResNet18(channels, stem, classes), head="fc")
-    return Model(partial(_resnet18, channels, stem, classes, start=start), name="resnet18")
-
-
-def _resnet18(channels: int, stem: str, classes: int, start: Tree | None = None) -> nn.Module:
-    net = _ResNet18(channels, stem, classes)
-    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
-    return net
-
-
-def _image(data: Shaped) -> tuple[int, int, int]:
-    if len(data.shape) != 3:
-        raise InputError(f"a convolutional model needs inputs of shape (channels, height, width), not {data.shape}.")
-    return data.shape[0], data.shape[1], data.shape[2]
-
-
-def _positive(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}.")
 
 
 def _norm(kind: str, channels: int) -> nn.Module:
@@ -173,54 +128,15 @@ class _SmallCNN(nn.Module):
         return self.fc(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
 
 
-class _BasicBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = (
-            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-            if stride != 1 or inputs != outputs
-            else None
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = x if self.downsample is None else self.downsample(x)
-        x = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(x)) + skip)
-
-
-class _ResNet18(nn.Module):
-    def __init__(self, channels: int, stem: str, classes: int) -> None:
-        super().__init__()
-        self.conv1 = (
-            nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
-        )
-        self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
-        self.layer1 = nn.Sequential(_BasicBlock(64, 64, 1), _BasicBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(_BasicBlock(64, 128, 2), _BasicBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(_BasicBlock(128, 256, 2), _BasicBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(_BasicBlock(256, 512, 2), _BasicBlock(512, 512, 1))
-        self.fc = nn.Linear(512, classes)
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d):
-                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((-2, -1)))  # type: ignore[no-any-return]
-
-
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": _mlp,
     "conv1d": _Conv1d,
     "gru": _GRU,
     "small_cnn": _SmallCNN,
-    "resnet18": _resnet18,
+    "resnet18": build_resnet18,
+    "resnet50": build_resnet50,
+    "vit": build_vit,
+    "hf": build_hf,
 }
 """What builds our networks, from plain numbers and texts."""
 

@@ -1,5 +1,6 @@
 """Pretrained weights from a file: read without running anything in it, and checked name by name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,11 +12,20 @@ from fedselect.core.tree import Tree
 
 
 def read_weights(path: Path, module: nn.Module, head: str) -> Tree:
-    """The tensors of a .safetensors or .pth file for everything but the head, in the module's types.
+    """The tensors of a .safetensors or .pth file for everything but the head, in the module's types."""
+    return fitting(read_tensors(path), module, head, path)
 
-    Counters of batches may be missing; any other name or shape that differs is an error that says which.
+
+def fitting(
+    found: Tree, module: nn.Module, head: str, path: Path | str | None, adapt: Callable[[Tree, nn.Module], Tree] | None = None
+) -> Tree:
+    """Of these tensors those for everything but the head, in the module's types.
+
+    Counters of batches may be missing; any other name or shape that differs is an error that says which. `adapt` first turns
+    tensors into what the module takes, such as position embeddings for another image size.
     """
-    found = {n: v for n, v in _read(path).items() if n.split(".")[0] != head}
+    found = {n: v for n, v in found.items() if n.split(".")[0] != head}
+    found = found if adapt is None else adapt(found, module)
     own = {n: v for n, v in module.state_dict().items() if n.split(".")[0] != head}
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     foreign = [n for n in found if n not in own]
@@ -35,7 +45,7 @@ def load_values(path: str | Path) -> Tree:
     return tensors.read(Path(path), "export it again.")
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no weights file {path}.")
     try:

@@ -53,6 +53,7 @@ class Assignment:
     secret: Ring | None = None  # in which values add up, where the server learns sums alone
     private: Private | None = None
     keep: str = "last"  # which round's model is the outcome: last, best or own
+    view: str | None = None  # best: each client chooses which of its models it reports
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
@@ -84,6 +85,11 @@ class Assignment:
         return getattr(self.data, "layout", None)
 
     @property
+    def validates(self) -> bool:
+        """Whether clients also measure on validation data, to choose by."""
+        return self.keep != "last" or self.view is not None
+
+    @property
     def address(self) -> dict[str, str]:
         """What every letter of a run carries."""
         return {"federation": self.federation, "run": self.run, "plan": self.plan}
@@ -92,7 +98,8 @@ class Assignment:
     def identity(self) -> dict[str, str]:
         """What a vault is bound to."""
         shapes = [(n, tuple(v.shape), str(v.dtype)) for n, v in self.initial.items()]
-        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+        base = self.model.base if self.model.adapters else ""
+        digest = hashlib.sha256((repr(shapes) + base).encode()).hexdigest()[:8]
         model = f"{self.model.name} {digest}"
         return {"federation": self.federation, "method": self.method_name, "model": model}
 

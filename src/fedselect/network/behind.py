@@ -18,16 +18,26 @@ def is_ahead(said: Hello, round: int, accepted: int) -> bool:
     return said.newest > round + 1 and (said.base < accepted or said.base == 0)
 
 
-def check_ahead(round: int, ahead: Mapping[int, int], here: Collection[int]) -> None:
-    """Stop where most clients are ahead; by client, the newest round of each that is."""
+SUMS_ONCE = (
+    "with --secret a client takes part in no round twice, as sums of the same round could be compared; put the newer "
+    "checkpoint back, then go on with --resume, or begin another run."
+)
+
+
+def check_ahead(round: int, ahead: Mapping[int, int], here: Collection[int], secret: bool) -> None:
+    """Stop where most clients are ahead; by client, the newest round of each that is. `secret`: they do not go back."""
     count = sum(i in here for i in ahead)
     if 2 * count <= len(here):
         return
-    raise RunError(
+    found = (
         f"the server's checkpoint is of round {round}, but {count} of {len(here)} clients have later rounds (up to "
-        f"{max(ahead.values())}) and no longer that one, so an older checkpoint must have been put in place: put the newer one "
-        "back, then go on with --resume; or begin another run; or go on with --resume --go-back, where the personal "
-        "parameters of these clients begin anew."
+        f"{max(ahead.values())}) and no longer that one, so an older checkpoint must have been put in place"
+    )
+    if secret:
+        raise RunError(f"{found}; {SUMS_ONCE}")
+    raise RunError(
+        f"{found}: put the newer one back, then go on with --resume; or begin another run; or go on with --resume --go-back, "
+        "where the personal parameters of these clients begin anew."
     )
 
 

@@ -19,26 +19,34 @@ class Best:
     def __init__(self, vault: Vault, keep: str, measure: Measure) -> None:
         self._vault, self._keep, self._measure = vault, keep, measure
 
-    def see(self, letter: Letter, round: int, views: dict[str, Tree], score: float | None) -> None:
-        """The models after a round, and what the reported one scores on validation data."""
+    def see(self, letter: Letter, round: int, views: dict[str, Tree], score: float | None, chosen: str | None) -> None:
+        """The models after a round, what the reported one scores on validation data, and which it is where clients choose."""
         there = self._vault.rounds()
         if self._keep == "best":
-            self._save(round, views, score, keep={r for r in there if r == _told(letter)})
+            self._save(round, views, score, chosen, keep={r for r in there if r == _told(letter)})
             return
         found = self._vault.find(there[-1]) if there else None
         best = None if found is None or found.round >= round else found.notes["score"]
         if score is not None and (found is None or found.round >= round or better(score, best, self._measure)):
-            self._save(round, views, score, keep=set())
+            self._save(round, views, score, chosen, keep=set())
 
-    def choose(self, letter: Letter, round: int, views: dict[str, Tree]) -> tuple[int, dict[str, Tree]]:
-        """The round that is kept and its models; the last where there is no better one, as of a client that was away then."""
+    def choose(
+        self, letter: Letter, round: int, views: dict[str, Tree], chosen: str | None
+    ) -> tuple[int, dict[str, Tree], str | None]:
+        """The round that is kept, its models, and the client's choice among them, if it chooses.
+
+        It is the last round where there is no better one, as of a client that was away then.
+        """
         there = self._vault.rounds()
         wanted = [r for r in there if r == _told(letter)] if self._keep == "best" else there[-1:]
         found = self._vault.find(wanted[-1]) if self._keep != "last" and wanted else None
-        return (round, views) if found is None else (found.round, nested("views", found.tensors))
+        if found is None:
+            return round, views, chosen
+        return found.round, nested("views", found.tensors), found.notes.get("chosen")
 
-    def _save(self, round: int, views: dict[str, Tree], score: float | None, keep: set[int]) -> None:
-        self._vault.save(round, flat("views", views), {"score": score}, keep)
+    def _save(self, round: int, views: dict[str, Tree], score: float | None, chosen: str | None, keep: set[int]) -> None:
+        notes = {"score": score, **({} if chosen is None else {"chosen": chosen})}
+        self._vault.save(round, flat("views", views), notes, keep)
 
 
 def _told(letter: Letter) -> int | None:

@@ -5,6 +5,7 @@ the client goes on from exactly that snapshot. So a round is applied once: asked
 reply; and what the server never took in, because a reply was late or lost, never happened.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,36 @@ from fedselect.core.errors import CheckpointError, DataError, InputError, diverg
 from fedselect.core.files import locked
 from fedselect.core.tree import Mask, State, Tree, expand, flat, nested, not_finite
 from fedselect.data import Federation
+from fedselect.methods.choice import CHOICES, choose
 from fedselect.methods.method import Up, check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.best import BEST, Best
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.masking import Masking
-from fedselect.network.protected import budget_of, for_samples
+from fedselect.network.protected import budget_of, for_samples, for_uploads
 from fedselect.network.vault import Vault, claim, private
 from fedselect.secret.keys import Identity
-from fedselect.secret.mean import ROUNDING, check_hidden
+from fedselect.secret.mean import ROUNDING, check_hidden, coded
 from fedselect.secret.protocol import Cohort
 from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
 from fedselect.serve.predictor import Inputs, Meaning
-from fedselect.simulate.records import validated
+from fedselect.simulate.records import CHOSEN, validated
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
 from fedselect.training.batches import Split
 from fedselect.training.work import score
 
 MODEL = "model"  # the finished model, beside the states of a run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A client after a round: its figures, its models by view, and which it reports where clients choose."""
+
+    figures: dict[str, float | None]
+    views: dict[str, Tree]
+    chosen: str | None
 
 
 class Node:
@@ -59,7 +70,7 @@ class Node:
                 )
             self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
         self._best = Best(Vault(self.vault.folder / BEST), assigned.keep, assigned.metrics[0])
-        self._guard = for_samples(assigned)
+        self._guard, self._noisy = for_samples(assigned), for_uploads(assigned)
 
     @property
     def _samples(self) -> int:
@@ -132,7 +143,7 @@ class Node:
         state = self._state(base)
         down = self._down(letter, state)
         spent = self._charge(round)
-        measured = self._measure(round - 1, state, down, letter)[0] if letter.head.get("measure") else {}
+        measured = self._measure(round - 1, state, down, letter).figures if letter.head.get("measure") else {}
         work = self.assigned.work(self.data, self.client, round, self._guard)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
@@ -161,7 +172,7 @@ class Node:
         reach = {n: torch.tensor(r, device=device) for n, r in zip(names, cohort.address["reach"], strict=True)}
         keys = random.client_keys(self.assigned.seed, self.assigned.ids(self.client), cohort.address["round"] - 1, ROUNDING)
         before = {n: v.to(device) for n, v in params.items()}
-        codes = self._masking.ring.code(up.values, up.sent, before, reach, keys)
+        codes = coded(self._masking.ring, self._noisy, up, before, reach, keys, clients=len(cohort.ids))
         return self._masking.hide(cohort, first(codes), first_mask(up.sent))
 
     def _note(self, cohort: Cohort | None) -> None:
@@ -177,11 +188,11 @@ class Node:
         return self._reply("opened", base, {"round": round, **said}, parts)
 
     def _charge(self, round: int) -> dict[str, Any]:
-        """Note a round in the budget of its samples before it trains; what was spent by then, for the server."""
-        if self._guard is None:
+        """Note a round in a budget that the client keeps itself before it trains; what was spent by then, for the server."""
+        budget = budget_of(self.assigned, self._samples, self.vault.folder)
+        if budget is None:
             return {}
         private(self.vault.folder)
-        budget = budget_of(self.assigned, self._samples, self.vault.folder)
         budget.charge(round, before=round - 1)  # a vault that was lost must not make room for more
         return {"epsilon": budget.spent_so_far}
 
@@ -189,12 +200,12 @@ class Node:
         """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
-        measured, views = self._measure(round, state, self._down(letter, state), letter)
+        measured = self._measure(round, state, self._down(letter, state), letter)
         if letter.head["kind"] == "close":
-            self._keep(*self._best.choose(letter, round, views))
-        return self._reply("measured", base, {"round": round, "measured": measured}, {})
+            self._keep(*self._best.choose(letter, round, measured.views, measured.chosen))
+        return self._reply("measured", base, {"round": round, "measured": measured.figures}, {})
 
-    def _keep(self, round: int, views: dict[str, Tree]) -> None:
+    def _keep(self, round: int, views: dict[str, Tree], chosen: str | None) -> None:
         """The finished model, and what one who loads it must know: how pictures or rows become inputs, classes, network."""
         test = self.assigned.split(self.data, "test")
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
@@ -209,7 +220,14 @@ class Node:
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
         table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
         table |= {} if self.assigned.keep == "last" else {"kept": "the best round on validation data"}
-        notes = {"view": self.method.view, **self.assigned.card, **whose, "shape": list(self.assigned.data.shape), "kind": kind}
+        table |= {} if chosen is None else {"chosen": chosen}
+        notes = {
+            "view": self.assigned.view or self.method.view,
+            **self.assigned.card,
+            **whose,
+            "shape": list(self.assigned.data.shape),
+            "kind": kind,
+        }
         notes |= {**table, "about": {**self._about(test), "schema": table.get("schema")}}
         Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
 
@@ -222,27 +240,32 @@ class Node:
         meaning = Meaning(assigned.task, tuple(data.target_shape), tuple(assigned.card.get("classes", ())))
         return about(assigned.model, inputs, meaning)
 
-    def _measure(
-        self, round: int, state: State, down: State, letter: Letter
-    ) -> tuple[dict[str, float | None], dict[str, Tree]]:
+    def _measure(self, round: int, state: State, down: State, letter: Letter) -> "Measured":
         """This client's figures after a round, on its own data, as the simulation takes them; and its models by view."""
         assigned, method = self.assigned, self.method
-        test = assigned.split(self.data, "test")
-        merged = method.personal(assigned.work(self.data, self.client, round, self._guard), state, down)
-        self._check(round, merged)
-        views = {"local": method.local(state), "merged": merged}
+        test, work = assigned.split(self.data, "test"), assigned.work(self.data, self.client, round, self._guard)
+        choice = choose(method, work, state, down, assigned.metrics[0]) if assigned.view == "best" else None
+        merged = method.personal(work, state, down) if choice is None else choice.merged
+        views = {"local": method.local(state), "merged": merged, **({} if choice is None else {"best": choice.best})}
+        self._check(round, *views.values())
+        reported = assigned.view or method.view
         scores = {view: score(assigned.programs, tree, test, assigned.metrics) for view, tree in views.items()}
         mask = first_mask(method.mask(assigned.model, state))
         personal = sum(
             int(m.sum()) if isinstance(m, torch.Tensor) else assigned.initial[n].numel() * m for n, m in mask.items()
         )
         headline = assigned.metrics[0].name
-        figures = {f"{headline}_{view}": found[headline] for view, found in scores.items()} | scores[method.view]
-        if assigned.keep != "last":
-            held = score(assigned.programs, views[method.view], assigned.split(self.data, "val"), assigned.metrics)
+        figures = {f"{headline}_{view}": scores[view][headline] for view in ("local", "merged")} | scores[reported]
+        chosen = None if choice is None else CHOICES[int(choice.which[0])]
+        if choice is not None:
+            figures |= {CHOSEN: choice.which}
+        if assigned.validates:
+            held = score(assigned.programs, views[reported], assigned.split(self.data, "val"), assigned.metrics)
             figures |= {validated(name): v for name, v in held.items()}
-            self._best.see(letter, round, views, known(float(held[headline][0])))
-        return {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}, views
+            if assigned.keep != "last":
+                self._best.see(letter, round, views, known(float(held[headline][0])), chosen)
+        said = {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}
+        return Measured(said, views, chosen)
 
     def _state(self, base: int) -> State:
         """The state after a round, or that of a client that has just joined."""

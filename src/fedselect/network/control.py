@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedselect.core.errors import InputError, RunError
+from fedselect.core.errors import InputError, RunError, Stopped
 from fedselect.core.files import in_use, read_json
 from fedselect.network import site
 from fedselect.network.drive import config_of, over, prepare, say
@@ -21,7 +21,7 @@ from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import finished, read_records
-from fedselect.runs.runner import Stopped, Watch
+from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record
 
 POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the server

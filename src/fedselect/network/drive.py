@@ -9,10 +9,12 @@ from typing import Any
 from fedselect.core import sums
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
+from fedselect.methods.choice import CHOICES
 from fedselect.methods.groups import groups_of
 from fedselect.network import behind
 from fedselect.network.assignment import Assignment
 from fedselect.network.plan import Plan, need_plugins
+from fedselect.network.protected import is_spent
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
 from fedselect.private import budget
@@ -24,7 +26,7 @@ from fedselect.runs.rundir import finished, intact_rounds, kept_records, read_re
 from fedselect.runs.runner import Watch
 from fedselect.runs.summary import summarise
 from fedselect.simulate.keeping import replay, stalled
-from fedselect.simulate.records import SENT, Record, check_defined, columns, evaluated, mean_of, means, validated
+from fedselect.simulate.records import CHOSEN, SENT, Record, check_defined, columns, evaluated, mean_of, means, validated
 from fedselect.tasks.metrics import Measure
 
 
@@ -106,6 +108,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
 
     def enough() -> bool:
         spent = server.budget is not None and server.budget.spent
+        spent = spent or (pending is not None and is_spent(server.assigned, pending.get("epsilon")))
         return spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
 
     while server.round < plan.config.rounds and not enough():
@@ -172,8 +175,9 @@ def over(out: Path) -> bool:
 def _record(outcome: Outcome, clients: int, assigned: Assignment) -> Record:
     """A round as the simulation records it, and beside that who missed it."""
     metrics = assigned.metrics
-    held = [] if assigned.keep == "last" else [validated(m.name) for m in metrics]
-    lists: dict[str, list[Any]] = {k: [None] * clients for k in (*columns(metrics), *held)}
+    held = [validated(m.name) for m in metrics] if assigned.validates else []
+    chosen = [] if assigned.view is None else [CHOSEN]
+    lists: dict[str, list[Any]] = {k: [None] * clients for k in (*columns(metrics), *held, *chosen)}
     for i, sent in outcome.uploads.items():
         for name, value in sent.items():
             lists[name][i] = _rounded(value)
@@ -194,7 +198,7 @@ def _record(outcome: Outcome, clients: int, assigned: Assignment) -> Record:
 def _measured(record: Record, outcome: Outcome, metrics: Sequence[Measure]) -> None:
     for i, figures in outcome.measured.items():
         for name, value in figures.items():
-            record["clients"][name][i] = _rounded(value)
+            record["clients"][name][i] = CHOICES[int(value or 0)] if name == CHOSEN else _rounded(value)
     held = [name for m in metrics if (name := validated(m.name)) in record["clients"]]
     record.update({name: mean_of(record["clients"][name]) for name in (*means(metrics), *held)})
 
@@ -202,13 +206,16 @@ def _measured(record: Record, outcome: Outcome, metrics: Sequence[Measure]) -> N
 def _note_kept(history: Sequence[Record], record: Record, server: Server) -> None:
     """Say in a record which rounds are kept by now; the server tells clients where it is one for all."""
     keep, headline = server.assigned.keep, server.assigned.metrics[0]
-    if keep == "last" or not evaluated(record):
+    if not server.assigned.validates or not evaluated(record):
         return
     if not any(evaluated(r) for r in history) and record[validated(headline.name)] is None:
+        what = "view=best chooses" if keep == "last" else f"keep={keep} and patience choose"
         raise RunError(
-            f"keep={keep} and patience choose on validation data, and no client has any; start clients whose data has some "
-            "(--val 20, of a table --val-share 0.2), or begin a run without them."
+            f"{what} on validation data, and no client has any; start clients whose data has some "
+            "(--val 20, of a table --val-share 0.2), or begin a run without."
         )
+    if keep == "last":
+        return
     record["kept"] = replay([*history, record], keep, headline)
     server.best = record["kept"] if keep == "best" else None
 

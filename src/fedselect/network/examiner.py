@@ -10,11 +10,12 @@ from torch import Tensor
 from fedselect.aggregate import codec
 from fedselect.core.errors import CALM, DataError
 from fedselect.core.tree import Mask, State, Tree, flat, nested
+from fedselect.methods.choice import CHOICES
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
 from fedselect.network.unmasking import key_of
 from fedselect.secret.mean import check_hidden
-from fedselect.simulate.records import figures, validated
+from fedselect.simulate.records import CHOSEN, figures, validated
 from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
@@ -63,8 +64,10 @@ class Examiner:
         self.like = {n: v.cpu() for n, v in assigned.initial.items()}
         self._extra = {n: (v.dtype, v.shape) for n, v in flat("extra", {k: first(t) for k, t in honest.extra.items()}).items()}
         self.figures_of = {**figures(assigned.metrics), "share": Measure("share", low=0.0, high=1.0)}
-        if assigned.keep != "last":
+        if assigned.validates:
             self.figures_of |= {validated(m.name): m for m in assigned.metrics}
+        if assigned.view is not None:
+            self.figures_of |= {CHOSEN: Measure(CHOSEN, low=0.0, high=len(CHOICES) - 1.0)}
         asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
         self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
         self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}
@@ -161,6 +164,8 @@ class Examiner:
                 raise DataError("it measured no share")
             if why := self.figures_of[name].unfit(value):
                 raise DataError(f"it measured {why}")
+            if name == CHOSEN and (value is None or value != int(value)):
+                raise DataError(f"it chose {value!r}, which is no number of a model")
         return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:
@@ -185,10 +190,16 @@ class Examiner:
         moved = size = 0.0
         count = 0
         for n, v in values.items():
-            mark, old = torch.as_tensor(sent[n]), params[n].double().cpu()
-            count += int(mark.expand_as(v).sum())
-            moved += float(torch.where(mark, v.double() - old, 0.0).square().sum())
-            size += float(torch.where(mark, old, 0.0).square().sum())
+            mark, old = sent[n], params[n].double().cpu()
+            step = v.double() - old
+            if isinstance(mark, Tensor):
+                count, step, old = count + int(mark.sum()), torch.where(mark, step, 0.0), torch.where(mark, old, 0.0)
+            elif mark:
+                count += v.numel()
+            else:
+                continue
+            moved += float(torch.linalg.vector_norm(step)) ** 2
+            size += float(torch.linalg.vector_norm(old)) ** 2
         for path, v in extra.items():
             name = path.split("/", 2)[2]
             if name in params:

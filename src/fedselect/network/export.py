@@ -28,7 +28,7 @@ def runs(vault: Path) -> list[Path]:
 @dataclass(frozen=True)
 class ExportedModel:
     run: str
-    view: str
+    view: str  # and of a client that chose, its choice
     snippet: str | None  # Python that loads it; none where the vault does not know the network
 
 
@@ -61,15 +61,16 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
             file.write(tensors.to_bytes({**models[chosen], **beside}, said))
 
     replace(out, write)
+    view = f"best: {notes['chosen']}" if chosen == "best" else chosen
     if "model" not in notes:
-        return ExportedModel(name, chosen, None)
+        return ExportedModel(name, view, None)
     shape, kind = tuple(notes["shape"]), getattr(torch, notes["kind"])
     snippet = loading(
         out, notes["model"], shape, len(notes["classes"]), kind, notes["classes"],
         outputs=notes.get("outputs"), units="output.scale" in beside, table="schema" in notes,
         layout=Layout.from_json(notes["layout"]) if "layout" in notes else None, bare=notes.get("bare", True),
     )  # fmt: skip
-    return ExportedModel(name, chosen, snippet)
+    return ExportedModel(name, view, snippet)
 
 
 def _check_place(out: Path, whose: dict[str, str]) -> None:

@@ -39,7 +39,7 @@ class Letter:
         """The letter as text and one flat array; many small arrays would be slow to carry."""
         layout = [[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in self.parts.items()]
         flat = [v.detach().cpu().contiguous().flatten().view(torch.uint8) for v in self.parts.values()]
-        body = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8)
+        body = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8)
         return json.dumps({"format": FORMAT, "head": self.head, "layout": layout}), body
 
 
@@ -73,7 +73,8 @@ def unseal(text: str, body: Tensor) -> Letter:
         raise DataError(f"a letter has {body.numel()} bytes where its layout says {sum(sizes)}.")
     parts, at = {}, 0
     for (name, dtype, shape), size in zip(layout, sizes, strict=True):
-        parts[name] = body[at : at + size].clone().view(DTYPES[dtype]).view(shape)
+        part = body[at : at + size]  # bytes may stay where they lie; numbers need a place that suits their width
+        parts[name] = (part if dtype == "uint8" else part.clone().view(DTYPES[dtype])).view(shape)
         at += size
     return Letter(head, parts)
 

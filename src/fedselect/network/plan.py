@@ -35,8 +35,8 @@ from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
-_KEEPING = ("keep", "patience")  # left out where they are off, as plans were before
-_TABLES = ("method", "model", "data", "training", "task", "aggregate")
+_CHOOSING = ("keep", "patience", "view")  # left out where they are off, as plans were before
+_TABLES = ("method", "model", "adapt", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
 """What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
 
@@ -109,7 +109,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, for whom, on what; `initial` is the digest of the values everybody starts from."""
+    """A configuration, for whom, on what; `initial` is the digest of the values everybody starts from, `base` of those that
+    never train."""
 
     config: Config
     federation: str
@@ -119,6 +120,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     _: KW_ONLY
     initial: str = ""
+    base: str = ""
 
     def assignment(self, device: str) -> Assignment:
         """What is trained; refused where this machine would start from other values than the others."""
@@ -146,7 +148,13 @@ class Plan:
             secret=self._ring(),
             private=as_private(self.config.private),
             keep=keeps(self.config.keep, self.config.patience),
+            view=self.config.view,
         )
+        if self.initial and (self.base or made.model.adapters) and self.base != made.model.base:
+            raise InputError(
+                f"{made.model.name} has another frozen base than at the server (digest {made.model.base[:12] or 'none'} here, "
+                f"{self.base[:12] or 'none'} there); start with the same weights file as the server: --weights FILE."
+            )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
                 f"the model {made.model.name} starts from other values here than at the server; "
@@ -187,17 +195,19 @@ class Plan:
             "target": json.dumps(self.data.target_shape),
             **({"whole": True} if self.data.whole else {}),
             "initial": self.initial,
+            **({"base": self.base} if self.base else {}),
             **{name: "none" if said[name] is None else said[name] for name in _RUN},
             **({"metrics": ",".join(self.config.metrics)} if self.config.metrics else {}),
             **({"secret": True, "mean": self.config.mean} if self.config.secret else {}),
             **({"private": self.config.private} if self.config.private else {}),
             **{name: "none" if (limit := getattr(self.limits, name)) is None else limit for name in _LIMITS},
         }
-        flat |= {name: said[name] for name in _KEEPING if said[name] not in (None, "last")}
+        flat |= {name: said[name] for name in _CHOOSING if said[name] not in (None, "last")}
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"layout": json.dumps(self.data.layout.to_json())} if self.data.layout else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
-        flat |= {f"{table}.{k}": "none" if v is None else v for table in _TABLES for k, v in said[table].items()}
+        tables = [table for table in _TABLES if table != "adapt" or self.config.adapt["name"] != "all"]  # as plans were before
+        flat |= {f"{table}.{k}": "none" if v is None else v for table in tables for k, v in said[table].items()}
         return flat
 
     @classmethod
@@ -209,7 +219,7 @@ class Plan:
             if dot and table in tables:
                 tables[table][name] = value
         try:
-            said = {name: flat[name] for name in (*_RUN, *_KEEPING, "metrics", "secret", "mean", "private") if name in flat}
+            said = {name: flat[name] for name in (*_RUN, *_CHOOSING, "metrics", "secret", "mean", "private") if name in flat}
             raw = {**tables, **said, "plugins": _plugins(flat)}
             config = Config.from_dict({k: v for k, v in raw.items() if v != {}}, "this run")
             bounds = {n: Option(n, None, kind).parse(flat[n]) for n, kind in _LIMITS.items() if n in flat}
@@ -224,7 +234,7 @@ class Plan:
             raise InputError(f"the run configuration cannot be used ({type(e).__name__}: {e}).") from None
         return cls(
             config, str(flat.get("federation") or "flower"), check_name(str(flat.get("run") or run)), clients, shape, limits,
-            initial=str(flat.get("initial", "")),
+            initial=str(flat.get("initial", "")), base=str(flat.get("base", "")),
         )  # fmt: skip
 
 
@@ -260,12 +270,13 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
     check_deployed(as_private(config.private))
-    check_together(as_private(config.private), config.secret, keeps(config.keep, config.patience))
+    check_together(as_private(config.private), config.secret, keeps(config.keep, config.patience), config.view)
     assigned = made.assignment("cpu")
     check(assigned, config.make_aggregator(), limits.fraction)
     if config.secret:
         check_hidden(assigned.rehearse())
-    return replace(made, initial=digest(assigned.initial))
+    base = assigned.model.base if assigned.model.adapters else ""
+    return replace(made, initial=digest(assigned.initial), base=base)
 
 
 @dataclass(frozen=True)

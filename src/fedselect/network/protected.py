@@ -1,14 +1,18 @@
 """Privacy in a deployment: of clients by the server, which is trusted; of samples by each client for itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedselect.aggregate.aggregator import Aggregator
 from fedselect.network.assignment import Assignment
-from fedselect.private.budget import NAME, Budget
+from fedselect.private.budget import NAME, Budget, finite
 from fedselect.private.clients import private_mean, shared_names
-from fedselect.private.guarantee import Guarantee, client_guarantee, sample_guarantee
+from fedselect.private.guarantee import Guarantee, client_guarantee, sample_guarantee, shared_guarantee
 from fedselect.private.samples import guard
+from fedselect.private.shares import Shares, check_cohort, shares
+from fedselect.secret.mean import SecretMean
+from fedselect.simulate.inputs import most
 from fedselect.simulate.protect import check_private, check_task
 from fedselect.training.per_sample import PerSample, check_model
 
@@ -24,15 +28,20 @@ def check(assigned: Assignment, aggregator: Aggregator, fraction: float) -> Guar
     if private.unit == "sample":
         check_model(assigned.programs.fitted, assigned.device)
         return None
-    return _guarantee(assigned, [n for n, m in sent.items() if m is not False], aggregator, fraction)[0]
+    names = [n for n, m in sent.items() if m is not False]
+    if assigned.secret is not None:
+        return _shared(assigned, fraction, shared_names(assigned.model, dict.fromkeys(names, True)))
+    return _guarantee(assigned, names, aggregator, fraction)[0]
 
 
 def for_clients(
     assigned: Assignment, sent: Sequence[str], aggregator: Aggregator, fraction: float
 ) -> tuple[Budget | None, Aggregator]:
-    """The server's budget and aggregator where clients are private; else no budget, and the aggregator as it is."""
+    """The server's budget and aggregator where it adds noise for clients; else no budget, and the aggregator as it is."""
     if assigned.private is None or assigned.private.unit == "sample":
         return None, aggregator
+    if isinstance(aggregator, SecretMean):
+        return None, replace(aggregator, noisy=for_uploads(assigned))
     guarantee, names = _guarantee(assigned, sent, aggregator, fraction)
     return Budget(guarantee), private_mean(guarantee, aggregator, names, assigned.seed)
 
@@ -49,6 +58,31 @@ def _guarantee(
     return guarantee, names
 
 
+def _shared(assigned: Assignment, fraction: float, names: Sequence[str] = ()) -> Guarantee:
+    """What clients are promised that add the noise themselves."""
+    private, rounds = assigned.private, check_private(assigned.rounds)
+    assert private is not None
+    cohort = most(fraction, assigned.clients)
+    check_cohort(private, cohort)
+    return shared_guarantee(private, assigned.clients, cohort, rounds, sum(assigned.initial[n].numel() for n in names))
+
+
+def for_uploads(assigned: Assignment) -> Shares | None:
+    """What clips and noises a client's update before it is hidden, where clients need not trust the server."""
+    private = assigned.private
+    if private is None or private.unit == "sample" or assigned.secret is None:
+        return None
+    return shares(_shared(assigned, 1.0), assigned.secret)
+
+
+def is_spent(assigned: Assignment, epsilon: float | None) -> bool:
+    """Whether a client that adds its noise itself, and has spent so much, has nothing left for another round."""
+    if epsilon is None or for_uploads(assigned) is None:
+        return False
+    promised = _shared(assigned, 1.0)
+    return epsilon >= (finite(promised.epsilon(promised.rounds)) or 0.0)
+
+
 def for_samples(assigned: Assignment) -> PerSample | None:
     """What stands between a client's method and its data where samples are private."""
     private = assigned.private
@@ -58,9 +92,12 @@ def for_samples(assigned: Assignment) -> PerSample | None:
     return guard(private, fitted, assigned.training, assigned.device, assigned.passes(), rounds)
 
 
-def budget_of(assigned: Assignment, samples: int, folder: Path) -> Budget:
-    """What a client has spent of the budget of its samples, in its vault."""
-    assert assigned.private is not None
+def budget_of(assigned: Assignment, samples: int, folder: Path) -> Budget | None:
+    """What a client has spent of its own budget, in its vault; none where it has none, or the server keeps it."""
+    if assigned.private is None or (assigned.private.unit == "client" and assigned.secret is None):
+        return None
+    if assigned.private.unit == "client":
+        return Budget(_shared(assigned, 1.0), folder / NAME)
     size, rounds, batch = assigned.model.size, check_private(assigned.rounds), assigned.training.batch_size
     promised = sample_guarantee(assigned.private, [samples], batch, assigned.passes(), rounds, size)
     return Budget(promised, folder / NAME)

@@ -69,6 +69,10 @@ def _or_clock(e: ssl.SSLCertVerificationError) -> str:
     return f", or set this machine's clock: it says {now}" if e.verify_code in (9, 10) else ""
 
 
+def waiting(site: Site) -> str:
+    return f"waiting for the server at {site.address}"
+
+
 def silent(site: Site, why: str) -> str:
     """What a client says whose server has not answered yet."""
     return (
@@ -86,12 +90,12 @@ def back(site: Site) -> str:
 
 
 class Reach:
-    """Says when a client is let in, when no server answers, and when one does again; each once."""
+    """Says when a client waits for its server, is let in, finds no server for a while, and finds it again; each once."""
 
     def __init__(self, site: Site, client: int, say: Callable[[str], None]) -> None:
         self.site, self.client, self.say = site, client, say
         self._late = time.monotonic() + LATE
-        self._in = self._told = False
+        self._in = self._waits = self._told = False
 
     def there(self) -> None:
         if not self._in:
@@ -101,7 +105,10 @@ class Reach:
         self._in, self._told = True, False
 
     def away(self, why: str) -> None:
-        """There is no way now: one that was there before is missed at once, a server that is still to start a while later."""
+        """There is no way now. A server that was there before is missed at once; one that has yet to start is waited for."""
+        if not self._in and not self._waits:
+            self._waits = True
+            self.say(waiting(self.site))
         if self._told or (not self._in and time.monotonic() < self._late):
             return
         self._told = True

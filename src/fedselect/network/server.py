@@ -239,7 +239,7 @@ class Server:
                 )
             time.sleep(self.limits.poll)
         if not self.goes_back:
-            behind.check_ahead(self.round, self._ahead, self._guests)
+            behind.check_ahead(self.round, self._ahead, self._guests, self.assigned.secret is not None)
         for i in range(self.assigned.clients):
             if i not in self._guests:
                 outcome.missed.setdefault(i, "not connected")

@@ -21,6 +21,7 @@ from fedselect.core.tree import Tree, flat, nested
 from fedselect.methods import METHODS
 from fedselect.methods.method import Down, Method, for_clients
 from fedselect.models import Model
+from fedselect.models.adapters import Adapters
 from fedselect.models.networks import rebuilt, recipe
 from fedselect.network.plan import Plan, Shape, need_plugins
 from fedselect.network.vault import Vault
@@ -84,6 +85,7 @@ class Shared:
         said = {
             **self.about, "format": FORMAT, "shape": self.data.to_json(), "look": vars(self.look), "headline": self.headline,
             "head": self.model.head, "output": self.model.output, "model_name": self.model.name,
+            **({"adapters": self.model.adapters.to_json()} if self.model.adapters else {}),
         }  # fmt: skip
         state = {"initial": self.initial, "constants": self.model.constants}
         whole = {**flat("values", state), **flat("shared", self.offers.shared), **flat("rows", self.offers.rows)}
@@ -104,9 +106,11 @@ class Shared:
         shape, look = Shape.from_json(said["shape"]), said["look"]
         task = _built("task", said["task"], TASKS)
         net = _network(said, model, shape, task)
+        adapters = Adapters.from_json(said["adapters"]) if "adapters" in said else None
+        made = Model(net, head=said["head"], name=said["model_name"], output=said["output"], adapters=adapters)
         return cls(
             _built("method", said["method"], METHODS),
-            _holding(Model(net, head=said["head"], name=said["model_name"], output=said["output"]), values),
+            _holding(made, values),
             Training.of(said["training"]),
             task,
             shape,
@@ -178,15 +182,13 @@ def _tables(config: Config, task: Task) -> dict[str, Any]:
 
 def _holding(model: Model, values: Mapping[str, Tree]) -> Model:
     """The model with these initial values, whatever the seed."""
-    module = model.build()
+    module = model.assemble()
     full = {**model.constants, **values.get("constants", {}), **{n: v.cpu() for n, v in values["initial"].items()}}
     try:
         module.load_state_dict({n: full[model.tied.get(n, n)] for n in model.module.state_dict()})
     except (KeyError, RuntimeError):
         raise InputError("the network is not the one that was trained; give that one: model=...") from None
-    held = Model.wrap(module, head=model.head, output=model.output)
-    held.name = model.name
-    return held
+    return model.holding(module)
 
 
 def _network(said: Mapping[str, Any], model: Code, shape: Shape, task: Task) -> Callable[[], nn.Module]:

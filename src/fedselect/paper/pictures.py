@@ -11,9 +11,9 @@ from fedselect.core.errors import RunError
 from fedselect.paper.outcome import Block
 from fedselect.paper.plan import How
 from fedselect.paper.protocol import Target, read_column
-from fedselect.report.figures import canvas, client_names, draw_matrix, lines, overlap, require_matplotlib, save_all
+from fedselect.report.figures import MARKERS, canvas, client_names, draw_matrix, lines, overlap, require_matplotlib, save_all
 from fedselect.report.runs import gather
-from fedselect.runs.labels import colours
+from fedselect.runs.labels import looks
 from fedselect.runs.rundir import finished
 
 
@@ -50,17 +50,19 @@ def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
     sizes = sorted({e.config["data"]["train"] for b in found for e in b.entries})
     methods = [r.method for r in target.rows]
     published = any(e.paper is not None for b in found for e in b.entries)
-    for row, (colour, _) in zip(target.rows, colours(methods), strict=True):
+    for row, ((colour, _), symbol) in zip(target.rows, looks(methods), strict=True):
         own = [e for b in found for e in b.entries if e.row == row.name]
-        look: dict[str, Any] = {"color": colour, "linewidth": 2.0 if row.method == "fedselect" else 1.1, "markersize": 3}
+        look: dict[str, Any] = {
+            "color": colour, "marker": MARKERS[symbol], "linewidth": 2.0 if row.method == "fedselect" else 1.1, "markersize": 3,
+        }  # fmt: skip
         mean, std, paper = (
             [np.nan if v is None else v for v in values]
             for values in ([e.mean for e in own], [e.std or 0.0 for e in own], [e.paper for e in own])
         )
         at = [e.config["data"]["train"] for e in own]
-        axes.errorbar(at, mean, std, marker="o", label=row.name, **look)
+        axes.errorbar(at, mean, std, label=row.name, **look)
         if published:
-            axes.plot(at, paper, marker="o", linestyle=":", markerfacecolor="white", alpha=0.5, **look)
+            axes.plot(at, paper, linestyle=":", markerfacecolor="white", alpha=0.5, **look)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(s) for s in sizes])
     axes.minorticks_off()

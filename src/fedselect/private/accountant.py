@@ -17,32 +17,39 @@ CLOSE = 1e-3
 LEAST, MOST = 0.1, 1e6
 """Noise that is looked for, as a multiple of the clip: never less, for the sums over it would take ever finer steps."""
 
+MISSING = "--private needs dp-accounting; install it with: pip install 'fedselect[private]'"
 
-def epsilon(noise: float, share: float, sums: int, delta: float) -> float:
-    """Epsilon of `sums` releases; `noise`: standard deviation over clip, `share`: the probability to be in a sum."""
+
+def epsilon(noise: float, share: float, sums: int, delta: float, whole: bool = False) -> float:
+    """Epsilon of `sums` releases; `noise`: standard deviation over clip, `share`: the probability to be in a sum.
+
+    `whole`: the noise is of whole numbers (discrete Gaussian) in every entry, so its divergence is bounded as a whole.
+    """
     if sums == 0:
         return 0.0
     if noise == 0.0:
         return math.inf
+    if whole:
+        return _concentrated(sums / (2 * noise**2), delta)
     return float(_composed(noise, share, sums).get_epsilon_for_delta(delta))
 
 
 @cache
-def least_noise(epsilon_: float, delta: float, share: float, sums: int) -> float:
+def least_noise(epsilon_: float, delta: float, share: float, sums: int, whole: bool = False) -> float:
     """The least noise, as a multiple of the clip, with which so many releases stay within the budget."""
     if math.isinf(epsilon_):
         return 0.0
     low = high = 1.0
-    while epsilon(high, share, sums, delta) > epsilon_:
+    while epsilon(high, share, sums, delta, whole) > epsilon_:
         low, high = high, 2.0 * high
         if high > MOST:
             raise InputError(f"no noise keeps epsilon {epsilon_:g} with delta {delta:g}; give a larger epsilon or delta.")
     while low == high and high > LEAST:  # it may be less; small steps, for less noise takes longer to account for
         low = max(LEAST, 0.7 * high)
-        high = low if epsilon(low, share, sums, delta) <= epsilon_ else high
+        high = low if epsilon(low, share, sums, delta, whole) <= epsilon_ else high
     while high - low > CLOSE * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if epsilon(middle, share, sums, delta) <= epsilon_ else (middle, high)
+        low, high = (low, middle) if epsilon(middle, share, sums, delta, whole) <= epsilon_ else (middle, high)
     return high
 
 
@@ -52,7 +59,7 @@ def _one(noise: float, share: float) -> Any:
     try:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError:
-        raise RunError("--private needs dp-accounting; install it with: pip install 'fedselect[private]'") from None
+        raise RunError(MISSING) from None
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=share, value_discretization_interval=STEP, use_connect_dots=True
     )
@@ -61,3 +68,13 @@ def _one(noise: float, share: float) -> Any:
 def _composed(noise: float, share: float, sums: int) -> Any:
     one = _one(noise, share)
     return one if sums == 1 else one.self_compose(sums)
+
+
+def _concentrated(rho: float, delta: float) -> float:
+    """Epsilon of what is rho-zCDP: its Rényi divergence of every order a is at most rho a (Bun and Steinke 2016)."""
+    try:
+        from dp_accounting import ZCDpEvent
+        from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+    except ImportError:
+        raise RunError(MISSING) from None
+    return float(RdpAccountant().compose(ZCDpEvent(rho)).get_epsilon(delta))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from fedselect.private import accountant
 from fedselect.private.settings import Private
@@ -20,9 +20,12 @@ class Lot:
     sums: int
     delta: float
     many: float  # clients or samples that a sum is over, on average
+    _: KW_ONLY
+    whole: bool = False  # noise of whole numbers, of which every client adds a share
+    more: float = 1.0  # so many times that noise is in a sum where nobody is lost
 
     def epsilon(self, rounds: int) -> float:
-        return accountant.epsilon(self.noise, self.share, self.sums * rounds, self.delta)
+        return accountant.epsilon(self.noise, self.share, self.sums * rounds, self.delta, self.whole)
 
 
 def of_clients(private: Private, clients: int, fraction: float, rounds: int) -> Lot:
@@ -50,9 +53,17 @@ def split(noise: float, many: float) -> tuple[float, float]:
     return (noise**-2 - (2 * count) ** -2) ** -0.5 if noise else 0.0, count if noise else 0.0
 
 
-def per_client(std: float, cohort: int) -> float:
-    """The standard deviation that each client of a cohort adds where the server must not see a sum without noise."""
-    return std / math.sqrt(cohort)
+def of_shares(private: Private, clients: int, cohort: int, rounds: int) -> Lot:
+    """A sum a round to which the clients of a cohort add shares of noise; the server may choose the same ones every time."""
+    delta = private.delta_for(clients)
+    noise = accountant.least_noise(private.epsilon, delta, 1.0, rounds, whole=True)
+    return Lot(noise, 1.0, 1, delta, cohort, whole=True, more=math.sqrt(cohort / counted_on(private, cohort)))
+
+
+def counted_on(private: Private, cohort: int) -> int:
+    """Shares of noise that nobody can take out of a sum: of the fewest clients for which --secret opens one (more than two
+    thirds), less those who may work with the server."""
+    return 2 * cohort // 3 + 1 - private.colluding
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Guarantee:
     @property
     def ratio(self) -> float:
         """How many times as long as the longest update (gradient) the noise in the mean of a round (step) is, at worst."""
-        return max(lot.noise * math.sqrt(self.size) / lot.many for lot in self.lots)
+        return max(lot.noise * lot.more * math.sqrt(self.size) / lot.many for lot in self.lots)
 
 
 def sample_guarantee(
@@ -92,3 +103,8 @@ def sample_guarantee(
 def client_guarantee(private: Private, clients: int, fraction: float, rounds: int, entries: int) -> Guarantee:
     """The promise to clients."""
     return Guarantee(private, (of_clients(private, clients, fraction, rounds),), rounds, entries)
+
+
+def shared_guarantee(private: Private, clients: int, cohort: int, rounds: int, entries: int) -> Guarantee:
+    """The promise to clients that add the noise themselves."""
+    return Guarantee(private, (of_shares(private, clients, cohort, rounds),), rounds, entries)

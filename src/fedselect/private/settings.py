@@ -26,6 +26,7 @@ class Private:
     delta: the probability with which epsilon may not hold; none: 1e-5, or n^-1.1 if that is less
     clip: the longest that a client's update (a sample's gradient) may be; with quantile, in the first round
     quantile: the clip follows this quantile of update lengths (0.5: their median); none: it stays; of unit client
+    colluding: with --secret, how many clients of a round may tell the server their part of the noise; of unit client
     seeded: noise from the seed, to repeat a run in a test; such a run is not private
     """
 
@@ -34,6 +35,7 @@ class Private:
     delta: float | None = None
     clip: float = 1.0
     quantile: float | None = None
+    colluding: int = 1
     seeded: bool = False
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class Private:
             raise InputError(f"clip must be positive and finite, not {self.clip}.")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise InputError(f"quantile must lie between 0 and 1, not {self.quantile}.")
+        if self.colluding < 0:
+            raise InputError(f"colluding is a number of clients, 0 or more, not {self.colluding}.")
         if self.quantile is not None and self.unit == "sample":
             raise InputError("quantile is of the updates of clients; leave it out with unit=sample.")
 
@@ -75,7 +79,7 @@ class Private:
     def covers(self, other: "Private") -> bool:
         """Whether this promise is at least as strong as another, for the same unit; noise from a seed promises nothing."""
         stricter = self.epsilon <= other.epsilon and (self.delta or DELTA) <= (other.delta or DELTA)
-        return stricter and self.unit == other.unit and not self.seeded
+        return stricter and self.unit == other.unit and self.colluding >= other.colluding and not self.seeded
 
     @property
     def entropy(self) -> Entropy:

@@ -33,7 +33,9 @@ def check_page(out: Path) -> None:
 def page(data: Data, live: bool = False) -> str:
     """The page with everything it needs inside it: it opens without a network."""
     here = files(__package__)
-    own = "\n".join((here / name).read_text() for name in ("charts.js", "figures.js", "masks.js", "tuning.js", "page.js"))
+    own = "\n".join(
+        (here / name).read_text() for name in ("charts.js", "figures.js", "sides.js", "masks.js", "tuning.js", "page.js")
+    )
     parts = {
         "title": html.escape(data["title"]),
         "live": "live" if live else "still",

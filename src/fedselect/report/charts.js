@@ -24,9 +24,11 @@ const points = v => (even(v) ? "±" : v < 0 ? "−" : "+") + Math.abs(drawn(v)).
 const inPoints = () => data.headline.percent ? " points" : "";
 
 const mega = v => v === null ? "–" : v === 0 ? "0" : (v / 1e6).toFixed(v < 1e5 ? 3 : v < 1e8 ? 1 : 0);
-const phone = () => window.innerWidth < 640;
+const phone = () => !printing && window.innerWidth < 640;
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
+let printing = false; // paper is light and has a width of its own
+const night = () => dark.matches && !printing;
 const scale = () => [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
 const percents = { thickness: 10, outlinewidth: 0, ticksuffix: "%", nticks: 5, tickfont: { size: 11 } };
 
@@ -34,6 +36,21 @@ function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [k, v] of Object.entries(attributes)) if (v !== null && v !== undefined) made.setAttribute(k, v);
   made.append(...children.flat().filter(c => c !== null && c !== undefined));
+  return made;
+}
+
+const SHAPES = { // the markers of the charts, for text beside them
+  circle: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9z", square: "M2 2h8v8h-8z", diamond: "M6 .7 11.3 6 6 11.3 .7 6z",
+  "triangle-up": "M6 1 11.2 10H.8z", "triangle-down": "M6 11 .8 2h10.4z",
+  cross: "M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z", x: "M3 .9 6 3.9 9 .9 11.1 3 8.1 6l3 3L9 11.1l-3-3-3 3L.9 9l3-3-3-3z",
+  star: "M6 .4 7.5 4.2l4.1.3L8.5 7.1l1 4L6 8.9l-3.5 2.2 1-4L.4 4.5l4.1-.3z",
+};
+function swatch(paint, symbol) {
+  const space = "http://www.w3.org/2000/svg", made = document.createElementNS(space, "svg"), path = document.createElementNS(space, "path");
+  for (const [k, v] of [["class", "swatch"], ["viewBox", "0 0 12 12"], ["aria-hidden", "true"]]) made.setAttribute(k, v);
+  path.setAttribute("d", SHAPES[symbol] || SHAPES.circle);
+  path.setAttribute("fill", paint);
+  made.append(path);
   return made;
 }
 
@@ -61,39 +78,59 @@ function draw(place, traces, layout, onClick) {
     font: { family: getComputedStyle(document.body).fontFamily, size, color: soft },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
     hoverlabel: { bgcolor: css("--paper"), bordercolor: line, font: { color: css("--ink") }, align: "left" },
-    ...layout, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    ...layout, ...(printing ? { width: place.clientWidth } : {}), xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
   }, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   place.removeAllListeners("plotly_click");
   if (onClick) place.on("plotly_click", e => onClick(e.points[0]));
 }
 
-// Labels at the ends of lines, moved apart where they would lie on each other. Ends are {text, colour, x, y}, in data units.
+// Places for labels of one column that want to be at these heights (sorted), at least `gap` apart: each moves as little as can be.
+function apart(wanted, gap, height) {
+  const blocks = [];
+  wanted.forEach((at, i) => {
+    blocks.push({ sum: at - i * gap, n: 1 });
+    while (blocks.length > 1 && blocks.at(-2).sum / blocks.at(-2).n > blocks.at(-1).sum / blocks.at(-1).n) {
+      const last = blocks.pop();
+      blocks.at(-1).sum += last.sum;
+      blocks.at(-1).n += last.n;
+    }
+  });
+  const most = Math.max(0, height - (wanted.length - 1) * gap);
+  return blocks.flatMap(b => Array(b.n).fill(Math.min(Math.max(b.sum / b.n, 0), most))).map((at, i) => at + i * gap);
+}
+
+// Labels in one column right of the plot, each with a thin line from where its curve ends. Ends are {text, colour, x, y}, in data units.
+const LABEL = 17, LEAD = 22; // pixels from one label to the next, and from the plot to its labels
 function endLabels(ends, plot) {
   const across = v => plot.log ? Math.log10(v) : v;
   const px = v => (across(v) - plot.x[0]) / (plot.x[1] - plot.x[0]) * plot.width;
   const py = v => (plot.y[1] - v) / (plot.y[1] - plot.y[0]) * plot.height;
-  const step = phone() ? 13 : 16;
-  const boxes = ends
-    .map(e => ({ ...e, left: px(e.x), top: py(e.y), own: py(e.y), wide: e.text.length * 7 + 12 }))
-    .sort((a, b) => a.own - b.own);
-  for (let again = 0; again < 200; again++) {
-    for (let i = 0; i < boxes.length; i++) {
-      for (let j = i + 1; j < boxes.length; j++) {
-        const [a, b] = [boxes[i], boxes[j]], near = step - (b.top - a.top);
-        const beside = Math.abs(a.left - b.left) < (a.left < b.left ? a.wide : b.wide);
-        if (beside && near > 0) { a.top -= near / 2; b.top += near / 2; }
-      }
-    }
-    for (const b of boxes) b.top = Math.min(Math.max(b.top, 0), plot.height);
-  }
-  return boxes.map(b => ({
-    x: across(b.x), y: b.y, text: b.text, showarrow: false, xanchor: "left", yanchor: "middle", xshift: 7,
-    yshift: b.own - b.top, font: { color: b.colour, size: phone() ? 11 : 12.5 },
+  const sorted = [...ends].sort((a, b) => py(a.y) - py(b.y)), tops = apart(sorted.map(e => py(e.y)), LABEL, plot.height);
+  return sorted.map((e, i) => ({
+    x: across(e.x), y: e.y, ax: plot.width - px(e.x) + LEAD, ay: tops[i] - py(e.y), xanchor: "left", yanchor: "middle",
+    text: e.text, font: { color: e.colour, size: 12.5 }, showarrow: true, arrowhead: 0, arrowwidth: 1, arrowcolor: faint(e.colour, 0.5),
+    standoff: 6, borderpad: 1,
   }));
 }
 
-// Lines with bands, `curves` = [{label, colour, strong, dash, points: [{x, y, low, high, text}]}], and level lines beside them,
-// `levels` = [{y, text, colour}].
+// What marks which curve, as a list below the chart: on a phone there is no room beside it.
+function keyBelow(place, curves) {
+  place.parentElement.querySelector(".key")?.remove();
+  if (!phone()) return;
+  place.after(element("ul", { class: "key" }, curves.toSorted((a, b) => betterBy(b.points.at(-1).y, a.points.at(-1).y)).map(c =>
+    element("li", {}, swatch(c.colour, c.symbol), c.label, element("b", {}, c.points.at(-1).y.toFixed(decimals()) + unit())))));
+}
+
+// Labels without the method's name where all begin with it, and no longer than fits.
+function brief(labels) {
+  const heads = new Set(labels.map(text => text.split(" ")[0])), most = 30;
+  const plain = heads.size === 1 && labels.length > 1 && labels.every(text => text.includes(" "))
+    ? labels.map(text => text.slice(text.indexOf(" ") + 1)) : labels;
+  return plain.map(text => text.length > most ? text.slice(0, most - 1) + "…" : text);
+}
+
+// Lines with bands, `curves` = [{label, colour, symbol, strong, dash, points: [{x, y, low, high, text}]}], and level lines beside them,
+// `levels` = [{y, text, label, colour, symbol}].
 function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
   const all = curves.flatMap(c => c.points);
   const ys = all.flatMap(p => [p.low, p.high]).concat(levels.map(l => l.y)), xs = all.map(p => log ? Math.log10(p.x) : p.x);
@@ -101,37 +138,37 @@ function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
   const bounds = data.headline.percent ? [-2, 102] : [-Infinity, Infinity];
   const y = [Math.max(bounds[0], Math.min(...ys) - pad), Math.min(bounds[1], Math.max(...ys) + pad)];
   const room = Math.max(Math.max(...xs) - Math.min(...xs), log ? 0.5 : 1);
-  const x = [Math.min(...xs) - 0.02 * room, Math.max(...xs) + 0.01 * room];
-  const short = text => text.length > 22 ? text.slice(0, 21) + "…" : text;
-  const ends = curves.map(({ label, colour, points }) => {
-    const last = points.at(-1);
-    return { text: phone() ? short(label) : `${short(label)} ${last.y.toFixed(decimals())}`, colour, x: last.x, y: last.y };
-  });
-  const height = phone() ? 340 : 440;
-  const margin = { l: 46, r: 14 + 7 * Math.max(...ends.map(e => e.text.length)), t: 14, b: 46 };
+  const x = [Math.min(...xs) - 0.02 * room, Math.max(...xs) + 0.02 * room];
+  const names = brief(curves.map(c => c.label)), edge = log ? 10 ** x[1] : x[1];
+  const ends = curves.map(({ colour, points }, i) => (
+    { text: `${names[i]} ${points.at(-1).y.toFixed(decimals())}`, colour, x: points.at(-1).x, y: points.at(-1).y }
+  )).concat(levels.map(l => ({ text: l.text, colour: l.colour, x: edge, y: l.y })));
+  const height = phone() ? 320 : Math.max(440, ends.length * LABEL + 70);
+  const margin = { l: 46, r: phone() ? 14 : LEAD + 8 + 7 * Math.max(...ends.map(e => e.text.length)), t: 14, b: 46 };
   const plot = { x, y, log, width: place.clientWidth - margin.l - margin.r, height: height - margin.t - margin.b };
   const bands = curves.filter(c => c.points.some(p => p.high > p.low)).map(c => ({
     x: [...c.points.map(p => p.x), ...c.points.map(p => p.x).reverse()],
     y: [...c.points.map(p => p.high), ...c.points.map(p => p.low).reverse()],
     fill: "toself", fillcolor: faint(c.colour, 0.1), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
   }));
-  const lines = curves.map(c => ({
-    x: c.points.map(p => p.x), y: c.points.map(p => p.y), text: c.points.map(p => p.text), name: c.label, hovertemplate: hover,
-    mode: log || c.points.length === 1 ? "lines+markers" : "lines",
-    line: { color: c.colour, width: c.strong ? 3 : 1.7, dash: c.dash },
-    marker: { // on the end alone
-      color: c.colour, opacity: 1, line: { width: 0 }, size: c.points.map((_, i) => i === c.points.length - 1 ? 8 : 0.1),
-    },
-  }));
+  const lines = curves.map((c, k) => { // a few markers on each curve, not all at the same x, and a larger one at its end
+    const n = c.points.length, step = Math.max(1, Math.ceil(n / 6)), shift = Math.floor(k * step / curves.length);
+    const sizes = c.points.map((_, i) => i === n - 1 ? 9 : log || i % step === shift ? 6 : 0.1);
+    return {
+      x: c.points.map(p => p.x), y: c.points.map(p => p.y), text: c.points.map(p => p.text), name: c.label, hovertemplate: hover,
+      mode: "lines+markers", line: { color: c.colour, width: c.strong ? 3 : 1.7, dash: c.dash },
+      marker: { color: c.colour, symbol: c.symbol, opacity: 1, line: { width: 0 }, size: sizes },
+    };
+  });
   draw(place, [...bands, ...lines], {
-    height, margin, hovermode: log || phone() ? "closest" : "x unified",
-    annotations: endLabels(ends, plot).concat(levels.map(l => (
-      { xref: "paper", x: 0, y: l.y, text: l.text, showarrow: false, xanchor: "left", yanchor: "top", font: { color: l.colour } }))),
+    height, margin, hovermode: log || phone() || curves.length > 12 ? "closest" : "x unified",
+    annotations: phone() ? [] : endLabels(ends, plot),
     shapes: levels.map(l => (
       { type: "line", xref: "paper", x0: 0, x1: 1, y0: l.y, y1: l.y, line: { color: l.colour, width: 1.7, dash: "dot" } })),
     xaxis: { range: x, type: log ? "log" : "linear", showgrid: false, ...xaxis },
     yaxis: { range: y, ticksuffix: unit(), nticks: 7 },
   });
+  keyBelow(place, curves.concat(levels.map(l => ({ ...l, label: l.text, points: [{ y: l.y }] }))));
 }
 
 // ticks of a logarithmic axis: 1, 2 and 5 of each decade, or the decades alone where there are many

@@ -2,7 +2,8 @@
 // its numbers as a table; `ready` is whether there is anything to show.
 
 const groupRuns = g => data.runs.filter(r => r.group === g);
-const colour = g => data.groups[g].colour[dark.matches ? 1 : 0];
+const colour = g => data.groups[g].colour[night() ? 1 : 0];
+const symbol = g => data.groups[g].symbol;
 const label = g => data.groups[g].label;
 const shown = () => data.groups.map((_, g) => g).filter(g => !state.hidden.has(g));
 const base = g => data.groups[g].alone; // the group that is its training alone, or null
@@ -80,7 +81,7 @@ const convergence = {
   ready: () => shown().length,
   draw(place) {
     drawLines(place, shown().map(g => ({
-      label: label(g), colour: colour(g), strong: strong(g), dash: isLocal(g) ? "dot" : "solid", points: curve(g, roundAt),
+      label: label(g), colour: colour(g), symbol: symbol(g), strong: strong(g), dash: isLocal(g) ? "dot" : "solid", points: curve(g, roundAt),
     })).filter(c => c.points.length), { xaxis: roundAxis(), hover: `%{y:.${decimals()}f}${unit()}%{text}` });
   },
   alt: () => ranked().map(r => `${label(r.g)} ends at ${written(r.mean)}${unit()}`).join(", ") + ".",
@@ -90,7 +91,8 @@ const convergence = {
       const last = line.at(-1).y, at = line.findLastIndex(p => Math.abs(p.y - last) > 1);
       return [name, line[at + 1].round, at + 2 === line.length];
     }).sort((a, b) => a[1] - b[1]);
-    const said = settled.map(([name, round, never]) => `${name} ${never ? "not before the end" : round}`).join(", ");
+    const most = 10, more = settled.length > most ? `, and ${settled.length - most} more` : "";
+    const said = settled.slice(0, most).map(([name, round, never]) => `${name} ${never ? "not before the end" : round}`).join(", ") + more;
     return said && `Rounds until ${metric()} stays within a point of where it ends: ${said}.`;
   },
   numbers() {
@@ -144,12 +146,12 @@ const gained = {
     });
     const lit = r => solo && r.gain !== null && dim(r) === 1;
     const others = rows[0].others.map(({ g }, k) =>
-      dots(label(g), colour(g), r => r.others[k].v, { size: 6, opacity: rows.map(r => 0.6 * dim(r)) }));
+      dots(label(g), colour(g), r => r.others[k].v, { size: 6, symbol: symbol(g), opacity: rows.map(r => 0.6 * dim(r)) }));
     const hollow = solo
-      ? [dots(label(base(group)), css("--paper"), r => r.alone, { size: 9, line: { color: colour(base(group)), width: 2 } })] : [];
+      ? [dots(label(base(group)), css("--paper"), r => r.alone, { size: 9, symbol: symbol(base(group)), line: { color: colour(base(group)), width: 2 } })] : [];
     draw(place, [
       ...others, lines(r => lit(r) && r.gain >= 0, own), lines(r => lit(r) && r.gain < 0, loss), ...hollow,
-      dots(label(group), own, r => r.own, { size: 12 }),
+      dots(label(group), own, r => r.own, { size: 12, symbol: symbol(group) }),
     ], {
       height: 26 * rows.length + 70, margin: { l: 20, r: solo ? (data.headline.percent ? 52 : 68) : 12, t: 6, b: 44 },
       xaxis: { ticksuffix: unit(), title: { text: `${metric()} on own ${data.scored} data` }, nticks: phone() ? 5 : 9 },
@@ -198,14 +200,14 @@ const bytes = {
   draw(place) {
     const sends = this.sends(), quiet = shown().filter(g => !sends.includes(g));
     const curves = sends.map(g => ({
-      label: label(g), colour: colour(g), strong: strong(g),
+      label: label(g), colour: colour(g), symbol: symbol(g), strong: strong(g),
       points: curve(g, upAt).filter(p => p.x > 0).map(p => ({ ...p, low: p.y, high: p.y })),
     })).filter(c => c.points.length);
     drawLines(place, curves, {
       log: true, hover: `%{x:.3~f} MB: %{y:.${decimals()}f}${unit()}`,
       xaxis: { title: { text: "MB sent" }, ...decades(curves.flatMap(c => c.points.map(p => p.x))) },
       levels: quiet.map(g => ({
-        y: drawn(mean(there(groupRuns(g).map(r => finals(r))))), text: `${label(g)} sends nothing`, colour: colour(g),
+        y: drawn(mean(there(groupRuns(g).map(r => finals(r))))), text: `${label(g)} sends nothing`, colour: colour(g), symbol: symbol(g),
       })),
     });
   },

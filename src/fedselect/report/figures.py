@@ -29,6 +29,11 @@ STYLE: dict[Any, Any] = {
     "ytick.major.width": 0.6, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "pdf.fonttype": 42,
 }  # fmt: skip
 
+MARKERS = {
+    "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "cross": "P", "x": "X", "star": "*",
+}  # fmt: skip
+"""Of matplotlib, for the page's symbols."""
+
 
 def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
     """All figures and tables, into a folder."""
@@ -116,9 +121,10 @@ def lines(data: Data, by: str) -> Any:
         points = _curve(data, g, by)
         x, y, off = ([p[k] for p in points] for k in (1, 2, 3))
         look: dict[str, Any] = {"color": group["colour"][0], "label": group["label"]}
+        look |= {"marker": MARKERS[group["symbol"]], "markersize": 4, "markevery": max(1, len(points) // 6)}
         look["linewidth"] = 2.0 if group["method"] == "fedselect" else 1.1
         if by == "MB sent" and not x[-1]:
-            axes.axhline(y[-1], linestyle=":", **look)
+            axes.axhline(y[-1], linestyle=":", color=look["color"], label=look["label"], linewidth=look["linewidth"])
             continue
         axes.plot(x, y, linestyle=":" if group["method"] == "local" else "-", **look)
         if by == "round":

@@ -245,4 +245,4 @@ const heads = {
   },
 };
 
-const FIGURES = [convergence, gained, bytes, shares, heads, persistence, overlap, cross];
+const FIGURES = [convergence, gained, sides, bytes, shares, heads, persistence, overlap, cross];

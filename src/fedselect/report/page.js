@@ -1,7 +1,8 @@
 // The page: its state (which client, which methods), its frame, and drawing it again when either changes.
 
 let data = JSON.parse(document.getElementById("data").textContent);
-const state = { client: null, hidden: new Set(), picks: {} };
+const state = { client: null, hidden: new Set(), picks: {}, unfolded: false };
+const MANY = 8;  // methods that fit into the bar; more of them are folded away
 const byId = id => document.getElementById(id);
 
 // every method shown, best first, for all clients or the chosen one
@@ -49,8 +50,7 @@ function header() {
 
 function filter() {
   const chip = (text, on, attributes, act, paint) => {
-    const swatch = paint ? element("span", { class: "swatch", style: `background:${paint}` }) : null;
-    const made = element("button", { type: "button", "aria-pressed": String(on), ...attributes }, swatch, text);
+    const made = element("button", { type: "button", "aria-pressed": String(on), ...attributes }, paint || null, text);
     made.addEventListener("click", act);
     return made;
   };
@@ -60,13 +60,20 @@ function filter() {
     ...Array.from({ length: clientCount() }, (_, i) =>
       chip(clientName(i), state.client === i, { "data-chip": `c${i}`, "data-client": i }, () => setClient(i))),
   );
-  byId("methods").replaceChildren(...data.groups.map((_, g) =>
+  const many = data.groups.length > MANY, open = !many || state.unfolded;
+  const fold = chip(`${shown().length} of ${data.groups.length} shown ${open ? "▴" : "▾"}`, true, { "data-chip": "fold", "aria-expanded": String(open) },
+    () => { state.unfolded = !open; render(); });
+  fold.removeAttribute("aria-pressed");
+  byId("methods").parentElement.classList.toggle("unfolded", many && open);
+  byId("methods").replaceChildren(...(many ? [fold] : []), ...(open ? data.groups : []).map((_, g) =>
     chip(label(g), !state.hidden.has(g), { "data-chip": `m${g}`, "data-method": label(g) }, () => {
       if (!state.hidden.delete(g) && shown().length > 1) state.hidden.add(g);
       render();
-    }, colour(g))));
+    }, swatch(colour(g), symbol(g)))));
   document.querySelector(`[data-chip="${focus}"]`)?.focus();
   byId("who").textContent = state.client === null ? "" : `Showing client ${clientName(state.client)} alone. ${holdings()}`;
+  const whose = state.client === null ? "All clients" : `Client ${clientName(state.client)}`, few = shown().length < data.groups.length;
+  byId("filtered").textContent = `${whose} · ${few ? `${shown().length} of ` : ""}${data.groups.length} method${data.groups.length > 1 ? "s" : ""}`;
 }
 
 // what the chosen client trains on; with several seeds, in each
@@ -82,10 +89,19 @@ function holdings() {
   return said.length ? `It has ${[...new Set(said)].join("; ")}.`.replace("It has seed", "Seed") : "";
 }
 
+// a table that scrolls by itself where it is too wide, and says so until it has been scrolled
 function grid(head, rows, mark = () => null) {
-  return element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" }, element("table", {},
+  const wide = element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" }, element("table", {},
     element("thead", {}, element("tr", {}, head.map(h => element("th", { scope: "col" }, h)))),
     element("tbody", {}, rows.map((row, i) => element("tr", { class: mark(i) }, row.map(c => element("td", {}, c)))))));
+  const made = element("div", { class: "grid" }, element("p", { class: "hint", "aria-hidden": "true" }, "scroll for more columns →"), wide);
+  const look = () => {
+    made.classList.toggle("cut", wide.scrollLeft + wide.clientWidth < wide.scrollWidth - 2);
+    made.classList.toggle("moved", made.classList.contains("moved") || wide.scrollLeft > 8);
+  };
+  wide.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(wide);
+  return made;
 }
 
 // which runs are training alone where there are several, and what is compared with none of them
@@ -104,11 +120,31 @@ function keptRounds() {
   return data.runs.filter(r => r.kept).map(r => ` ${label(r.group)}, seed ${r.seed}: ${r.kept}${r.stopped ? "; stopped early" : ""}.`).join("");
 }
 
+// settings of a search that the table leaves out, and why
+function leftOut() {
+  if (!data.tuning || data.groups.length === data.tuning.settings.length) return "";
+  const { settings } = data.tuning, longest = settings.filter(s => s.rounds === settings[0].rounds).length;
+  const best = data.groups.length < longest ? `${data.groups.length} best of the ${longest}` : longest;
+  return ` The table and the figures show the ${best} settings that trained longest. All ${settings.length} of the search are listed under `
+    + "“How the setting was chosen”, in “Numbers as a table”.";
+}
+
+// which of their models clients report, where they choose: how many of them each, or the chosen client's
+function chosenModels() {
+  return data.runs.filter(r => r.chosen).map(r => {
+    const whose = ` ${label(r.group)}, seed ${r.seed}:`, one = state.client === null ? null : r.chosen[state.client];
+    if (one) return one.model ? `${whose} it chose ${one.model} in round ${one.round}${one.validation === undefined ? "" : `, on ${one.validation} validation samples`}.` : "";
+    const names = r.chosen.map(c => c.model).filter(m => m), count = m => names.filter(n => n === m).length;
+    const said = [...new Set(names)].sort((a, b) => count(b) - count(a)).map(m => `${m} ${count(m)}`).join(", ");
+    return `${whose} each client chose on its validation data (${said}).`;
+  }).join("");
+}
+
 function table() {
   const rows = ranked(), crossed = rows.some(r => r.others !== null), compared = rows.some(r => r.gain !== null);
   const figure = v => [written(mean(v), 2), v.length > 1 ? element("small", {}, `± ${written(spread(v), 2)}`) : null];
   const view = (r, name, v) => {
-    const counts = r.runs.every(run => run.view === "local") ? "local" : "merged";
+    const counts = ["local", "best"].find(one => r.runs.every(run => run.view === one)) ?? "merged";
     return counts === name ? element("b", {}, written(mean(v), 2)) : written(mean(v), 2);
   };
   const against = r => {
@@ -124,18 +160,19 @@ function table() {
     head("after aggregation"), ...(crossed ? [head("on others' data")] : []), "personal %", ...(kept ? ["epsilon"] : []), "MB up", "MB down", "seconds",
   ];
   const body = rows.map(r => [
-    [element("span", { class: "swatch", style: `background:${colour(r.g)}` }), label(r.g) + survived(r)], figure(r.all),
+    [swatch(colour(r.g), symbol(r.g)), label(r.g) + survived(r)], figure(r.all),
     ...(compared ? against(r) : []), view(r, "local", r.local), view(r, "merged", r.merged),
     ...(crossed ? [written(r.others, 2)] : []), percent(r.share), ...(kept ? [spent(r)] : []), mega(r.up), mega(r.down), r.seconds.toFixed(1),
   ]);
   const place = byId("table");
-  place.querySelector(".wide")?.remove();
+  place.querySelector(".grid")?.remove();
   const whose = state.client === null ? `Unweighted mean over clients of each client's ${metric()}`
     : `${Metric()} of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data ${ending()}`
     + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
     + "merged with the aggregate. MB and seconds are of the whole run."
-    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds();
+    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds()
+    + chosenModels() + leftOut();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
@@ -197,6 +234,7 @@ function frame() {
     details.addEventListener("toggle", () => numbers(f));
     (f.paired ? pair : main).append(element("section", { id: f.id },
       element("h2", {}, f.title), element("p", { class: "say" }), element("div", { class: "picks" }),
+      f.beside ? element("div", { class: "beside" }) : null,
       element("figure", {}, element("div", { class: "chart", role: "img" }), element("figcaption", {})), details));
   }
   main.append(pair, element("section", { id: "metrics" }), element("section", { id: "missed", hidden: "" }),
@@ -205,7 +243,7 @@ function frame() {
 
 function numbers(f) {
   const details = byId(f.id).querySelector("details");
-  details.querySelector(".wide")?.remove();
+  details.querySelector(".grid")?.remove();
   if (details.open && f.ready()) details.append(grid(...f.numbers()));
 }
 
@@ -250,15 +288,21 @@ function render(some = FIGURES) {
     const section = byId(f.id), chart = section.querySelector(".chart"), ready = Boolean(f.ready());
     section.hidden = Boolean(f.optional) && !ready;
     section.querySelector(".say").textContent = ready ? f.say() : f.missing || "There is nothing to show here.";
-    for (const part of section.querySelectorAll(".picks, figure, details")) part.hidden = !ready;
+    for (const part of section.querySelectorAll(".picks, .beside, figure, details")) part.hidden = !ready;
     if (!ready) continue;
     choices(f, section.querySelector(".picks"));
+    if (f.beside) section.querySelector(".beside").replaceChildren(f.beside());
     f.draw(chart);
     const caption = f.caption();
     section.querySelector("figcaption").textContent = caption;
     chart.setAttribute("aria-label", [f.title + ".", f.alt?.(), caption].filter(Boolean).join(" "));
     numbers(f);
   }
+}
+
+// the filter takes one line on a phone until it is opened
+function unfold() {
+  byId("filter").open = !phone();
 }
 
 function setClient(client) {
@@ -327,13 +371,22 @@ async function follow() {
 const asked = /client=(\d+)/.exec(location.hash);
 if (asked && +asked[1] < clientCount()) state.client = +asked[1];
 frame();
+unfold();
 render();
 about();
 dark.addEventListener("change", () => render());
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
-  if (window.innerWidth === width) return;
+  if (printing || window.innerWidth === width) return;
   width = window.innerWidth;
+  unfold();
   render();
 });
+function paper(on) {
+  printing = on;
+  document.documentElement.classList.toggle("paper", on);
+  render();
+}
+window.addEventListener("beforeprint", () => paper(true));
+window.addEventListener("afterprint", () => paper(false));
 if (document.body.classList.contains("live")) follow();

@@ -15,7 +15,7 @@ from fedselect.diagnosis.diagnosis import kinds
 from fedselect.report.alone import compare_with_alone
 from fedselect.report.tuned import finalists, tuning
 from fedselect.runs import grouped, persistence
-from fedselect.runs.labels import APART, colours, labels, same
+from fedselect.runs.labels import APART, labels, looks, same
 from fedselect.runs.masks import read_lines, unpack
 from fedselect.runs.rundir import (
     again,
@@ -33,7 +33,7 @@ from fedselect.runs.rundir import (
 )
 from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
-from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import choices, final
 from fedselect.simulate.keeping import said as kept_in_words
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
@@ -79,10 +79,11 @@ def gather(places: Sequence[Path]) -> Data:
             "label": label,
             "method": method,
             "colour": colour,
+            "symbol": symbol,
             "lost": lost.count(label),
             "config": _settings(paths[named.index(label)], configs[named.index(label)]),
         }
-        for label, method, colour in zip(order, methods, colours(methods), strict=True)
+        for label, method, (colour, symbol) in zip(order, methods, looks(methods), strict=True)
     ]
     compare_with_alone(configs, groups, runs, shown)
     return {
@@ -162,6 +163,7 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
         "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
+        "chosen": summary.get("chosen") or choices(last),  # which of its models each client reports, where clients choose
         "kept": kept_in_words(last) if last.get("kept") is not None else None,
         "stopped": bool(last.get("stopped")),
         "missed": summary.get("missed"),  # of a deployed run: {client: rounds}

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedselect.core.errors import RunError
 from fedselect.core.files import read_json
-from fedselect.runs.labels import colours
+from fedselect.runs.labels import looks
 
 Data = dict[str, Any]
 NAME = "outcome.json"
@@ -35,7 +35,7 @@ def tuning(places: Sequence[Path]) -> Data | None:
         ends.append({"x": spent[-1], "round": before, "of": len(stage["scores"]), "kept": len(stage["kept"])})
     marks = [0, *(stage["until"] for stage in stages)]
     methods = list(dict.fromkeys(found["methods"].values()))
-    paint = dict(zip(methods, colours(methods), strict=True))
+    paint = dict(zip(methods, looks(methods), strict=True))
     return {
         "chosen": found["chosen"],
         "judged_by": found["judged_by"],
@@ -46,7 +46,8 @@ def tuning(places: Sequence[Path]) -> Data | None:
             {
                 "name": row["name"],
                 "method": found["methods"][row["name"]],
-                "colour": paint[found["methods"][row["name"]]],
+                "colour": paint[found["methods"][row["name"]]][0],
+                "symbol": paint[found["methods"][row["name"]]][1],
                 "points": _placed(found["curves"][row["name"]], marks, spent),
                 **{
                     key: row[key]

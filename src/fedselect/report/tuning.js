@@ -18,15 +18,15 @@ const tuning = {
       + "(mean over clients, ± standard error over seeds).";
   },
   draw(place) {
-    const { settings, ends, chosen, rounds } = data.tuning, tint = s => s.colour[dark.matches ? 1 : 0];
+    const { settings, ends, chosen, rounds } = data.tuning, tint = s => s.colour[night() ? 1 : 0];
     const kind = s => s.name === chosen ? 2 : s.rounds === settings[0].rounds ? 1 : 0, named = new Set();
     const traces = [...settings].filter(s => s.points.length).sort((a, b) => kind(a) - kind(b)).map(s => {
       const first = !named.has(s.method);
       named.add(s.method);
       return {
         x: s.points.map(p => p[0]), y: s.points.map(p => drawn(p[1])), customdata: s.points.map(p => p[2]), name: s.method, legendgroup: s.method,
-        showlegend: first, mode: s.points.length > 1 ? "lines" : "markers", opacity: [0.45, 0.85, 1][kind(s)],
-        line: { color: tint(s), width: [1, 1.8, 3.5][kind(s)] }, marker: { color: tint(s), size: 5 },
+        showlegend: first, mode: s.points.length > 12 ? "lines" : "lines+markers", opacity: [0.45, 0.85, 1][kind(s)],
+        line: { color: tint(s), width: [1, 1.8, 3.5][kind(s)] }, marker: { color: tint(s), symbol: s.symbol, size: kind(s) === 2 ? 9 : 5 },
         hovertemplate: `${s.name}<br>round %{customdata} of ${rounds}: %{y:.${decimals()}f}${unit()}<extra></extra>`,
       };
     });

@@ -23,6 +23,7 @@ from fedselect.core.tree import Tree
 from fedselect.methods import METHODS
 from fedselect.methods.groups import Groups
 from fedselect.models import Model
+from fedselect.models.adapters import Adapters
 from fedselect.network.shared import NAME as SHARED
 from fedselect.network.shared import Shared, of_simulation
 from fedselect.report import check_page, gather, page, write_report
@@ -173,7 +174,10 @@ class Saved:
 
     def state_dict(self, tree: Tree) -> Tree:
         full = {**self._values["constants"], **tree}
-        return {n: full[self._about["tied"].get(n, n)].clone() for n in self._about["order"]}
+        full = {n: full[self._about["tied"].get(n, n)] for n in self._about["order"]}
+        if said := self._about.get("adapters"):
+            full = Adapters.from_json(said).merged(full, self._about["pairs"])
+        return {n: v.clone() for n, v in full.items()}
 
     def scored(self, part: str, trees: Mapping[int, Tree]) -> dict[str, list[float]]:
         raise InputError(
@@ -229,6 +233,7 @@ def _about(s: Simulation) -> About:
         "method": repr(s.method),
         "order": list(s.model.module.state_dict()),
         "tied": s.model.tied,
+        **({"adapters": s.model.adapters.to_json(), "pairs": s.model.pairs} if s.model.adapters else {}),
         "groups": s.groups(),
     }
 
@@ -247,6 +252,7 @@ def _config(s: Simulation) -> dict[str, Any]:
         "fraction": s.fraction,
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
         **({} if s.keep == "last" else {"keep": s.keep}),
+        **({"view": s.view} if s.view == "best" else {}),
     }
 
 
@@ -266,6 +272,9 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
         write_json(out / grouped.NAME, found)
     if any(r[s.metrics[0].name] is not None for r in history):
         names = {n: config[n]["name"] for n in ("method", "data", "model")}
-        about = {**names, "seed": s.seed, "score": "test", "view": s.method.view}
-        tested = [c.tested for c in s.data.clients]
-        write_json(out / "summary.json", summary(about, s.metrics, history, tested, environment(s.device.type, s.precision)))
+        about = {**names, "seed": s.seed, "score": "test", "view": s.view}
+        tested, validation = [c.tested for c in s.data.clients], [c.validation for c in s.data.clients]
+        write_json(
+            out / "summary.json",
+            summary(about, s.metrics, history, tested, environment(s.device.type, s.precision), validation),
+        )

@@ -44,7 +44,7 @@ def run(
             with `keep="own"` each client's own best.
         progress: Show a progress bar.
         on_round: Called with the record of each round.
-        how: task, headline, metrics, aggregator, secret, mean, private, val, keep, fraction, late, chunk, rows, device,
+        how: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
             precision, deterministic and eval_every, as in `Simulation`.
 
     Returns:
@@ -62,9 +62,14 @@ def run(
     if progress and simulation.promise:
         print(simulation.promise, file=sys.stderr)
     history: list[Record] = []
+    stack = Stack([simulation])
     with bar(progress, rounds, simulation.metrics[0]) as show:
         for r in range(rounds):
-            history.append(simulation.step(evaluate=True if r == rounds - 1 else None))
+            last = r == rounds - 1
+            (outcome,) = stack.step(evaluate=True if last else None, more=not last)
+            if isinstance(outcome, TrainingError):
+                raise outcome
+            history.append(outcome)
             if stalled(history, patience):
                 history[-1]["stopped"] = True
             show(made(simulation.method).name, history[-1])
@@ -134,7 +139,8 @@ def compare(
         for keys in alike.values():
             left, stack = keys, Stack([runs[key] for key in keys])
             for r in range(rounds):
-                outcomes = dict(zip(left, stack.step(evaluate=True if r == rounds - 1 else None), strict=True))
+                last = r == rounds - 1
+                outcomes = dict(zip(left, stack.step(evaluate=True if last else None, more=not last), strict=True))
                 for key, outcome in outcomes.items():
                     result = found[key]
                     if isinstance(outcome, TrainingError):

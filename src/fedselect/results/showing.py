@@ -7,7 +7,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.shown import html_table
 from fedselect.results.source import Source
 from fedselect.simulate.keeping import final, said
-from fedselect.simulate.records import Record
+from fedselect.simulate.records import CHOSEN, Record
 from fedselect.tasks import Measure, Spread
 
 MOST = 10  # clients that are shown
@@ -51,15 +51,18 @@ def table(source: Source, history: Sequence[Record]) -> Table:
         caption += ", nothing was tested"
     lists = record["clients"]
     shares = any(lists["share"])
-    heads = ["client", *(m.title for m in metrics), *(["share"] if shares else [])]
+    chosen = lists.get(CHOSEN)
+    heads = ["client", *(m.title for m in metrics), *(["share"] if shares else []), *([CHOSEN] if chosen else [])]
     rows = [
-        [name, *(_shown(m, lists[m.name][i]) for m in metrics), *([_share(lists["share"][i])] if shares else [])]
+        [name, *(_shown(m, lists[m.name][i]) for m in metrics), *([_share(lists["share"][i])] if shares else []),
+         *([chosen[i] or ""] if chosen else [])]
         for i, name in enumerate(source.names)
-    ]
+    ]  # fmt: skip
     spreads = [(m, Spread.of(m, lists[m.name])) for m in metrics]
     sums = [["mean", *(_shown(m, s.mean) for m, s in spreads), *([_share(record["share"])] if shares else [])]]
     if clients > 1:
         sums.append(["worst tenth", *(_shown(m, s.worst_tenth) for m, s in spreads), *([""] if shares else [])])
+    sums = [[*line, *[""] * (len(heads) - len(line))] for line in sums]
     return Table(caption, heads, _cut(rows, len(heads)), sums)
 
 

@@ -4,10 +4,10 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedselect.aggregate import AGGREGATORS
 from fedselect.aggregate.aggregator import Aggregator
@@ -18,14 +18,15 @@ from fedselect.data import DATA, Federation
 from fedselect.data.sets import IMAGE_SETS
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method
-from fedselect.models import MODELS, Model
+from fedselect.models import ADAPTERS, MODELS, Model, with_weights
 from fedselect.private import Private
 from fedselect.runs import meant, presets
+from fedselect.runs.fields import Fields
 from fedselect.secret.mean import check_secret
 from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
-from fedselect.simulate.keeping import Keep, keeps
+from fedselect.simulate.keeping import keeps
 from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
@@ -42,65 +43,21 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
     "model": ("model", MODELS),
+    "adapt": ("adaptation", ADAPTERS),
     "task": ("task", TASKS),
     "aggregate": ("aggregator", AGGREGATORS),
 }
 
 
-def _option(default: Any, help: str, said: str | None = None) -> Any:
-    """A field that is a flag of the command line too; `said`: its default in words, where the value does not say it."""
-    return field(default=default, metadata={"help": help, "default": default if said is None else said})
-
-
-def _table(name: str, help: str, said: str | None = None) -> Any:
-    """A field that is a table, {"name": ..., option: value, ...}, of which a flag gives the name; `said` as above."""
-    return field(default_factory=lambda: {"name": name}, metadata={"help": help, "default": name, "said": said or name})
-
-
 @dataclass(frozen=True)
-class Config:
-    """One run. What has a name is a table, {"name": ..., option: value, ...}, with every option filled in."""
-
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedselect"})
-    data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
-    model: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    task: dict[str, Any] = _table("classification", "What outputs and targets mean.", "what the data is for")  # noqa: RUF009
-    aggregate: dict[str, Any] = _table("mean", "What the server makes of uploads.")  # noqa: RUF009
-    rounds: int = _option(30, "Communication rounds.")
-    seed: int = _option(0, "Seed of the partition, the initial model and training.")
-    fraction: float = _option(1.0, "Share of clients that train in a round.")
-    late: str | None = _option(None, "COUNT@ROUND: the last COUNT clients join in that round.")
-    eval_every: int = _option(1, "Evaluate every so many rounds.")
-    chunk: int | str = _option("auto", "Clients that train side by side, or auto.")
-    rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed).")
-    device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1.")
-    precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16.", "tf32 on a GPU")
-    deterministic: bool = _option(False, "The same bits each time on the same GPU, or an error that says why.")
-    cross: bool = _option(False, "At the end, also try every client's model on every other client's data.")
-    score: Literal["test", "val"] = _option("test", "Measure on test data, or on val: held out of training data with --val.")
-    keep: Keep | None = _option(  # noqa: RUF009
-        None,
-        "Which round counts: the last, the best on validation data (held out with --val), or each client's own best.",
-        "last; with --patience best",
-    )
-    patience: int | None = _option(None, "Stop after so many evaluations without a better one on validation data.")
-    headline: str | None = _option(None, "The metric that tables show first.", "the task's own")
-    metrics: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Also measure these of the task's metrics: auroc,f1.", "default": "none"},
-    )
-    secret: bool = _option(False, "Secure aggregation: the server learns sums, neither a client's values nor its mask.")
-    mean: Literal["senders", "cohort"] = _option("senders", "Secret sums are divided by an entry's senders, or by the cohort.")
-    private: str | None = _option(None, "Differential privacy: epsilon=8, more options after commas (docs/private.md).")
-    preset: str | None = _option(None, "Values to start from: paper, authors (the method's own), or ours (fedselect).")
-    plugins: list[str] = field(default_factory=list)  # whose rows it uses; `complete` fills it in
+class Config(Fields):
+    """One run, checked and filled in."""
 
     def complete(self) -> "Config":
         """Check every name and value and fill in the defaults."""
         plugins.need(self.plugins)
         data = _entry("data", {"name": "digits", **at_path(self.data)})
-        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **self.model})
+        model = _entry("model", {"name": DEFAULT_MODEL.get(data["name"], "resnet18"), **with_weights(self.model)})
         method, given = self._present(canonical("method", self.method)), _seams(self.training)
         find("method", str(method.get("name")), METHODS)
         names = (str(method["name"]), str(data["name"]))
@@ -112,7 +69,7 @@ class Config:
                 raise unknown("training option", name, known)
         training = {n: o.value(given) for n, o in known.items()}
         keep = keeps(self.keep, self.patience)
-        check_ranges(**{name: getattr(self, name) for name in RANGES if name not in ("late", "keep")})
+        check_ranges(**{name: getattr(self, name) for name in RANGES if name not in ("late", "keep", "view")})
         check_late(parse_late(self.late), self.rounds)
         tables: dict[str, Any] = {table: _entry(table, {"name": DEFAULTS[table], **getattr(self, table)}) for table in FLAGGED}
         tables |= {"method": _entry("method", method), "data": data, "model": model, "training": training}
@@ -165,7 +122,8 @@ class Config:
         return data.on_validation() if self.score == "val" else data
 
     def make_model(self, data: Federation) -> Model:
-        return make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        model = make_model(self.model["name"], _rest(self.model), data, self.make_task())
+        return build("adaptation", self.adapt["name"], ADAPTERS, _rest(self.adapt), model=model)
 
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
@@ -189,9 +147,11 @@ class Config:
             rows=rows or self.rows,
             device=self.device,
             precision=self.precision,
+            recompute=self.recompute,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
             keep=keeps(self.keep, self.patience),
+            view=self.view,
             aggregator=self.make_aggregator(),
             secret=self.secret,
             mean=self.mean,
@@ -199,7 +159,7 @@ class Config:
             private=self.private,
         )
         if self.cross:
-            simulation.need(simulation.method.view)
+            simulation.need(simulation.view)
         return simulation
 
     def to_json(self) -> dict[str, Any]:
@@ -313,7 +273,8 @@ def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, di
     found = {f"method:{m}": options(find("method", m, METHODS)) for m in methods}
     data = str(chosen["data"])
     found["data"] = options(find("data", data, DATA))
-    found["model"] = options(find("model", chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18"), MODELS))
+    model = chosen.get("model") or DEFAULT_MODEL.get(data, "resnet18")
+    found["model"] = options(find("model", str(with_weights({"name": model})["name"]), MODELS))
     found["training"] = training_options(chosen)
     for table in FLAGGED:
         kind, rows = TABLES[table]

@@ -29,7 +29,8 @@ from fedselect.serve.card import card, interval
 from fedselect.serve.module import Standalone, standalone
 from fedselect.serve.predictor import Inputs, Meaning
 from fedselect.simulate import Simulation
-from fedselect.simulate.keeping import final
+from fedselect.simulate.keeping import choices, final
+from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Task
 from fedselect.tasks.metrics import Metric
 
@@ -67,12 +68,12 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     x, y = test
     wanted = _as_learned(simulation.task, _outputs(model, x))
     headline = simulation.metrics[0]
-    said = _about(simulation, config, client, headline, wanted, y)
+    records = read_records(run / "metrics.jsonl", growing=not finished(run))
+    last = final(records[: simulation.round], headline.name)
+    said = _about(simulation, config, client, headline, wanted, y, chosen=_chosen(last, client))
     found = write_model(model, simulation, form, path, x, said)
     snippet = SNIPPETS[form](path, simulation, config.model)
     write_bytes(card_file(path), card(path, said, snippet).encode())
-    records = read_records(run / "metrics.jsonl", growing=not finished(run))
-    last = final(records[: simulation.round], headline.name)
     return Export(
         path,
         snippet,
@@ -83,6 +84,12 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
         said=last["clients"][headline.name][client] if last else None,
         score=config.score,
     )
+
+
+def _chosen(last: Record | None, client: int) -> str | None:
+    """Which of its models this is, where clients choose, in words."""
+    made = choices(last) if last else None
+    return f"{made[client]['model']}, of round {made[client]['round']}" if made and made[client]["model"] else None
 
 
 def module_of(simulation: Simulation, client: int, values: Tree) -> Standalone:
@@ -110,7 +117,9 @@ def card_file(model: Path) -> Path:
     return model.with_suffix(".md")
 
 
-def _about(s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor) -> About:
+def _about(
+    s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor, *, chosen: str | None
+) -> About:
     """What the file says of itself."""
     data, own = s.data, s.data.clients[client]
     low, high = interval(headline, outputs, targets) or (None, None)
@@ -123,6 +132,7 @@ def _about(s: Simulation, config: Config, client: int, headline: Metric, outputs
             "clients": s.clients,
             "data": data.name,
             "method": repr(s.method),
+            "chosen": chosen,
             "rounds": s.round,
             "seed": s.seed,
             "train": len(own.train[1]),

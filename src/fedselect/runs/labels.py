@@ -6,24 +6,30 @@ from typing import Any
 
 from fedselect.simulate.checkpoint import as_first_written
 
-COLOURS = {  # of each method: on light paper, on dark
-    "fedselect": ("#1d4ed8", "#86a9ff"),
-    "local": ("#6b7280", "#a3abb8"),
-    "fedavg": ("#b45309", "#f0b25a"),
-    "fedavg+ft": ("#be123c", "#ff8096"),
-    "fedper": ("#7e22ce", "#cba3ff"),
-    "fedrep": ("#0f766e", "#4fcfc2"),
-    "fedbabu": ("#4d7c0f", "#a5d85f"),
-    "lg-fedavg": ("#a21caf", "#f090f2"),
-    "fedprox": ("#7c4a2d", "#d8a98c"),
-    "ditto": ("#0e7490", "#5fcbe0"),
-    "fedpac": ("#8a6d00", "#e3cb5b"),
-    "fedbn": ("#9d174d", "#ff9ecb"),
-    "lotteryfl": ("#334155", "#c3cfdf"),
-    "fedpersist": ("#15803d", "#7fe0a4"),
-    "fedalike": ("#111827", "#f3f4f6"),
-    "apfl": ("#c2410c", "#ffa07a"),
-    "scaffold": ("#57534e", "#d6cfc7"),
+BLUE, GREY, INK = ("#1d4ed8", "#86a9ff"), ("#6b7280", "#a3abb8"), ("#111827", "#f3f4f6")  # on light paper, on dark
+ORANGE, MAROON, GREEN = ("#b45a0f", "#e17800"), ("#781e00", "#f02d4b"), ("#3c784b", "#b4f078")
+LILAC, INDIGO, PLUM = ("#965ab4", "#965aff"), ("#3c1e87", "#00e196"), ("#5a2d69", "#ffe12d")
+PALETTE = (BLUE, GREY, INK, ORANGE, MAROON, GREEN, LILAC, INDIGO, PLUM)
+"""Told apart by the colour-blind too: a test simulates how they see them."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
+LOOKS = {  # of each method: its colour and its marker
+    "fedselect": (BLUE, "circle"),
+    "local": (GREY, "square"),
+    "fedalike": (INK, "diamond"),
+    "fedavg": (ORANGE, "triangle-up"),
+    "fedavg+ft": (MAROON, "triangle-down"),
+    "fedper": (LILAC, "cross"),
+    "fedrep": (GREEN, "x"),
+    "fedbabu": (INDIGO, "star"),
+    "lg-fedavg": (PLUM, "circle"),
+    "fedprox": (ORANGE, "circle"),
+    "ditto": (GREEN, "square"),
+    "fedpac": (MAROON, "diamond"),
+    "fedbn": (LILAC, "triangle-up"),
+    "lotteryfl": (GREY, "triangle-down"),
+    "fedpersist": (BLUE, "star"),
+    "apfl": (PLUM, "x"),
+    "scaffold": (INDIGO, "cross"),
 }
 APART = (  # fields in which runs of one label may differ
     "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "metrics", "cross", "preset", "plugins",
@@ -64,15 +70,22 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in as_first_written(config).items() if k not in APART}
 
 
-def colours(methods: Sequence[str]) -> list[tuple[str, str]]:
-    """A colour for each label by its method: a method's own, then those that nobody here has."""
-    free = [c for m, c in COLOURS.items() if m not in methods] + list(COLOURS.values())
-    taken: set[str] = set()
+def looks(methods: Sequence[str]) -> list[tuple[tuple[str, str], str]]:
+    """A colour and a marker for each label by its method: a method's own, then pairs that nobody here has."""
+    taken = [LOOKS[m] for m in dict.fromkeys(methods) if m in LOOKS]
+    seen: set[str] = set()
     out = []
     for method in methods:
-        own = method in COLOURS and method not in taken
-        out.append(COLOURS[method] if own else free.pop(0) if len(free) > 1 else free[0])
-        taken.add(method)
+        if method in LOOKS and method not in seen:
+            out.append(LOOKS[method])
+        else:
+            free = [(c, s) for s in SYMBOLS for c in PALETTE if (c, s) not in taken] or [
+                (c, s) for s in SYMBOLS for c in PALETTE
+            ]
+            used = [c for c, _ in taken]
+            out.append(min(free, key=lambda look: used.count(look[0])))
+            taken.append(out[-1])
+        seen.add(method)
     return out
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from fedselect.core import sums
-from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.core.errors import InputError, RunError, Stopped, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
 from fedselect.data import Federation
 from fedselect.private import budget
@@ -55,10 +55,6 @@ OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
 DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
 ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
 SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
-
-
-class Stopped(RunError):  # noqa: N818
-    """Ctrl-C: everything up to the last finished round is on disk."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +298,12 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        tested = [c.tested for c in self.simulation.data.clients]
-        summary = {**summarise(self.config, self.history, tested), "share_live": None if live is None else round(live, 6)}
+        clients = self.simulation.data.clients
+        tested, validation = [c.tested for c in clients], [c.validation for c in clients]
+        summary = {
+            **summarise(self.config, self.history, tested, validation),
+            "share_live": None if live is None else round(live, 6),
+        }
         if self.simulation.budget:
             summary["privacy"] = self.simulation.budget.to_json()
         if cross is not None:
@@ -353,7 +353,8 @@ def _drive(
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
-        outcomes = stack.step(evaluate=True if last or (until and in_tail(stack.round + 1, full)) else None)
+        judged = last or (until is not None and in_tail(stack.round + 1, full))
+        outcomes = stack.step(evaluate=True if judged else None, more=not last)
         for run, record in zip(runs, outcomes, strict=True):
             if isinstance(record, TrainingError):
                 run.failed = str(record)
@@ -361,7 +362,8 @@ def _drive(
                     run.finish()
                     raise record
                 continue
-            run.note(record)
+            with stack.beside():
+                run.note(record)
             if watch:
                 watch(run.config, record)
         runs = [r for r in runs if not r.failed]

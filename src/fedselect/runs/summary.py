@@ -8,22 +8,24 @@ from typing import Any
 from fedselect.core.errors import RunError
 from fedselect.runs.config import Config
 from fedselect.runs.environment import environment
-from fedselect.simulate.keeping import final, in_tail
+from fedselect.simulate.keeping import choices, final, in_tail
 from fedselect.simulate.records import Record, means
 from fedselect.tasks import Measure, Spread
 
 
-def summarise(config: Config, history: Sequence[Record], tested: Sequence[int | None]) -> dict[str, Any]:
-    """The outcome of a run of this configuration; tested: on how many samples each client measures."""
+def summarise(
+    config: Config, history: Sequence[Record], tested: Sequence[int | None], validation: Sequence[int | None] = ()
+) -> dict[str, Any]:
+    """The outcome of a run of this configuration; tested, validation: on how many samples each client measures, and chooses."""
     about = {
         "method": config.method["name"],
         "data": config.data["name"],
         "model": config.model["name"],
         "seed": config.seed,
         "score": config.score,
-        "view": config.make_method().view,  # the one that the headline is of
+        "view": config.view or config.make_method().view,  # the one that the headline is of
     }
-    return summary(about, config.measured(), history, tested, environment(config.device, config.precision))
+    return summary(about, config.measured(), history, tested, environment(config.device, config.precision), validation)
 
 
 def summary(
@@ -32,6 +34,7 @@ def summary(
     history: Sequence[Record],
     tested: Sequence[int | None],
     made_on: Mapping[str, Any],
+    validation: Sequence[int | None] = (),
 ) -> dict[str, Any]:
     """What a table needs, and what a reader must know to trust it: what ran, how it came out, and where."""
     headline = metrics[0].name
@@ -53,6 +56,7 @@ def summary(
         "clients": last["clients"][headline],
         "over_clients": {m.name: Spread.of(m, last["clients"][m.name], tested).to_json() for m in metrics},
         **({"kept": last["kept"], "kept_by": f"{headline} on validation data"} if last.get("kept") is not None else {}),
+        **({"chosen": chosen} if (chosen := choices(last, validation)) else {}),
         **({"stopped": True} if last.get("stopped") else {}),
         "share": last["share"],
         "bytes_up": sum(r["bytes_up"] for r in history),

@@ -2,9 +2,7 @@
 
 import csv
 import io
-import os
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from fedselect.core.errors import RunError
@@ -21,12 +18,6 @@ from fedselect.runs.rundir import again, described, failure, finished, headline,
 from fedselect.tasks import Measure
 
 DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
-
-
-def terminal() -> Console:
-    """Where output goes. In a file or a pipe a table is as wide as it needs to be: nothing is cut to fit eighty columns."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=160 if piped else None)
 
 
 @dataclass(frozen=True)
@@ -45,6 +36,7 @@ class Line:
     reports: str
     score: str  # the data that these are of: test or val
     kept: bool  # whether they are of rounds that were chosen on validation data, not of the last
+    chosen: Counter[str]  # which of their models clients report, where they choose
     others: float | None  # the same on other clients' data, where it was measured
 
     @property
@@ -81,8 +73,9 @@ def rows(runs: Sequence[Path]) -> list[Line]:
             share=statistics.fmean(s["share"] for s in group),
             bytes_up=statistics.fmean(s["bytes_up"] for s in group),
             seconds=statistics.fmean(s["seconds"] for s in group),
-            reports="local" if all(view_of(s, s, first) == "local" for s in group) else "merged",
+            reports=_reports([view_of(s, s, first) for s in group]),
             score=group[0].get("score", "test"),
+            chosen=Counter(c["model"] for s in group for c in s.get("chosen", ()) if c["model"]),
             kept=any(s.get("kept") is not None for s in group),
             others=_mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
@@ -132,8 +125,9 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
         views = [first.show(statistics.fmean(v)) for v in (r.local, r.merged)]
-        mark = 0 if r.reports == "local" else 1
-        views[mark] = f"[bold]{views[mark]}[/bold]"
+        if r.reports != "best":
+            mark = 0 if r.reports == "local" else 1
+            views[mark] = f"[bold]{views[mark]}[/bold]"
         others = [first.show(r.others) if r.others is not None else "-"] if crossed else []
         figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
         table.add_row(r.name, spread(r.values, first), *views, *others, *figures)
@@ -143,6 +137,10 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
         f"{first.name}: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
         "MB up: from all clients, in the whole run"
     )
+    for r in found:
+        if r.chosen:
+            named = ", ".join(f"{model} {many}" for model, many in r.chosen.most_common())
+            table.caption += f"; {r.name}: each client's choice on its validation data ({named})"
     if any(r.kept for r in found):
         table.caption += "; numbers are of the rounds that were kept, chosen on validation data"
     table.caption_justify = "left"
@@ -152,6 +150,11 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
 def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
     """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
     return list(zip(labels([described(run) for run in runs]), runs, strict=True))
+
+
+def _reports(views: Sequence[str]) -> str:
+    """What all runs of a line report; merged where they differ."""
+    return views[0] if len(set(views)) == 1 else "merged"
 
 
 def _mean(found: Sequence[float | None], whole: int) -> float | None:

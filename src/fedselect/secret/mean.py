@@ -5,7 +5,7 @@ bit of it, so both give the same model.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedselect.aggregate.masked import MaskedSum
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, State, Tree
 from fedselect.methods.method import Up
-from fedselect.secret.ring import CLIENTS, IS_NEAR, OVER, Ring
+from fedselect.secret.ring import CLIENTS, IS_NEAR, OVER, Ring, untold
 
 Over = Literal["senders", "cohort"]
 """What a sum is divided by: the clients that sent the entry, or all that took part, which then hides how many sent it."""
@@ -27,19 +27,35 @@ ROUNDING = "rounding"  # what a client's randomness is for
 GROW, SHRINK, LEAST, MOST = 4.0, 0.5, 2.0**-10, 2.0**40
 
 
+class Noisy(Protocol):
+    """Makes whole numbers of updates that are private by themselves."""
+
+    @property
+    def step(self) -> float:
+        """What the number 1 stands for."""
+
+    def code(self, values: Tree, params: Tree, keys: Tensor, clients: int) -> Tree:
+        """Updates from `params`, clipped, rounded and with noise, in a round of so many clients."""
+
+
 @dataclass(frozen=True)
 class SecretMean(Aggregator):
-    """What `inner` makes of the sums; the range that values may move in follows what was cut in the round before."""
+    """What `inner` makes of the sums; the range that values may move in follows what was cut in the round before.
+
+    `noisy`: where clients are private, who makes their whole numbers; ranges then follow from the promise alone.
+    """
 
     inner: Aggregator
     ring: Ring
+    noisy: Noisy | None = None
 
     @property
     def mean(self) -> Over:
         return "senders" if self.ring.counted else "cohort"
 
     def start(self, params: Tree) -> State:
-        return {**self.inner.start(params), "reach": {n: torch.full((), FIRST, device=v.device) for n, v in params.items()}}
+        first = FIRST if self.noisy is None else self.noisy.step * self.ring.top
+        return {**self.inner.start(params), "reach": {n: _reach(first, v) for n, v in params.items()}}
 
     def fold(self, state: State, params: Tree) -> "SecretFold":
         return SecretFold(self, state, params)
@@ -52,12 +68,18 @@ class SecretFold(Fold):
 
     def __init__(self, how: SecretMean, state: State, params: Tree) -> None:
         self.sums, self._how, self._params, self._state = MaskedSum(), how, params, state
-        self.reach = {n: state["reach"].get(n, torch.full((), FIRST_STATISTIC, device=v.device)) for n, v in params.items()}
+        self.reach = {n: state["reach"].get(n, _reach(FIRST_STATISTIC, v)) for n, v in params.items()}
+        self._clients = how.ring.clients
+
+    def expect(self, clients: int) -> None:
+        self._clients = clients
 
     def take(self, up: Up, keys: Tensor) -> None:
         check_hidden(up)
         names = [n for n in up.values if up.sent.get(n, False) is not False]
-        codes = self._how.ring.code(up.values, up.sent, self._params, {n: self.reach[n] for n in names}, keys)
+        codes = coded(
+            self._how.ring, self._how.noisy, up, self._params, {n: self.reach[n] for n in names}, keys, clients=self._clients
+        )
         self.add(codes, {**dict.fromkeys(codes, True), **{n: up.sent[n] for n in names}}, up.weight)
 
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
@@ -76,7 +98,7 @@ class SecretFold(Fold):
         names = [n for n in total if not n.startswith("~")]
         for n in names:
             count = senders[n] if how.ring.counted else total[CLIENTS].expand_as(senders[n]).clone()
-            step = self.reach[n].double() / how.ring.top
+            step = self.reach[n].double() / how.ring.top if how.noisy is None else how.noisy.step
             inner.sums.total[n] = self._params[n].double() * count + step * total[n]
             inner.sums.weight[n], inner.sums.dtypes[n] = count, self._params[n].dtype
         mean, heard, memory = inner.finish()
@@ -84,7 +106,9 @@ class SecretFold(Fold):
         return mean, heard, {**memory, "reach": reach, "cut": {"share": self._cut(names)}}
 
     def _next(self, at: int, name: str) -> Tensor:
-        """A range in which something was cut grows, one whose ends nobody came near shrinks."""
+        """A range in which something was cut grows, one whose ends nobody came near shrinks; of private updates none moves."""
+        if self._how.noisy is not None:
+            return self.reach[name]
         over, near = (self.sums.total[n][at] for n in (OVER, IS_NEAR))
         change = torch.where(over > 0, GROW, torch.where(near > 0, 1.0, SHRINK))
         return (self.reach[name] * change).clamp(LEAST, MOST).to(self.reach[name].dtype)
@@ -95,6 +119,18 @@ class SecretFold(Fold):
             return torch.zeros(())
         sent = sum(self.sums.weight[n].sum() for n in names)
         return (self.sums.total[OVER].sum() / torch.as_tensor(sent).clamp_min(1.0)).float()
+
+
+def coded(ring: Ring, noisy: Noisy | None, up: Up, params: Tree, reach: Tree, keys: Tensor, *, clients: int) -> Tree:
+    """Stacked uploads of a round of so many clients as whole numbers; `reach` names the tensors that are sent."""
+    if noisy is None:
+        return ring.code(up.values, up.sent, params, reach, keys)
+    codes = noisy.code({n: up.values[n] for n in reach}, params, keys, clients)
+    return {**codes, **untold(len(reach), keys)}
+
+
+def _reach(value: float, like: Tensor) -> Tensor:
+    return torch.full((), value, device=like.device)
 
 
 def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:

@@ -23,6 +23,7 @@ def about(model: Model, inputs: Inputs, meaning: Meaning) -> About:
     return {
         "model": model.name,
         "recipe": recipe(model),
+        **({"base": model.base} if model.adapters else {}),
         "shape": inputs.shape,
         "kind": str(inputs.kind).removeprefix("torch."),
         "scale": None if inputs.scale is None else inputs.scale.flatten().tolist(),

@@ -68,6 +68,7 @@ def _facts(said: About, told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "data": told["data"],
         "method": told["method"],
+        **({"chosen by the client on its validation data": told["chosen"]} if told.get("chosen") else {}),
         "network": said["model"],
         "trained": f"{told['rounds']} rounds on {told['train']} samples of this client, seed {told['seed']}",
         "task": said["task"]["name"],

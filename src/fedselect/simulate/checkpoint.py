@@ -45,8 +45,10 @@ class Run:
 
 
 LATER: dict[str, Any] = {
+    "recompute": False,
     "plugins": [],
     "data": {"shift": "labels", "classes": 100},
+    "adapt": {"name": "all"},
     "task": {"name": "classification", "class_weights": None, "label_smoothing": 0.0},
     "headline": None,
     "metrics": [],
@@ -54,6 +56,7 @@ LATER: dict[str, Any] = {
     "mean": "senders",
     "private": None,
     "keep": "last",
+    "view": None,
     "patience": None,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
@@ -68,6 +71,9 @@ GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
 _TUNED = {"finetune": 0, "finetune_lr": None}
 GAINED: dict[str, dict[str, Any]] = {
     "fedper": {"warmup": 0, **_TUNED},
+    "fedselect": {"unit": "entry"},
+    "fedpersist": {"unit": "layer"},
+    "Partial": {"select": {"unit": "entry"}},
     **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
 }
 """Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
@@ -118,6 +124,8 @@ def owner(simulation: "Simulation") -> Run:
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     config |= {} if s.keep == "last" else {"keep": s.keep}
+    config |= {"view": s.view} if s.view == "best" else {}
+    config |= {} if s.model.adapters is None else {"adapters": s.model.adapters.to_json(), "base": s.model.base[:12]}
     if s.training.the_schedule.needs_rounds:
         config["rounds"] = s.total
     return Run(
@@ -161,6 +169,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
             **(flat("kept", simulation.kept.dump()[1]) if simulation.kept else {}),
         }
         said = {"run": identity(run.config), "config": run.config, "chunk": simulation.chunk, "store": store.kind}
+        said |= {"base": simulation.model.base} if simulation.model.adapters else {}
         said |= {"charged": simulation.budget.charged} if simulation.budget else {}
         said |= {"kept": simulation.kept.dump()[0]} if simulation.kept else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
@@ -266,6 +275,10 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
     """Put a simulation where the checkpoint left it."""
     said, tensors = snapshots.load(place, ADVICE)
     _claim(place, said, run)
+    if said.get("base", simulation.model.base) != simulation.model.base:
+        raise CheckpointError(
+            f"{place} was made with another frozen base; give the weights file that the run began with, as it was then."
+        )
     store = simulation.store
     if said.get("store", "resident") != store.kind:
         raise CheckpointError(

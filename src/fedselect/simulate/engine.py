@@ -17,6 +17,7 @@ from fedselect.core import random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
+from fedselect.methods.choice import CHOICES
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
 from fedselect.private.budget import Budget
@@ -41,10 +42,11 @@ from fedselect.simulate.inputs import (
     pick_device,
     pick_precision,
 )
-from fedselect.simulate.jobs import Asked, Full, Job
+from fedselect.simulate.jobs import Asked, Full, Job, Turn
 from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.records import (
+    CHOSEN,
     SENT,
     Finite,
     Notes,
@@ -88,14 +90,16 @@ class Simulation:
     values; by default their mean, `Mean()`.
     `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
     from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
-    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `eval_every`: rounds between
+    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `recompute`: keep of each
+    block of a transformer only its inputs and compute the rest again in the backward pass. `eval_every`: rounds between
     evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads
     that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
     entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
     scored beside test data (val_accuracy, val_loss). `keep`: which models are the outcome: of the last round, of the best
-    round on validation data, or each client's of its own best round. `rounds`: how many there will be in all, for a
-    schedule or a privacy budget that depends on it. Method, model, task and aggregator may be names, with default
-    options.
+    round on validation data, or each client's of its own best round. `view`: "best" lets each client choose on its validation
+    data which of its models it reports (local, merged, fine-tuned, mixed); by default the one that the method says.
+    `rounds`: how many there will be in all, for a schedule or a privacy budget that depends on it. Method, model, task and
+    aggregator may be names, with default options.
     """
 
     def __init__(
@@ -115,10 +119,12 @@ class Simulation:
         rows: str = "auto",
         device: str = "auto",
         precision: str = "auto",
+        recompute: bool = False,
         deterministic: bool = False,
         eval_every: int = 1,
         val: bool = False,
         keep: str = "last",
+        view: str | None = None,
         aggregator: Aggregator | str | None = None,
         rounds: int | None = None,
         secret: bool = False,
@@ -134,12 +140,14 @@ class Simulation:
         model = as_model(model, data, task)
         self.clients = len(data.clients)
         check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
-        check_ranges(deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep)
+        check_ranges(
+            deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep, view=view
+        )
         check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
-        check_validation(data, val, keep)
-        val = val or keep != "last"
+        check_validation(data, val, keep, view)
+        val = val or keep != "last" or view is not None
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
         check_clients(method, self.clients)
@@ -147,8 +155,9 @@ class Simulation:
         self.private = as_private(private)
         if self.private is not None:
             check_private(rounds)
-            check_together(self.private, secret, keep)
+            check_together(self.private, secret, keep, view)
         self._bare = method, self.aggregator  # as they were given
+        self.view = view or method.view  # of the models that it reports
         self.method: Method = Covered(method) if self.private and self.private.unit == "client" else method
         self.budget: Budget | None = None  # of privacy
         self.guard: PerSample | None = None
@@ -171,7 +180,7 @@ class Simulation:
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
         sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout)
+        self.fitted = Fitted(model, self.device, self.precision, layout=data.layout, recompute=recompute)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
         self._programs = Programs(self.fitted, self.training, self.task)
@@ -194,7 +203,7 @@ class Simulation:
         if self.private is not None:
             protect(self, self.private, joined)
         if val:
-            self.need(method.view)
+            self.need(self.view)
         self.keep = keep
         self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
@@ -206,8 +215,8 @@ class Simulation:
             "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
-            "precision": self.precision, "deterministic": self.deterministic, "eval_every": self.eval_every, "val": self.val,
-            "keep": self.keep,
+            "precision": self.precision, "recompute": self.fitted.recompute, "deterministic": self.deterministic,
+            "eval_every": self.eval_every, "val": self.val, "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
@@ -225,7 +234,8 @@ class Simulation:
     @property
     def _columns(self) -> tuple[str, ...]:
         """What is recorded of each client."""
-        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val))
+        chosen = (CHOSEN,) if self.view == "best" else ()
+        return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val), *chosen)
 
     def step(self, evaluate: bool | None = None) -> Record:
         """One round: clients train, the server folds, everybody present is evaluated."""
@@ -246,12 +256,13 @@ class Simulation:
             checkpoint.load(found.place, self, run)
         return found is not None
 
-    def asks(self, evaluate: bool | None = None) -> Generator[Asked, Any, Record]:
-        """One round as questions to its clients; send the answer to each, and get the record at the end."""
-        began = time.perf_counter()
+    def asks(self, turn: Turn) -> Generator[Asked, Any, Record]:
+        """One round as questions to its clients; send the answer to each, and get the record at the end.
+
+        Until the first answer is sent, nothing of the simulation changes, unless samples or clients are private.
+        """
         if self.budget is not None:
             self.budget.charge(self.round + 1)
-        evaluate = (self.round + 1) % self.eval_every == 0 if evaluate is None else evaluate
         present = (self._from <= self.round).nonzero().flatten()
         here = ranks.own(present)
         waiting = deque(self._chunks(here[~self.store.joined[ranks.place(here)]]))
@@ -268,6 +279,7 @@ class Simulation:
         cohort = self._cohort(present)
         notes, finite = Notes(self.clients, self._columns), Finite(self.data)
         folded = self._folds.fold(self.memory, self._shared())
+        folded.expect(len(cohort))
         sizes = codec if self.secret is None else Sizes(self.secret.ring, len(cohort))
         extras: list[State] = []
         order: list[Tensor] = []
@@ -278,7 +290,7 @@ class Simulation:
             before, down = self._open(ids, ahead=waiting)
             try:
                 state, up, loss = yield Job("client", ids, self.round, before, down)
-                scores = yield from self._last_look(ids, state, evaluate)
+                scores = yield from self._last_look(ids, state, turn.evaluate)
             except Full:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
@@ -289,7 +301,8 @@ class Simulation:
             notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state, scores)
-            folded.take(up, random.client_keys(self.seed, ids.to(self.device), self.round, ROUNDING))
+            there = ids.to(self.device, non_blocking=True)  # a GPU is busy training: do not wait for it
+            folded.take(up, random.client_keys(self.seed, there, self.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, sizes.up_size(up))
@@ -309,14 +322,14 @@ class Simulation:
         self.memory = {k: together(t, clients=False) for k, t in memory.items()}
         del folded, extras, server, mean, heard, memory
         self.round += 1
-        if evaluate:
+        if turn.evaluate:
             yield from self._evaluate(here, notes, finite)
         yield None
-        return self._record(notes, finite, began)
+        return self._record(notes, finite, turn.began)
 
     def _cohort(self, present: Tensor) -> Tensor:
         """Who trains in this round."""
-        if self.private is not None and self.private.unit == "client":
+        if self.private is not None and self.private.unit == "client" and self.secret is None:
             return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
         count = most(self.fraction, len(present))
         return random.choose(self.seed, present, count, self.round, "cohort")
@@ -337,12 +350,14 @@ class Simulation:
         for r, (theirs, _) in enumerate(found):
             for k, values in theirs.items():
                 lists[k][r :: len(found)] = values[r :: len(found)]
+        if CHOSEN in lists:
+            lists[CHOSEN] = [None if c is None else CHOICES[c] for c in lists[CHOSEN]]
         check_figures(lists, self.metrics, [c.name or i for i, c in enumerate(self.data.clients)], self.round)
         record = {
             "round": self.round,
             "seconds": round(time.perf_counter() - began, 4),
             **({"epsilon": self.budget.spent_so_far} if self.budget else {}),
-            **{k: mean_of(v) for k, v in lists.items() if k not in SENT},
+            **{k: mean_of(v) for k, v in lists.items() if k not in (*SENT, CHOSEN)},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
             **({"cut": round(float(self.memory["cut"]["share"]), 6)} if self.secret else {}),
@@ -359,7 +374,7 @@ class Simulation:
 
         With keep=best or own, those of the kept rounds, of which there is the reported view alone.
         """
-        ids, view = torch.as_tensor(ids), view or self.method.view
+        ids, view = torch.as_tensor(ids), view or self.view
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
             raise InputError("a process holds the models of its own clients alone; ask for those, or run in one process.")
@@ -367,12 +382,14 @@ class Simulation:
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         if self.kept and bool(self.kept.store.joined[ids].all()):
-            if view != self.method.view:
-                raise InputError(f"of kept rounds there is the reported view alone: view='{self.method.view}', or keep='last'.")
+            if view != self.view:
+                raise InputError(f"of kept rounds there is the reported view alone: view='{self.view}', or keep='last'.")
             return self.kept.models(ids, self.device)
         state, down = self._open(ids)
         if view == "local":
             return clone(self.method.local(state))
+        if view == "best":
+            return Stack([self]).do(Job("choose", ids, self.round - 1, state, down)).best  # type: ignore[no-any-return]
         return Stack([self]).do(Job("personal", ids, self.round - 1, state, down))  # type: ignore[no-any-return]
 
     @property
@@ -401,7 +418,7 @@ class Simulation:
 
     def need(self, view: str) -> None:
         """Refuse what needs a view of clients' models that are not kept."""
-        if view == "local" and self.store.forgets:
+        if view != "merged" and self.store.forgets:
             raise InputError(
                 "with rows=personal clients keep what is personal, not the models as they trained them; use view='merged' or "
                 "rows=all."
@@ -452,13 +469,18 @@ class Simulation:
             ids = waiting.popleft()
             state, down = self._open(ids, ahead=waiting)
             try:
-                merged = yield Job("personal", ids, self.round - 1, state, down)
+                best = None
+                if self.view == "best":
+                    merged, best, which = yield Job("choose", ids, self.round - 1, state, down)
+                    chosen = yield Job("score", ids, self.round - 1, {"model": best})
+                else:
+                    merged = yield Job("personal", ids, self.round - 1, state, down)
                 found = yield Job("score", ids, self.round - 1, {"model": merged})
                 if isinstance(self.store, Compact) and self.store.forgets:
                     local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
                 else:
                     local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
-                own = self.method.local(state) if self.method.view == "local" else merged
+                own = {"local": self.method.local(state), "merged": merged, "best": best}[self.view]
                 held = (yield Job("score", ids, self.round - 1, {"model": own}, part="val")) if self.val else {}
             except Full:
                 del state, down
@@ -468,6 +490,9 @@ class Simulation:
                 self.kept.see(ids, own)
             self._note(notes, "local", ids, local)
             self._note(notes, "merged", ids, found)
+            if best is not None:
+                self._note(notes, "best", ids, chosen)
+                notes.add(CHOSEN, ids, which)
             for name, values in held.items():
                 notes.add(validated(name), ids, values)
             notes.add("share", ids, self._share(state))
@@ -477,8 +502,9 @@ class Simulation:
 
     def _note(self, notes: Notes, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
         headline = self.metrics[0].name
-        notes.add(f"{headline}_{view}", ids, found[headline])
-        if view == self.method.view:
+        if view != "best":
+            notes.add(f"{headline}_{view}", ids, found[headline])
+        if view == self.view:
             for name, values in found.items():
                 notes.add(name, ids, values)
 

@@ -57,6 +57,11 @@ class Layout:
         """How many entries of each section a row holds, as far as that is known without looking: (sections,)."""
         return torch.tensor([sum(s.sizes) if s.under is True else 0 for s in self.sections])
 
+    @property
+    def longest(self) -> int:
+        """What a row takes at most: all entries of all sections."""
+        return sum(int(s.nbytes(torch.tensor(sum(s.sizes)))) for s in self.sections if s.under is not False)
+
     def nbytes(self, counts: Tensor) -> Tensor:
         """What every row takes, section by section, from how many entries it holds: both (C, sections)."""
         return torch.stack([s.nbytes(count) for s, count in zip(self.sections, counts.T, strict=True)], 1)

@@ -18,7 +18,7 @@ from fedselect.core.options import build, find, named
 from fedselect.data import ClientData, Federation
 from fedselect.methods import METHODS
 from fedselect.methods.method import Method, check_method
-from fedselect.models import MODELS, Model
+from fedselect.models import MODELS, Model, with_weights
 from fedselect.private.settings import Private
 from fedselect.secret.mean import Over
 from fedselect.simulate import ranks
@@ -40,10 +40,12 @@ class RunOptions(TypedDict, total=False):
     rows: str
     device: str
     precision: str
+    recompute: bool
     deterministic: bool
     eval_every: int
     val: bool
     keep: Literal["last", "best", "own"]
+    view: Literal["best"] | None
     aggregator: Aggregator | str | None
     secret: bool
     mean: Over
@@ -121,7 +123,8 @@ def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
 def as_model(model: Network, data: Federation, task: Task) -> Model:
     """The model that was given, or the one of this name for this data and task."""
     if isinstance(model, str):
-        return make_model(named(model, MODELS), {}, data, task)
+        asked = with_weights({"name": model})
+        return make_model(named(asked.pop("name"), MODELS), asked, data, task)
     if isinstance(model, Model):
         return model
     if not isinstance(model, nn.Module) and callable(model) and (lacks := _needed(model)):
@@ -219,6 +222,7 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "secret": (object, lambda v: isinstance(v, bool), "is True or False"),
     "mean": (object, lambda v: v in ("senders", "cohort"), "is senders or cohort"),
     "keep": (object, lambda v: v in ("last", "best", "own"), "is last, best or own"),
+    "view": (object, lambda v: v in (None, "best"), "is best or left out; local and merged are options of some methods"),
     "patience": (object, lambda v: v is None or (isinstance(v, int) and v >= 1), "is a number of evaluations, at least 1"),
 }
 """What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
@@ -241,13 +245,19 @@ def most(fraction: float, clients: int) -> int:
     return max(1, round(fraction * clients))
 
 
-def check_validation(data: Federation, val: bool, keep: str) -> None:
+def no_validation(keep: str) -> InputError:
+    """What to say where a run chooses on validation data and there is none: a round, else a model."""
+    what = "view=best chooses" if keep == "last" else f"keep={keep} and patience choose"
+    return InputError(
+        f"{what} on validation data, and no client has any; hold some out of training data: "
+        "--val 20, of a table --val-share 0.2, in Python fs.ClientData(val=...) or val_share=0.2."
+    )
+
+
+def check_validation(data: Federation, val: bool, keep: str, view: str | None) -> None:
     """Refuse to score or choose on validation data where there is none."""
-    if keep != "last" and not data.has("val"):
-        raise InputError(
-            f"keep={keep} and patience choose on validation data, and no client has any; hold some out of training data: "
-            "--val 20, of a table --val-share 0.2, in Python fs.ClientData(val=...) or val_share=0.2."
-        )
+    if (keep != "last" or view is not None) and not data.has("val"):
+        raise no_validation(keep)
     if val and not data.has("val"):
         raise InputError(
             "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."

@@ -12,12 +12,12 @@ from fedselect.training.work import Work
 
 @dataclass(frozen=True)
 class Job:
-    """Something that clients do, all alike: join, a round of training, merging with the server, or a test.
+    """Something that clients do, all alike: join, a round of training, merging with the server, choosing a model, or a test.
 
-    A test is of the tree state["model"] on the clients' own data of one part.
+    A choice is among models, on validation data. A test is of the tree state["model"] on the clients' own data of one part.
     """
 
-    what: Literal["join", "client", "personal", "score"]
+    what: Literal["join", "client", "personal", "choose", "score"]
     ids: Tensor
     round: int
     state: State = field(default_factory=dict)
@@ -27,6 +27,14 @@ class Job:
     def heard(self) -> State:
         """What the server tells these clients, as they get it: a row for each."""
         return {**{k: expand(t, len(self.ids)) for k, t in self.down.shared.items()}, **self.down.rows}
+
+
+@dataclass
+class Turn:
+    """What is asked of a round, which may have begun before: whether clients are evaluated, and when it was asked for."""
+
+    evaluate: bool = False
+    began: float = 0.0
 
 
 Asked = Job | None

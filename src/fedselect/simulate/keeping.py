@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, Tree, clone, take
-from fedselect.simulate.records import SENT, Record, evaluated, mean_of, validated
+from fedselect.simulate.records import CHOSEN, SENT, Record, evaluated, mean_of, validated
 from fedselect.simulate.store import Store
 from fedselect.tasks.metrics import Measure
 
@@ -126,7 +126,25 @@ def final(history: Sequence[Record], headline: str) -> Record | None:
         name: values if name in SENT else [by[r or last["round"]][name][i] for i, r in enumerate(kept)]
         for name, values in last["clients"].items()
     }
-    return {**last, **{name: mean_of(values) for name, values in lists.items() if name not in SENT}, "clients": lists}
+    means = {name: mean_of(values) for name, values in lists.items() if name not in (*SENT, CHOSEN)}
+    return {**last, **means, "clients": lists}
+
+
+def choices(ended: Record, validation: Sequence[int | None] = ()) -> list[dict[str, Any]] | None:
+    """Which of its models each client reports, of which round, chosen on how many samples; None where clients do not choose.
+
+    ended: what a run ends with; validation: how many samples each client has, where that is known.
+    """
+    chosen = ended["clients"].get(CHOSEN)
+    if chosen is None:
+        return None
+    kept = ended.get("kept")
+    rounds = kept if isinstance(kept, list) else [kept] * len(chosen)
+    on = validation or [None] * len(chosen)
+    return [
+        {"model": model, "round": r or ended["round"], **({} if n is None else {"validation": n})}
+        for model, r, n in zip(chosen, rounds, on, strict=True)
+    ]
 
 
 def said(record: Record) -> str:

@@ -6,15 +6,22 @@ import torch
 from torch import Tensor
 
 PAGE = 2**16
+"""The size of a page, in bytes, where rows are much longer than that."""
 TOGETHER = 64
-"""Pages are made so many at a time: 4 MiB, a power of two, because pinned memory is handed out in such sizes."""
+"""Pages of that size are made so many at a time: 4 MiB, a power of two, because pinned memory is handed out in such sizes."""
 
 
 class Pages:
-    """Rows by number. Memory once taken serves other rows when one shrinks; it is not given back."""
+    """Rows by number. Memory once taken serves other rows when one shrinks; it is not given back.
 
-    def __init__(self, rows: int, pin: bool = False) -> None:
+    longest: how long a row may become, in bytes; the pages of short rows are smaller, so that little is left empty.
+    """
+
+    def __init__(self, rows: int, pin: bool = False, longest: int | None = None) -> None:
         self._pin = pin
+        self._page, self._together = PAGE, TOGETHER
+        while longest is not None and 8 * self._page > longest and self._page > 512:
+            self._page, self._together = self._page // 2, self._together * 2
         self._blocks: list[Tensor] = []
         self._free: list[int] = []
         self._rows: list[list[int]] = [[] for _ in range(rows)]
@@ -22,12 +29,12 @@ class Pages:
 
     @property
     def nbytes(self) -> int:
-        return len(self._blocks) * TOGETHER * PAGE
+        return len(self._blocks) * self._together * self._page
 
     def resize(self, row: int, size: int) -> None:
         """Room for so many bytes; those that stay keep their content."""
         pages = self._rows[row]
-        wanted = -(-size // PAGE)
+        wanted = -(-size // self._page)
         while len(pages) > wanted:
             self._free.append(pages.pop())
         while len(pages) < wanted:
@@ -39,15 +46,16 @@ class Pages:
     def parts(self, row: int) -> Iterator[Tensor]:
         """A row's bytes in order, as views; pages that lie side by side are one."""
         pages, left, at = self._rows[row], self.sizes[row], 0
+        page, together = self._page, self._together
         while at < len(pages):
             first, run = pages[at], 1
-            while at + run < len(pages) and pages[at + run] == first + run and (first + run) % TOGETHER:
+            while at + run < len(pages) and pages[at + run] == first + run and (first + run) % together:
                 run += 1
-            begin, size = first % TOGETHER * PAGE, min(run * PAGE, left)
-            yield self._blocks[first // TOGETHER][begin : begin + size]
+            begin, size = first % together * page, min(run * page, left)
+            yield self._blocks[first // together][begin : begin + size]
             at, left = at + run, left - size
 
     def _more(self) -> None:
         at = len(self._blocks)
-        self._blocks.append(torch.empty(TOGETHER * PAGE, dtype=torch.uint8, pin_memory=self._pin))
-        self._free += reversed(range(at * TOGETHER, (at + 1) * TOGETHER))
+        self._blocks.append(torch.empty(self._together * self._page, dtype=torch.uint8, pin_memory=self._pin))
+        self._free += reversed(range(at * self._together, (at + 1) * self._together))

@@ -1,15 +1,18 @@
 """A simulation that keeps a promise of privacy: its noise, its budget, and what it refuses."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, expand
 from fedselect.private.budget import Budget
 from fedselect.private.clients import private_mean, shared_names
-from fedselect.private.guarantee import client_guarantee, sample_guarantee
+from fedselect.private.guarantee import client_guarantee, sample_guarantee, shared_guarantee
 from fedselect.private.samples import guard, passes_of
 from fedselect.private.settings import Private
+from fedselect.private.shares import check_cohort, shares
 from fedselect.simulate import ranks
+from fedselect.simulate.inputs import most
 from fedselect.tasks.task import Task
 from fedselect.training.per_sample import Guard
 from fedselect.training.work import Work
@@ -27,17 +30,21 @@ def check_private(rounds: int | None) -> int:
     return rounds
 
 
-def check_together(private: Private | None, secret: bool, keep: str) -> None:
+def check_together(private: Private | None, secret: bool, keep: str, view: str | None = None) -> None:
     """Refuse noise on a sum that nobody can add it to, and a choice that no noise covers."""
     if private is not None and keep != "last":
         raise InputError(
             "--keep and --patience choose a round on validation data, which --private does not cover; leave them out."
         )
-    if secret and private is not None and private.unit == "client":
+    if private is not None and view is not None:
+        raise InputError("--view best chooses a model on validation data, which --private does not cover; leave it out.")
+    shared = secret and private is not None and private.unit == "client"
+    if shared and private is not None and private.quantile is not None:
         raise InputError(
-            "--secret hides single updates, which --private of clients has to clip at the server; use --private "
-            "epsilon=8,unit=sample, where each client adds its own noise, or leave one of them out."
+            "with --secret nobody sees how long updates are, so the clip cannot follow a quantile; give clip= in its place."
         )
+    if private is not None and private.colluding != 1 and not shared:
+        raise InputError("colluding is of clients that add noise themselves; it goes with --secret and unit=client.")
 
 
 def check_task(task: Task, learns: bool) -> None:
@@ -56,9 +63,15 @@ def protect(simulation: "Simulation", private: Private, state: State) -> None:
     if private.unit == "client":
         names = shared_names(s.model, s.method.wants(s.model, state))
         entries = sum(s.initial[n].numel() for n in names)
-        guarantee = client_guarantee(private, s.clients, s.fraction, rounds, entries)
-        s.aggregator = s._folds = private_mean(guarantee, s.aggregator, names, s.seed)
-        s.memory = s.aggregator.start({n: s.initial[n] for n in s.model.params})
+        if s.secret is None:
+            guarantee = client_guarantee(private, s.clients, s.fraction, rounds, entries)
+            s.aggregator = s._folds = private_mean(guarantee, s.aggregator, names, s.seed)
+        else:
+            cohort = most(s.fraction, s.clients)
+            check_cohort(private, cohort)
+            guarantee = shared_guarantee(private, s.clients, cohort, rounds, entries)
+            s.secret = s._folds = replace(s.secret, noisy=shares(guarantee, s.secret.ring))
+        s.memory = s._folds.start({n: s.initial[n] for n in s.model.params})
     else:
         sizes, batch = s.inputs.sizes or (), s.training.batch_size
         passes = passes_of(s.method, lambda guard: _one(s, guard))

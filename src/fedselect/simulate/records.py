@@ -14,6 +14,8 @@ from fedselect.tasks.metrics import Measure, known
 Record = dict[str, Any]
 """One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
 SENT = ("bytes_up", "bytes_down")
+CHOSEN = "chosen"
+"""Which of its models a client reports, by name, where clients choose."""
 
 
 def means(metrics: Sequence[Measure]) -> tuple[str, ...]:
@@ -42,7 +44,7 @@ def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], names
     """Refuse what a deployment's server would: numbers outside the range of their metric."""
     for column, measure in figures(metrics).items():
         for name, value in zip(names, lists[column], strict=True):
-            if why := measure.unfit(value):
+            if value is not None and (why := measure.unfit(value)):
                 raise InputError(f"client {name}, round {round}: it measured {why}")
 
 

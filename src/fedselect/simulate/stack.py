@@ -5,8 +5,10 @@ server does is done for each run. A client's numbers do not depend on who else i
 would alone: to the bit on a CPU; on a GPU up to rounding, for kernels cut their sums by how many clients there are.
 """
 
+import time
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -16,10 +18,11 @@ from torch import Tensor
 
 from fedselect.core.errors import RunError, TrainingError
 from fedselect.core.tree import State, Tree, blocks, expand, lay
+from fedselect.methods.choice import choose
 from fedselect.methods.method import Down, Up, altered
-from fedselect.simulate import ranks
+from fedselect.simulate import ahead, ranks
 from fedselect.simulate.inputs import deterministic
-from fedselect.simulate.jobs import Asked, Full, Job, do
+from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.records import Record
 from fedselect.training.batches import Split
 from fedselect.training.step import one_by_one, precision
@@ -37,10 +40,10 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     data = run._split["train"]
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
-    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val)
-    how = (run.precision, run.deterministic, run.device, run.round, run.store.kind)
+    asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)
+    how = (run.precision, run.fitted.recompute, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    ends = (repr(run.model.module), run.model.output, run.data.layout)
+    ends = (repr(run.model.module), run.model.base, run.model.output, run.data.layout)
     return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 
@@ -54,6 +57,9 @@ class Stack:
         self.runs = list(runs)
         self._most = len(runs)  # so many at a time
         self._programs = runs[0]._programs
+        self._begun: ahead.Begun | None = None  # the next round
+        self._early = True  # until it did not work out
+        self._beside: ahead.Beside | None = None
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
         self._split = {part: _pool([r._split[part] for r in runs]) for part in runs[0]._split}
 
@@ -61,28 +67,64 @@ class Stack:
     def round(self) -> int:
         return self.runs[0].round
 
-    def step(self, evaluate: bool | None = None) -> list[Record | TrainingError]:
-        """One round of every run. A run that is no longer finite gives its error and is out of the stack."""
-        rounds = [run.asks(evaluate) for run in self.runs]
-        asked: list[Asked] = [next(r) for r in rounds]
+    def step(self, evaluate: bool | None = None, more: bool = False) -> list[Record | TrainingError]:
+        """One round of every run. A run that is no longer finite gives its error and is out of the stack.
+
+        more: another round will follow; on a GPU it begins while this one is read.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None or not begun.current:
+            begun = ahead.begin(self.runs)
+        now, due = time.perf_counter(), (self.round + 1) % self.runs[0].eval_every == 0
+        for turn in begun.turns:
+            turn.began, turn.evaluate = now, due if evaluate is None else evaluate
+        rounds, asked, answers = begun.rounds, begun.asked, begun.answers
+        del begun
         outcomes: list[Record | TrainingError] = []
         while not outcomes:
             jobs = [job for job in asked if job is not None]
-            answers = self._answer(jobs) if jobs else [None] * len(rounds)
+            if answers is None:
+                answers = self._answer(jobs) if jobs else [None] * len(rounds)
             asked = []
+            if not jobs and more and self._early and all(map(ahead.may, self.runs)):
+                self._begin_early()
             del jobs  # and with them states that are no longer needed, should the GPU be full of them
-            for r, answer in zip(rounds, answers, strict=True):
-                try:
-                    asked.append(r.throw(answer) if isinstance(answer, Full) else r.send(answer))
-                except StopIteration as done:
-                    outcomes.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
-                except TrainingError as e:
-                    outcomes.append(e)
-            del answers, answer  # the next jobs need their memory
+            with self.beside():
+                for r, answer in zip(rounds, answers, strict=True):
+                    try:
+                        asked.append(r.throw(answer) if isinstance(answer, Full) else r.send(answer))
+                    except StopIteration as done:
+                        outcomes.append({**done.value, "seconds": round(done.value["seconds"] / len(rounds), 4)})
+                    except TrainingError as e:
+                        outcomes.append(e)
+                    del answer
+            answers = None  # the next jobs need their memory
         assert not asked  # runs of the same form ask the same questions
         if any(isinstance(o, TrainingError) for o in outcomes):
+            self._begun = None
             self.keep([r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)])
         return outcomes
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What is read in here does not wait for a round that has begun early."""
+        return nullcontext() if self._begun is None or self._beside is None else self._beside()
+
+    def _begin_early(self) -> None:
+        """Begin the next round, and have its clients train; if that does not work out, it begins when it is asked for."""
+        self._beside = self._beside or ahead.Beside(self.runs[0].device)
+        self._beside.mark()
+        try:
+            begun = ahead.begin(self.runs)
+            jobs = [job for job in begun.asked if job is not None]
+            with deterministic(self.runs[0].deterministic):
+                begun.answers = self._do(list(range(len(jobs))), jobs)
+            self._begun = begun
+        except Exception as e:  # the round will say it again, when it is its turn
+            self._early = False
+            if isinstance(e, torch.cuda.OutOfMemoryError):
+                self._programs.clear()
+        if not self._early:
+            torch.cuda.empty_cache()
 
     def keep(self, runs: Sequence["Simulation"]) -> None:
         """Go on with these of the runs; the others are out of the stack."""
@@ -118,7 +160,7 @@ class Stack:
                     "one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks."
                 )
             if full:
-                self._most = len(who) // 2
+                self._most, self._early = len(who) // 2, False
                 self._programs.clear()
                 torch.cuda.empty_cache()
                 warnings.warn(f"the GPU's memory is full; going on with {self._most} runs at a time.", stacklevel=3)
@@ -150,7 +192,10 @@ class Stack:
         methods = [self.runs[i]._for(j.ids) for i, j in zip(who, jobs, strict=True)]
         counts = [len(j.ids) for j in jobs]
         method = methods[0] if len(jobs) == 1 else _join(methods, counts, self.runs[0].device)
-        return do(whole, method, self._work(who, jobs))
+        work = self._work(who, jobs)
+        if whole.what == "choose":
+            return choose(method, work, whole.state, whole.heard(), self.runs[0].metrics[0])
+        return do(whole, method, work)
 
     def _at(self, who: list[int], jobs: list[Job]) -> Tensor:
         """Where the clients of these jobs stand in the pool of all runs' data."""

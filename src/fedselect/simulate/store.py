@@ -123,7 +123,7 @@ class Compact:
         self.scores = torch.full((clients, metrics), torch.nan, dtype=torch.float64)
         self._counts = self._layout.fixed.repeat(clients, 1)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._pages = Pages(clients, pin=self._side is not None)
+        self._pages = Pages(clients, pin=self._side is not None, longest=self._layout.longest)
         self._ahead: Fetched | None = None
 
     @property

@@ -13,6 +13,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.models import Layout, Model, Output
 from fedselect.tasks.task import Targets, Task
+from fedselect.training import blocks
 from fedselect.training.stacked import Forward, Taps
 
 
@@ -32,6 +33,7 @@ class Fitted:
         precision: str = "float32",
         *,
         layout: Layout | None = None,
+        recompute: bool = False,
     ) -> None:
         self.model = model
         self.bare = True  # whether the module returns one tensor alone
@@ -41,18 +43,27 @@ class Fitted:
         self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
         self.steady = False  # until a step of training has shown that it draws no random numbers by itself
         self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
+        self.convolved = 0  # known from `check` on: numbers that convolutions make of one sample
         self._dead: Tree = {}
-        made = model.build()
+        made = model.assemble()
         self.module = copy.deepcopy(made) if made is model.module else made  # a function may make the same one each time
         self.module.load_state_dict(model.module.state_dict())
+        if precision == "bf16" and model.adapters is not None:
+            for p in self.module.parameters():
+                if not p.requires_grad and p.is_floating_point():  # the frozen base
+                    p.data = p.data.bfloat16()
         self.module.to(device)
-        self._train = self.module.training
+        self._still = [self.module.get_submodule(path) for path in model.still]
+        self._switch(self.module.training)
         self._values: Tree = {}  # of the client whose forward pass is under way
         self._seen: list[Tensor] = []
         tree = set(model.names)
         homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
         self._homes = {n: homes[n] for n in model.stats}
         self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
+        self.recompute = recompute  # whether activations within blocks are computed again in the backward pass
+        if recompute:
+            blocks.recompute(self.module, model)
         self.module.register_forward_hook(self._write_back)
         if model.head is not None:
             self.module.get_submodule(model.head).register_forward_pre_hook(self._see, with_kwargs=True)
@@ -67,11 +78,17 @@ class Fitted:
         else:
             args, named = (x if floats is None or not x.is_floating_point() else x.to(floats),), {}
         if self._train != train:
-            self.module.train(train)
-            self._train = train
+            self._switch(train)
         with self._features(tree) as seen:
             returned = functional_call(self.module, tree, args, named)
             return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
+
+    def _switch(self, train: bool) -> None:
+        """To training or evaluation; what keeps its statistics evaluates always."""
+        self._train = train
+        self.module.train(train)
+        for m in self._still:
+            m.eval()
 
     def check(self, x: Tensor, task: Task, data: Targets) -> Tensor:
         """Run one batch and complain in words when the model does not fit the data; returns its outputs."""
@@ -81,10 +98,11 @@ class Fitted:
             handle = self.module.get_submodule(model.head).register_forward_hook(lambda m, i, o: inner.append(o))
         try:
             values = {n: v for n, v in self.module.state_dict().items() if n in set(model.names)}
-            with torch.no_grad(), Forward(None, stacked=False) as mode:
+            with torch.no_grad(), Forward(None, False, self.precision) as mode:
                 mode.watched = {id(values[n]): n for n in model.params}
                 out = self.apply(values, x)
             self.taps, self._dead = mode.crops(), {}
+            self.convolved = mode.convolved // len(x)
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             given = f"of shape {tuple(x.shape[1:])}" if self.layout is None else str(self.layout)
             number = self.layout is None and not x.is_floating_point()

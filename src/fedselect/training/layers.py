@@ -1,4 +1,4 @@
-"""What a layer does for C clients at once, each with its own weights: convolution, Linear, BatchNorm, forward and backward.
+"""What a layer does for C clients at once, each with its own weights: convolution, Linear, norms, forward and backward.
 
 On a GPU the products and sums run in our kernels; the plain PyTorch here is their twin, and what a CPU runs.
 """
@@ -19,6 +19,20 @@ class Conv(torch.autograd.Function):
     """x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view
     of that in the usual order, so the next layer finds them as it wants them.
     """
+
+    @staticmethod
+    def shared(
+        x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str = "float32"
+    ) -> Tensor:
+        """The same where all clients have one w (O, I, kh, kw), which does not train: one convolution for all of them."""
+        if x.device.type == "cpu":
+            whole = w.expand(len(x), *w.shape)
+            return Conv.apply(x, whole, b if b is None else b.expand(len(x), -1), stride, padding, dilation, precision)  # type: ignore[no-any-return, no-untyped-call]
+        flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        kernel = w.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        y = torch.convolution(flat, kernel, None, stride, padding, dilation, False, (0, 0), 1)
+        y = y.view(*x.shape[:2], *y.shape[1:])
+        return y if b is None else y + b.to(x.dtype).view(-1, 1, len(w), 1, 1)
 
     @staticmethod
     def forward(
@@ -88,6 +102,13 @@ class Linear(torch.autograd.Function):
     """x (C, B, I), w (C, O, I), b (C, O)."""
 
     @staticmethod
+    def shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """The same where all clients have one w (O, I), which does not train: one product over all of their rows."""
+        if x.device.type == "cpu":  # whose rounding would show how many clients there are
+            return Linear.apply(x, w.expand(len(x), -1, -1), None if b is None else b.expand(len(x), -1))  # type: ignore[no-any-return, no-untyped-call]
+        return F.linear(x.flatten(0, 1), w.to(x.dtype), None if b is None else b.to(x.dtype)).view(*x.shape[:2], -1)
+
+    @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         w = w.to(x.dtype)
         ctx.save_for_backward(x, w)
@@ -103,25 +124,57 @@ class Linear(torch.autograd.Function):
         return dx, dw, g.sum(1, dtype=wide) if ctx.needs_input_grad[2] else None
 
 
+class AdaptedLinear(torch.autograd.Function):
+    """x (C, B, I), w (O, I) and bias (O,) that are one for all and frozen, a (C, r, I), b (C, O, r): x W + scale * x A B.
+
+    What the adapters add goes into the base's result, in place; of it and of x's gradient nothing is written twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        w, a, b = (v.to(x.dtype) for v in (w, a, b))
+        low = torch.bmm(x, a.transpose(1, 2)).mul_(scale)
+        ctx.scale = scale
+        ctx.save_for_backward(x, low, w, a, b)
+        y = F.linear(x.flatten(0, 1), w, None if bias is None else bias.to(x.dtype)).view(*x.shape[:2], -1)
+        return y.baddbmm_(low, b.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, low, w, a, b = ctx.saved_tensors
+        wide = torch.promote_types(g.dtype, torch.float32)
+        g = g.contiguous()
+        through = torch.bmm(g, b).mul_(ctx.scale)
+        dx = da = db = None
+        if ctx.needs_input_grad[0]:
+            dx = (g.flatten(0, 1) @ w).view(x.shape).baddbmm_(through, a)
+        if ctx.needs_input_grad[3]:
+            da = torch.bmm(through.transpose(1, 2), x).to(wide)
+        if ctx.needs_input_grad[4]:
+            db = torch.bmm(g.transpose(1, 2), low).to(wide)
+        return dx, None, None, da, db, None
+
+
 class BatchNorm(torch.autograd.Function):
     """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place.
 
-    relu: with a ReLU behind it.
+    other: a tensor like x that is added to the result.   relu: with a ReLU behind it all.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-        momentum: float, eps: float, relu: bool = False,
+        momentum: float, eps: float, relu: bool = False, other: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        ctx.over, ctx.kernels, ctx.relu = [1, *range(3, x.ndim)], kernels.serve(x), relu
+        ctx.over, ctx.kernels, ctx.relu, ctx.add = [1, *range(3, x.ndim)], kernels.serve(x), relu, other is not None
         if ctx.kernels:
             from fedselect.kernels import norm
 
             flat = _channels_last(x)
             rows = flat.view(len(x), -1, x.shape[2])
-            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu)
-            ctx.save_for_backward(rows, saved, weight, bias)
+            more = None if other is None else _channels_last(other).view(rows.shape)
+            y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu, more)
+            ctx.save_for_backward(rows, saved, weight, bias, y if ctx.add else None)
             return y.view(flat.shape).movedim(-1, 2)
         count = x[0].numel() // x.shape[2]
         now_var, now_mean = torch.var_mean(x, ctx.over, correction=0)
@@ -132,6 +185,7 @@ class BatchNorm(torch.autograd.Function):
         scale = narrow if weight is None else narrow * weight
         shift = -now_mean * scale if bias is None else bias - now_mean * scale
         y = _across(shift, x).addcmul(x, _across(scale, x))
+        y = y if other is None else y.add_(other)
         y = y.relu_() if relu else y
         ctx.save_for_backward(x, now_mean, narrow, weight, y if relu else None)
         return y
@@ -141,10 +195,11 @@ class BatchNorm(torch.autograd.Function):
         if ctx.kernels:
             from fedselect.kernels import norm
 
-            x, saved, weight, bias = ctx.saved_tensors
+            x, saved, weight, bias, y = ctx.saved_tensors
             flat = _channels_last(g)
-            dx, dweight, dbias = norm.backward(x, flat.view(x.shape), saved, weight, bias, ctx.relu)
-            return dx.view(flat.shape).movedim(-1, 2), dweight, dbias, *[None] * 5
+            dx, dweight, dbias, passed = norm.backward(x, flat.view(x.shape), saved, weight, bias, ctx.relu, y)
+            dx, passed = (v.view(flat.shape).movedim(-1, 2) for v in (dx, passed))
+            return dx, dweight, dbias, *[None] * 5, passed if ctx.add else None
         x, mean, narrow, weight, y = ctx.saved_tensors
         g = torch.where(y > 0, g, 0.0) if ctx.relu else g
         hat = (x - _across(mean, x)) * _across(narrow, x)
@@ -152,7 +207,37 @@ class BatchNorm(torch.autograd.Function):
         count = x[0].numel() // x.shape[2]
         scale = narrow if weight is None else narrow * weight
         dx = _across(scale, x) * (g - (_across(dbias, x) + hat * _across(dweight, x)) / count)
-        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5
+        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5, g if ctx.add else None
+
+
+class LayerNorm(torch.autograd.Function):
+    """x (C, ..., *shape), weight and bias (C, *shape); in the type of x. What is normalised is computed again, not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], eps: float) -> Tensor:
+        y, mean, narrow = torch.native_layer_norm(x, shape, None, None, eps)
+        ctx.save_for_backward(x, weight, mean, narrow)
+        ctx.shape, ctx.has_bias = shape, bias is not None
+        if weight is not None:
+            y = y.mul_(_behind(weight, x).to(x.dtype))
+        return y if bias is None else y.add_(_behind(bias, x).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, weight, mean, narrow = ctx.saved_tensors
+        over = list(range(1, x.ndim - len(ctx.shape)))
+        wide = torch.promote_types(g.dtype, torch.float32)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            scaled = g if weight is None else g * _behind(weight, x).to(g.dtype)
+            dx = torch.ops.aten.native_layer_norm_backward(
+                scaled.contiguous(), x, ctx.shape, mean, narrow, None, None, [True, False, False]
+            )[0]
+        if ctx.needs_input_grad[1]:
+            dweight = (g * ((x - mean) * narrow).to(g.dtype)).sum(over, dtype=wide)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            dbias = g.sum(over, dtype=wide)
+        return dx, dweight, dbias, None, None
 
 
 class MaxPool(torch.autograd.Function):
@@ -178,6 +263,11 @@ class MaxPool(torch.autograd.Function):
 def _across(v: Tensor, like: Tensor) -> Tensor:
     """(C, channels) beside (C, B, channels, ...)."""
     return v.view(len(v), 1, -1, *[1] * (like.ndim - 3))
+
+
+def _behind(v: Tensor, like: Tensor) -> Tensor:
+    """(C, *shape) beside (C, ..., *shape)."""
+    return v.view(len(v), *[1] * (like.ndim - v.ndim), *v.shape[1:])
 
 
 def _channels_last(x: Tensor) -> Tensor:

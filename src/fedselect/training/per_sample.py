@@ -152,8 +152,9 @@ def _gradients(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, names: list[s
     """The gradient of each row of a stack of clients."""
     leaves = {n: tree[n].detach().requires_grad_() for n in names}
     forward = Forward(None, True, fitted.precision, not fitted.steady, fitted.compiling)
-    with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        found = losses(mode, fitted, leaves, tree, batch, aim)
+    with torch.enable_grad(), precision(fitted.precision):
+        with forward as mode:
+            found = losses(mode, fitted, leaves, tree, batch, aim)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     return dict(zip(names, grads, strict=True))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedselect import kernels
 from fedselect.core import random
 from fedselect.core.tree import State, Tree
 from fedselect.tasks.losses import Goal
@@ -30,6 +31,8 @@ from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shor
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
 """Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+SOON = 20
+"""The same on a CPU where the run has twice as many steps of this kind still to come, so that tracing is sure to pay."""
 TRIES = {"cuda": 2, "cpu": 1}
 """A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
 KEPT = 64
@@ -56,6 +59,7 @@ class Programs:
         self._seen: dict[Any, int] = {}
         self._tried: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
+        self._compiled: set[Any] = set()
         self._pool: Any = None
         self._said = False
 
@@ -89,8 +93,10 @@ class Programs:
         room.memory.zero_()
         return room.of(len(first))
 
-    def train(self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int) -> Tensor:
-        """Steps `first` to `last` of a walk over the clients' data, in place.
+    def train(
+        self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int, left: int = 0
+    ) -> Tensor:
+        """Steps `first` to `last` of a walk over the clients' data, in place; `left`: how many like them are still to come.
 
         Returns each client's loss summed over them: (C,) float64.
         """
@@ -134,8 +140,9 @@ class Programs:
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (data.x.data_ptr(), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
+        self._compile(what, body, ready, inputs)
         for done in range(first, last):
-            recorded = self._recording(what, ready, inputs)
+            recorded = self._recording(what, ready, inputs, left)
             if recorded is not None:
                 recorded(inputs, last - done)
                 break
@@ -166,11 +173,26 @@ class Programs:
 
         recorded = None
         if split.n.is_cuda:  # a CPU is busy with the numbers themselves
-            recorded = self._recording(("predict", width, split.x.data_ptr()), lambda i: body, inputs)
+            what = ("predict", width, split.x.data_ptr())
+            self._compile(what, body, lambda i: body, inputs)
+            recorded = self._recording(what, lambda i: body, inputs)
         return body(inputs) if recorded is None else recorded(inputs, 1)
 
+    def _compile(self, what: Any, body: Body, ready: Callable[[State], Body], inputs: State) -> None:
+        """On a GPU, before a program's first run: compile its kernels, those of the recording too."""
+        if what in self._compiled or not kernels.serve(next(iter(inputs["tree"].values()))):
+            return
+        self._compiled.add(what)
+        if one_by_one(self.fitted, inputs["batch"]["n"].device):
+            return
+        from fedselect.kernels.compiling import compile_for
+
+        with suppress(torch.cuda.OutOfMemoryError):  # no room for a copy: they are compiled when they first run
+            copy = {k: {n: v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
+            compile_for(lambda: body(copy), lambda: ready(copy)(copy))
+
     def _recording(
-        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State
+        self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State, left: int = 0
     ) -> Callable[[State, int], Any] | None:
         """The recording that serves these inputs, made now if it is time for one."""
         device = inputs["batch"]["n"].device
@@ -182,7 +204,8 @@ class Programs:
         self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > 4 * KEPT:
             self._seen.pop(next(iter(self._seen)))
-        if self._seen[key] <= RECORD_AFTER[device.type]:
+        wait = RECORD_AFTER[device.type]
+        if self._seen[key] <= (min(wait, SOON) if left >= 2 * wait else wait):
             return None
         try:
             if device.type == "cuda":

@@ -1,8 +1,7 @@
 """Running one client's forward pass for all clients at once: vmap, with our own rules where the stock ones are slow
-(convolution, Linear, BatchNorm) or not keyed by client (dropout).
+(convolution, Linear, norms, attention) or not keyed by client (whatever draws random numbers).
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,21 +9,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _unwrap_batched
+from torch._functorch.predispatch import lazy_load_decompositions
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.vmap import vmap_increment_nesting
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedselect import kernels
-from fedselect.core import random
 from fedselect.core.errors import InputError
-from fedselect.training import layers, tails
+from fedselect.models.adapters import adapted_as_written, adapted_linear
+from fedselect.training import attention, blocks, layers, tails
+from fedselect.training.drawn import Drawn
+from fedselect.training.endings import Endings, looks
 from fedselect.training.layers import Pair
 
-_CHANNEL_DROPOUTS = {F.dropout1d, F.dropout2d, F.dropout3d}
-_RELUS_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
-_RELUS = {F.relu, torch.relu, Tensor.relu, *_RELUS_IN_PLACE}
-_LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
 _SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
@@ -42,12 +42,12 @@ class Taps:
 
 
 class Forward(TorchFunctionMode):
-    """In force while a model runs: keyed dropout always, our stacked rules when clients are stacked.
+    """In force while a model runs: keyed random numbers always, our stacked rules when clients are stacked.
 
     `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
     needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
-    those whose only use is one convolution with taps that meet nothing but padding. Likewise `rectified` says, by their
-    number, which BatchNorms of stacked clients have a ReLU behind them that is done with them, and watching learns it.
+    those whose only use is one convolution with taps that meet nothing but padding. `endings` follows BatchNorms of stacked
+    clients.
     """
 
     def __init__(
@@ -57,23 +57,19 @@ class Forward(TorchFunctionMode):
         self._compiling = compiling and stacked
         watch = watch and not stacked  # vmap itself refuses to draw
         self._draws: Any = _Draws() if watch else None  # type: ignore[no-untyped-call]
-        self.key = key
+        self.drawn = Drawn()
+        self.drawn.key = key
         self.stacked = stacked
         self.precision = precision
         self.live: dict[int, Tensor] = {}
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
-        self.rectified: frozenset[int] = frozenset()
-        self.calls = 0
-        self._normed: list[Tensor | None] = []  # what came out of BatchNorms
-        self._followed: dict[int, list[bool]] = {}  # by number, for each use of that: is it a ReLU?
+        self.endings = Endings()
+        self.convolved = 0  # numbers that convolutions of one client made
         self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
 
     def __enter__(self) -> "Forward":
-        self._drawn = [] if self._draws is None else _generators()
-        self._attention = sdpa_kernel(SDPBackend.MATH)  # the fused ones do not run for all clients at once
-        if self.stacked:
-            self._attention.__enter__()
+        self._before = [] if self._draws is None else _generators()
         self._told = said_to_be_compiling() if self._compiling else nullcontext()
         self._told.__enter__()
         if self._draws is not None:
@@ -85,37 +81,30 @@ class Forward(TorchFunctionMode):
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         if self._draws is not None:
             self._draws.__exit__(kind, value, trace)
-        if self.stacked:
-            self._attention.__exit__(kind, value, trace)
         self._told.__exit__(kind, value, trace)
-        drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._drawn))
-        if kind is None and self.key is not None and drew:
+        drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._before))
+        if kind is None and self.drawn.key is not None and drew:
             raise InputError(
-                "the model draws random numbers other than by dropout while training; its numbers would depend on how "
-                "clients are stacked. Use nn.Dropout, and set the dropout of nn.MultiheadAttention to 0 "
-                "(layer.self_attn.dropout = 0.0)."
+                "the model draws random numbers while training in a way that cannot be keyed by client, so its numbers would "
+                "depend on how clients are stacked. Use dropout, torch.rand, torch.randn, torch.bernoulli or the like."
             )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._normed and not _looks(func):
-            number = self._number(args[0]) if args and func in _RELUS else None
-            in_place = func in _RELUS_IN_PLACE or kwargs.get("inplace")
-            if number is None or number not in self.rectified:
-                self.follow((*args, *kwargs.values()), relu=number is not None)
-            if number is not None and in_place:
-                self._normed[number] = None  # from now on it is what the ReLU makes of it
-            if number in self.rectified:
-                return args[0] if in_place else args[0].view_as(args[0])
+        done = self.endings.meet(func, args, kwargs)
+        if done is not None:
+            return done
         if self.watched and func is not torch.conv2d:
             self._note(func, args, kwargs)
         if func is torch.conv2d:
-            return self._conv2d(*args, **kwargs)
+            y = self._conv2d(*args, **kwargs)
+            self.convolved += y.numel()
+            return y
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
-        if self.stacked and func is F.linear:
+        if func is F.linear and (self.stacked or self.precision == "bf16"):
             return self._linear(*args, **kwargs)
         if self.stacked and func is F.max_pool2d:
             return _max_pool2d(*args, **kwargs)
@@ -125,83 +114,95 @@ class Forward(TorchFunctionMode):
             return _group_norm(*args, **kwargs)
         if func is F.embedding:
             return _embedding(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and (
-            self.stacked or kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
-        ):
+        if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if func is F.dropout:
-            return self._dropout(*args, **kwargs)
+        if func is adapted_linear:
+            return self._adapted_linear(*args)
+        if func is blocks.block:
+            return self._block(*args, **kwargs)
+        if func in attention.OPENED:
+            with self._seeing():
+                return attention.OPENED[func](*args, **kwargs)
+        if func is F.layer_norm:
+            return self._layer_norm(*args, **kwargs)
+        if drawn := self.drawn.rule(func, kwargs):
+            return drawn(*args, **kwargs)
         if self.stacked and func is torch.conv1d:
             return self._conv1d(*args, **kwargs)
         if self.stacked and tails.uneven(func, args, kwargs):
             return tails.filled(func, args, kwargs)
         if self.stacked and func in _SLOW:
             self.slow.add(func.__name__)
-        if func in _CHANNEL_DROPOUTS:
-            return self._dropout(*args, **{**kwargs, "channels": True})
         return func(*args, **kwargs)
 
     def crops(self) -> Mapping[str, Taps]:
         """Of the kernels that were watched, those of which only some taps are of any use."""
         return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
 
-    def rectifiable(self) -> frozenset[int]:
-        """Of the BatchNorms that were watched, those whose only use is one ReLU."""
-        return frozenset(number for number, uses in self._followed.items() if uses == [True])
-
-    def follow(self, values: tuple[Any, ...], relu: bool = False) -> None:
-        """These tensors are used."""
-        for value in values:
-            for v in value if isinstance(value, list | tuple) else (value,):
-                number = self._number(v)
-                if number in self.rectified:
-                    raise RuntimeError("a BatchNorm is used in another way than before")
-                if number is not None:
-                    self._followed.setdefault(number, []).append(relu)
-
-    def _number(self, v: Any) -> int | None:
-        return next((i for i, y in enumerate(self._normed) if y is v and v is not None), None)
-
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
-        if _looks(func):
+        if looks(func):
             return
         for value in (*args, *kwargs.values()):
             for v in value if isinstance(value, list | tuple) else (value,):
                 if id(v) in self.watched:
                     self.uses.setdefault(self.watched[id(v)], []).append(taps)
 
-    def _dropout(
-        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
-    ) -> Tensor:
-        if not training or p == 0.0:
-            return x
-        if self.key is None:
-            raise InputError("dropout is on outside training; call the model in eval mode.")
-        self.calls += 1
-        shape = (*x.shape[:2], *([1] * (x.ndim - 2))) if channels else tuple(x.shape)
-        count = 1
-        for side in shape:
-            count *= side
-        keep = random.uniform(random.fold(self.key, self.calls), count).view(shape) >= p
-        return x * keep / (1.0 - p) if p < 1.0 else x * 0.0
+    @contextmanager
+    def _seeing(self) -> Iterator[None]:
+        """Our rules are in force within a rule, for operations that it is made of."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _block(self, inner: nn.Module, *args: Any, **named: Any) -> Any:
+        """A block whose activations are computed again, with the same keys, where gradients are asked for."""
+        if self.drawn.key is None or not torch.is_grad_enabled():
+            with self._seeing():
+                return inner(*args, **named)
+        start = self.drawn.calls
+
+        @contextmanager
+        def within(key: Tensor) -> Iterator[None]:
+            self.drawn.key, self.drawn.calls = key, start
+            with said_to_be_compiling() if self._compiling else nullcontext(), self._seeing():
+                yield
+
+        key = self.drawn.key
+        out = blocks.again(inner, args, named, key, within, self.stacked)
+        self.drawn.key = key
+        return out
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Attention in plain products: the fused ones run neither for all clients at once nor with keyed dropout."""
+        """One fused call for all clients. Dropout by key is in plain products, as the fused ones draw for themselves."""
+        mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        if not dropout_p and not self.stacked:
+            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not dropout_p:
+            return attention.Attention.apply(q, k, v, mask, is_causal, scale, enable_gqa)  # type: ignore[no-any-return, no-untyped-call]
         if enable_gqa:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-        scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if attn_mask is None:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is None:
             weights = scores.softmax(-1)
         else:
-            scores = torch.where(attn_mask, scores, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+            scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
             nothing = (scores == -torch.inf).all(-1, keepdim=True)  # to attend to: such a row is zeros
             weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
-        return self._dropout(weights.to(v.dtype), dropout_p) @ v
+        return self.drawn.dropout(weights.to(v.dtype), dropout_p) @ v
+
+    def _layer_norm(
+        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        if self.stacked:
+            return attention.LayerNorm.apply(x, weight, bias, list(shape), eps)  # type: ignore[no-any-return, no-untyped-call]
+        return attention.layer_norm(x, weight, bias, list(shape), eps)
 
     def _conv2d(
         self,
@@ -236,9 +237,9 @@ class Forward(TorchFunctionMode):
         if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
             linear = self._linear if self.stacked else F.linear
             return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
-        if self.stacked and groups == 1:
-            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)  # type: ignore[no-any-return, no-untyped-call]
-        if self.stacked:
+        if self.stacked and groups == 1 and _batched(x, weight, bias):
+            return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)
+        if self.stacked and _batched(weight, bias):
             self.slow.add("conv2d with groups")
         return torch.conv2d(
             x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
@@ -258,9 +259,18 @@ class Forward(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x.bfloat16() if self.precision == "bf16" else x
-        if x.ndim < 2 or weight.ndim != 2:
+        if x.ndim < 2 or weight.ndim != 2 or not self.stacked or not _batched(x, weight, bias):
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
-        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+        return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
+
+    def _adapted_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        shared = not (_batched(weight, bias) or weight.requires_grad or (bias is not None and bias.requires_grad))
+        if not (self.stacked and x.is_cuda and x.ndim > 1 and shared and _batched(x, a, b)):
+            with self._seeing():
+                return adapted_as_written(x, weight, bias, a, b, scale)
+        x = x.bfloat16() if self.precision == "bf16" else x
+        y = _AdaptedLinear.apply(x.flatten(0, -2), weight, bias, a, b, scale)
+        return y.view(*x.shape[:-1], -1)
 
     def _batch_norm(
         self,
@@ -280,17 +290,31 @@ class Forward(TorchFunctionMode):
             bias = torch.zeros_like(weight)
         if training:
             _check_count(x.numel() // x.shape[1])
-            relu = len(self._normed) in self.rectified
-            y: Tensor = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu)  # type: ignore[no-untyped-call]
-            if self.watched or self.rectified:
-                self._normed.append(y)
-            return y
+
+            def make(relu: bool, other: Tensor | None) -> Tensor:
+                return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps, relu, other)
+
+            return self.endings.norm(x, make)
         assert mean is not None
         assert var is not None
         scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
         shift = -mean * scale if bias is None else bias - mean * scale
         shape = (-1, *([1] * (x.ndim - 2)))
         return shift.view(shape).addcmul(x, scale.view(shape))
+
+
+def for_all(one: Callable[..., Any], clients: int, *stacked: Any) -> Any:
+    """`one`, written for one client, for all at once: torch.func.vmap over dicts and tuples of tensors, in half its time."""
+    lazy_load_decompositions()
+    with vmap_increment_nesting(clients, "error") as level:
+        found = one(*(_each(v, lambda t: _add_batch_dim(t, 0, level)) for v in stacked))
+        return _each(found, lambda t: _remove_batch_dim(t, level, clients, 0))
+
+
+def _each(value: Any, do: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return do(value)
+    return {n: _each(v, do) for n, v in value.items()} if isinstance(value, dict) else tuple(_each(v, do) for v in value)
 
 
 @contextmanager
@@ -310,9 +334,9 @@ def said_to_be_compiling() -> Iterator[None]:
         flags._is_compiling_flag = before
 
 
-def _looks(func: Callable[..., Any]) -> bool:
-    """Whether this only looks at a tensor's form: its values are not asked for."""
-    return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
+def _batched(*values: Tensor | None) -> bool:
+    """Whether clients have tensors of their own among these; a frozen base is one for all."""
+    return any(v is not None and torch._C._functorch.is_batchedtensor(v) for v in values)
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -399,7 +423,7 @@ def _max_pool2d(
     plain = x.ndim == 4 and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices and max(kernel) < 16
     if not (plain and kernels.serve(x)):
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
-    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
+    return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))
 
 
 def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
@@ -439,28 +463,39 @@ class _Crop(torch.autograd.Function):
         return F.pad(grad, ctx.rest), None
 
 
-def _lifted(rule: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`."""
+class _Lifted:
+    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`.
 
-    class Lifted(torch.autograd.Function):
-        @staticmethod
-        def forward(*args: Any) -> Any:
-            raise RuntimeError(f"{rule.__name__} of tensors that no client has a share in")
+    A custom autograd function with a vmap rule would do the same; torch's way to it takes longer than a small layer itself.
+    """
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            pass
+    def __init__(self, rule: type[torch.autograd.Function]) -> None:
+        self._rule = rule
 
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            def front(v: Any, dim: int | None) -> Any:
-                if not isinstance(v, Tensor):
-                    return v
-                return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+    def apply(self, *args: Any) -> Tensor:
+        interpreter = retrieve_current_functorch_interpreter()
+        level = interpreter.level()
+        parts = [_unwrap_batched(v, level) if isinstance(v, Tensor) else (v, None) for v in args]
+        if all(dim is None for _, dim in parts):
+            raise RuntimeError(f"{self._rule.__name__} of tensors that no client has a share in")
+        clients = next(v.shape[dim] for v, dim in parts if dim is not None)
 
-            return rule.apply(*(front(v, d) for v, d in zip(args, in_dims, strict=True))), 0  # type: ignore[no-untyped-call]
+        def front(v: Any, dim: int | None) -> Any:
+            if not isinstance(v, Tensor):
+                return v
+            return v.expand(clients, *v.shape) if dim is None else v.movedim(dim, 0)
 
-    return Lifted
+        apply, once = self._rule.apply, set[int]()  # `once`: where the frozen base is given as it is, for all clients
+        if self._rule is layers.AdaptedLinear:
+            once = {1, 2}
+        elif parts[0][1] is not None and parts[1][1] is None and hasattr(self._rule, "shared") and not args[1].requires_grad:
+            apply, once = self._rule.shared, {i for i, (_, dim) in enumerate(parts) if dim is None}
+        with interpreter.lower():
+            own = (v if i in once else front(v, dim) for i, (v, dim) in enumerate(parts))
+            y: Tensor = apply(*own)  # type: ignore[no-untyped-call]
+        return _add_batch_dim(y, 0, level)
 
 
-_Conv2d, _Linear, _BatchNorm, _MaxPool = map(_lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool))
+_Conv2d, _Linear, _BatchNorm, _MaxPool, _AdaptedLinear = map(
+    _Lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
+)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
 from fedselect.training.optim import SGD
 from fedselect.training.settings import Training
-from fedselect.training.stacked import Forward, Taps
+from fedselect.training.stacked import Forward, Taps, for_all
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
@@ -47,21 +48,26 @@ class Aim:
 @dataclass(frozen=True)
 class Shortcuts:
     """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
-    BatchNorms have a ReLU for their only use."""
+    BatchNorms are followed by a ReLU, or by a sum and a ReLU, alone (see `endings`)."""
 
     crops: Crops = field(default_factory=dict)
     draws: bool = True
     rectified: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
 
 
 AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
 """Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
+WIDE = 75_000
+"""Likewise above so many numbers that convolutions make of a sample: small_cnn's of 56x56 pixels. The windows of a batch of one
+client fill the cache, and of several clients a gigabyte."""
 
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
     """Whether clients of this model run one after the other; never depends on how many there are."""
-    return not fitted.stackable or (device.type == "cpu" and fitted.model.size > HEAVY)
+    heavy = fitted.model.size + fitted.model.frozen > HEAVY or fitted.convolved > WIDE
+    return not fitted.stackable or (device.type == "cpu" and heavy)
 
 
 def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +82,8 @@ def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         if alone:
             logits, features = zip(*(one(take(tree, i), x[i]) for i in range(len(x))), strict=True)
             return torch.stack(logits), torch.stack(features)
-        return torch.func.vmap(one)(tree, x)
+        found: tuple[Tensor, Tensor] = for_all(one, len(x), tree, x)
+        return found
 
 
 def step(
@@ -102,9 +109,10 @@ def step(
 
     leaves = {n: part(n, tree[n][0] if alone else tree[n]).detach().requires_grad_() for n in trained(fitted.model, aim.only)}
     forward = Forward(None, not alone, fitted.precision, not fitted.steady, fitted.compiling)
-    with torch.enable_grad(), precision(fitted.precision), forward as mode:
-        mode.rectified = shortcuts.rectified
-        found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
+    with torch.enable_grad(), precision(fitted.precision):
+        with forward as mode:
+            mode.endings.rectified, mode.endings.joined = shortcuts.rectified, shortcuts.joined
+            found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
@@ -141,9 +149,10 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
-    whole = not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
+    whole = fitted.recompute or not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
-    return Shortcuts(crops, mode.calls > 0, mode.rectifiable() if kernels.serve(batch.x) else frozenset())
+    endings = mode.endings.found() if kernels.serve(batch.x) else ()
+    return Shortcuts(crops, mode.drawn.calls > 0, *endings)
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
@@ -154,8 +163,14 @@ def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, traini
     while True:
         tree = {n: v.clone() for n, v in expand(values, 1).items()}
         memory = {k: {n: torch.zeros_like(v) for n, v in tree.items()} for k in training.the_optimizer.memory}
+        aim = Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal)
         try:
-            step(fitted, tree, memory, batch, Aim(dict.fromkeys(fitted.model.params, True), 0.01, goal), training)
+            if kernels.serve(batch.x):
+                from fedselect.kernels.compiling import compile_for
+
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # who counts them counts the step's
+                    compile_for(partial(step, fitted, tree, memory, batch, aim, training))
+            step(fitted, tree, memory, batch, aim, training)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as e:
@@ -201,18 +216,20 @@ def losses(
     crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
-        mode.key = key
+        mode.drawn.key = key
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
+        mode.endings.watching = watch
         out = _apply(fitted, values, x, train=True)
-        mode.follow((out.logits, out.features))
+        mode.endings.follow((out.logits, out.features))
         return aim.goal(out, y, values, ctx)
 
     rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
     if one_by_one(fitted, batch.x.device):
         return loss(leaves, *_first((rest, *batch, aim.ctx)))
-    return torch.func.vmap(loss)(leaves, rest, *batch, aim.ctx)
+    found: Tensor = for_all(loss, len(batch.x), leaves, rest, *batch, aim.ctx)
+    return found
 
 
 def take_rate(lr: Rate, rows: Rows) -> Rate:

@@ -136,6 +136,11 @@ class Work:
             raise InputError(f"this method needs the metric {name}, which the task does not have; it has {known}.")
         return score(self._programs, tree, self._val, [found])[name]
 
+    def held_out(self, tree: Tree, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+        """Metrics on the clients' validation data, by name: (C,), NaN for a client that has none."""
+        self._need_open()
+        return score(self._programs, tree, self._val, metrics)
+
     def need_classes(self) -> None:
         if not isinstance(self.task, Classification):
             raise InputError("this method needs classes; use it with the task classification.")
@@ -270,6 +275,7 @@ class Work:
         base = self.keys(key)
         batches = self.n.clamp_max(self._programs.training.batch_size)
         steps = -(-self.n // batches)
+        ahead = len(passes) * ((self._rounds or 0) - self.round)
         given = {id(p.only): p.only for p in passes}
         masks = {at: self._programs.place(f"mask {i}", only) for i, (at, only) in enumerate(given.items())}
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
@@ -288,7 +294,8 @@ class Work:
                     take_mask(masks[id(p.only)], rows), take_rate(p.lr, rows), goal, {n: take(t, rows) for n, t in ctx.items()}
                 )
                 walk = Walk(order[rows], shuffle[rows], size)
-                total[rows] += self._programs.train(mine, past, aim, self._data.rows(here), walk, first=first, last=last)
+                own, left = self._data.rows(here), ahead * (last - first)
+                total[rows] += self._programs.train(mine, past, aim, own, walk, first=first, last=last, left=left)
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     for k, t in memory.items():

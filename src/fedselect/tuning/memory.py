@@ -181,7 +181,7 @@ class Bench:
         stack = Stack([self._runs[key] for key in left])
         while left:
             judged = stack.round + 1 == until or in_tail(stack.round + 1, self._rounds)
-            outcomes = stack.step(evaluate=True if judged else None)
+            outcomes = stack.step(evaluate=True if judged else None, more=stack.round + 1 < until)
             for key, outcome in zip(left, outcomes, strict=True):
                 history = self._found[key]
                 if isinstance(outcome, TrainingError) or history is None:

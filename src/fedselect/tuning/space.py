@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedselect.core.options import options
-from fedselect.methods import METHODS
 
 TRIED = ("fedalike", "fedavg+ft", "fedbabu", "fedpersist", "fedselect", "fedper", "ditto", "local")
 """Methods, where none are named."""
@@ -43,6 +42,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 def values(method: str, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
     """What is tried for the options of a method, but for those that are given."""
+    from fedselect.methods import METHODS  # not above, for help texts name what is TRIED
+
     known = options(METHODS[method])
     tried = [name for name in OPTIONS.get(method, ("lr",)) if name in known and name not in given]
     return {name: VALUES[name] for name in tried}

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fedselect.core import snapshots
-from fedselect.core.errors import InputError, RunError
+from fedselect.core.errors import InputError, RunError, Stopped
 from fedselect.core.files import check_folder_name, empty, locked, read_json, write_json
 from fedselect.runs import runner
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import done, failure, finished, outcome, read_records
-from fedselect.runs.runner import Stopped, Watch
+from fedselect.runs.runner import Watch
 from fedselect.simulate import ranks
 from fedselect.tasks import Spread
 from fedselect.tuning import halving

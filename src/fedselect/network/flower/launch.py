@@ -21,7 +21,7 @@ from fedselect.core.version import package_version
 from fedselect.network.flower import clock, guard, reasons
 from fedselect.network.plan import Home
 from fedselect.network.processes import started as _process
-from fedselect.network.reach import LATE, back, check_server, lost, silent
+from fedselect.network.reach import LATE, back, check_server, lost, silent, waiting
 from fedselect.network.reach import unreachable as _unreachable
 from fedselect.network.site import Site, check_part, check_port, free_port, listens_at, write_app
 from fedselect.network.vault import private
@@ -143,14 +143,17 @@ def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool 
 
 
 def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site, say: Callable[[str], None]) -> bool:
-    """Whether the server lets a SuperNode in, once that is known; where no server answers, that is said once.
+    """Whether the server lets a SuperNode in, once that is known; says when no server answers: at once, and a while later why.
 
     A SuperNode, whose log begins at `begun`, notes its number when it is in.
     """
-    late = time.monotonic() + LATE
+    late, looked = time.monotonic() + LATE, False
     while "SuperNode ID:" not in _since(log, begun):
         if process.poll() is not None:
             return False
+        if not looked and _unreachable(site):
+            say(waiting(site))
+        looked = True
         if time.monotonic() > late:
             late += LATE
             if why := _unreachable(site):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedselect.adapt.bench import Bench
+from fedselect.adaptation.bench import Bench
 from fedselect.core.errors import FedselectError
 from fedselect.core.shown import made
 from fedselect.core.tree import Mask, State, Tree, expand, take, take_mask
@@ -16,7 +16,6 @@ from fedselect.methods.partial import Partial
 from fedselect.training.step import one_by_one, precision
 from fedselect.training.work import Pass
 
-EPOCHS = (1, 3, 10, 30)
 RATES = (0.1, 0.3, 1.0)
 """Of the run's own learning rate."""
 ROUNDS = (1, 3, 10)

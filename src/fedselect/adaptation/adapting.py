@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedselect.adapt.adapted import Adapted, Row
-from fedselect.adapt.bench import Bench
-from fedselect.adapt.reading import one_client
-from fedselect.adapt.trials import EPOCHS, RATES, Trial, trials
+from fedselect.adaptation import EPOCHS
+from fedselect.adaptation.adapted import Adapted, Row
+from fedselect.adaptation.bench import Bench
+from fedselect.adaptation.reading import one_client
+from fedselect.adaptation.trials import RATES, Trial, trials
 from fedselect.core.checks import check_positive
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Scalar

@@ -1,0 +1,217 @@
+"""What adapters on a frozen base are worth: accuracy, bytes a round and seconds, beside full fine-tuning and the head alone.
+
+Rates are chosen on held-out samples (seeds 100 and above), then every way runs once on test data with fresh seeds. Runs of one
+way stack by seeds and rates. Every row is appended to the file once it is known; a second start goes on behind those rows.
+
+    python benchmarks/adapters.py --weights resnet18.safetensors [--out results/adapters.jsonl] [--data FOLDER] [--seconds 330]
+
+scripts/adapters.py makes docs/adapters.md of the rows.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedselect as fs
+from fedselect.runs.config import Config
+from fedselect.simulate.stack import Stack, stacks
+
+RANK = 8
+LORA = {"name": "lora", "rank": RANK}
+FRESH = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What trains, and who shares what."""
+
+    adapt: dict[str, Any]
+    method: dict[str, Any]
+    aggregate: str = "mean"
+    rate_of: str | None = None  # the way whose rate it takes
+
+
+RATES = (0.003, 0.01, 0.03, 0.1)
+FT = {"finetune": 3}
+WAYS = {
+    "full, shared + FT": Way({"name": "all"}, {"name": "fedavg+ft", **FT}),
+    "full, personal head": Way({"name": "all"}, {"name": "fedper"}),
+    "head, shared + FT": Way({"name": "head"}, {"name": "fedavg+ft", **FT}),
+    "LoRA, shared": Way(LORA, {"name": "fedavg"}),
+    "LoRA, shared, exact": Way(LORA, {"name": "fedavg"}, "product", rate_of="LoRA, shared"),
+    "LoRA, shared + FT": Way(LORA, {"name": "fedavg+ft", **FT}),
+    "LoRA, shared + FT, exact": Way(LORA, {"name": "fedavg+ft", **FT}, "product", rate_of="LoRA, shared + FT"),
+    "LoRA, personal": Way(LORA, {"name": "local"}),
+    "LoRA, personal head": Way(LORA, {"name": "fedper"}),
+    "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,fc"}),
+    "LoRA, FedPersist by rank": Way(LORA, {"name": "fedpersist", "unit": "rank", "window": 6, **FT}),
+    "LoRA, FedPersist by layer": Way(LORA, {"name": "fedpersist", "window": 6, **FT}),
+    "LoRA, FedSelect by rank": Way(LORA, {"name": "fedselect", "unit": "rank"}),
+    "LoRA, FedAlike": Way(LORA, {"name": "fedalike", **FT}),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Data, and how long is trained on it. `held`: sizes where test samples stay unseen."""
+
+    data: dict[str, Any]
+    held: dict[str, int]
+    rounds: int
+    epochs: int = 1
+    shifts: tuple[str, ...] = ("",)
+    seeds: tuple[int, ...] = (100, 101)  # of the choice of rates
+
+
+PLACES = {
+    "pacs": Place(
+        {"name": "domains", "path": "pacs_96.parquet", "size": 64, "train": 150, "test": 200},
+        {"train": 250, "val": 100}, 20,
+    ),
+    "audiomnist": Place({"name": "audiomnist", "clients": 20, "train": 30}, {"train": 60, "val": 30}, 20, epochs=3),
+    "cifar10": Place(
+        {"name": "cifar10", "clients": 10, "train": 100, "test": 100, "classes_per_client": 5},
+        {"train": 160, "val": 60}, 20, 1, ("labels", "meaning", "camera", "groups"), (100,),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    place: str
+    shift: str
+    way: str
+    seed: int
+    rate: float
+    score: str
+
+
+def simulation(case: Case, weights: Path, folder: Path) -> fs.Simulation:
+    place, way = PLACES[case.place], WAYS[case.way]
+    data = {**place.data, **({"shift": case.shift} if case.shift else {}), **(place.held if case.score == "val" else {})}
+    data |= {"path": str(folder / data["path"])} if "path" in data else {"data_dir": str(folder)}
+    rates = {"lr": case.rate} | ({"personal_lr": case.rate} if way.method["name"] in ("fedselect", "layers") else {})
+    raw = {
+        "method": {**way.method, **rates, "epochs": place.epochs}, "data": data, "model": {"name": "mlp"}, "score": case.score,
+        "aggregate": {"name": way.aggregate}, "training": {"batch_size": 32, "momentum": 0.9}, "seed": case.seed,
+    }  # fmt: skip
+    config = Config.from_dict(raw, str(case))
+    found = in_colour(config.make_data())
+    model = fs.models.resnet18(found, weights=str(weights))
+    adapted = fs.ADAPTERS[way.adapt["name"]](model, **{k: v for k, v in way.adapt.items() if k != "name"})
+    return fs.Simulation(
+        config.make_method(), adapted, found, seed=case.seed, training=config.make_training(), eval_every=place.rounds,
+        aggregator=config.make_aggregator(),
+    )  # fmt: skip
+
+
+def in_colour(data: fs.Federation) -> fs.Federation:
+    """Pictures with one channel as three of the same, which a network pretrained on colours takes."""
+    if data.shape[0] == 3:
+        return data
+
+    def three(pair: Any) -> Any:
+        return None if pair is None else (pair[0].repeat(1, 3, 1, 1), pair[1])
+
+    clients = [fs.ClientData(three(c.train), three(c.test), three(c.val), name=c.name) for c in data.clients]
+    return fs.Federation(clients, data.classes, data.name, data.class_names, mean=data.mean * 3, std=data.std * 3)
+
+
+def outcomes(cases: list[Case], weights: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """These cases of one way, stacked where that is possible."""
+    runs = [simulation(case, weights, folder) for case in cases]
+    alike: dict[Any, list[int]] = {}
+    for i, run in enumerate(runs):
+        alike.setdefault(stacks(run) or i, []).append(i)
+    for places in alike.values():
+        began = time.perf_counter()
+        stack, left = Stack([runs[i] for i in places]), list(places)
+        last: dict[int, Any] = {}
+        sent: dict[int, list[int]] = {i: [0, 0] for i in places}
+        for _ in range(PLACES[cases[0].place].rounds):
+            found = dict(zip(left, stack.step(), strict=True))
+            last |= found
+            left = [i for i in left if not isinstance(found[i], fs.TrainingError)]
+            for i in left:
+                sent[i] = [sent[i][0] + found[i]["bytes_up"], sent[i][1] + found[i]["bytes_down"]]
+            if not left:
+                break
+        seconds = (time.perf_counter() - began) / len(places)
+        for i in places:
+            run, case = runs[i], cases[i]
+            lost = isinstance(last[i], fs.TrainingError)
+            turns = run.clients * run.round or 1
+            yield {
+                **vars(case), "accuracy": None if lost else round(100 * last[i]["accuracy"], 3),
+                "up": round(sent[i][0] / turns), "down": round(sent[i][1] / turns), "seconds": round(seconds, 3),
+                "trained": run.model.size, "frozen": run.model.frozen, "clients": run.clients, "rounds": run.round,
+            }  # fmt: skip
+
+
+def chosen(rows: list[dict[str, Any]], place: str, way: str) -> float | None:
+    """The rate with the best mean on held-out samples, over seeds and kinds of shift; one that diverged counts as 0."""
+    own = [r for r in rows if (r["place"], r["way"], r["score"]) == (place, WAYS[way].rate_of or way, "val")]
+    rates = sorted({r["rate"] for r in own})
+    return max(rates, key=lambda v: statistics.fmean(r["accuracy"] or 0.0 for r in own if r["rate"] == v)) if rates else None
+
+
+def planned(rows: list[dict[str, Any]], places: list[str], ways: list[str]) -> Iterator[list[Case]]:
+    """Lots of cases, way by way: the choice of a rate, then the test."""
+    for name in places:
+        place = PLACES[name]
+        for way in ways:
+            if WAYS[way].rate_of is None:
+                every = itertools.product(place.shifts, RATES, place.seeds)
+                yield [Case(name, shift, way, seed, rate, "val") for shift, rate, seed in every]
+            if (rate := chosen(rows, name, way)) is not None:
+                yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in FRESH]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
+    parser.add_argument("--places", default=",".join(PLACES))
+    parser.add_argument("--ways", default=";".join(WAYS))
+    parser.add_argument("--commit", help="What is measured, where git does not know.")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="Begin nothing new after so long.")
+    parser.add_argument("--quick", action="store_true", help="One round each, to see that all runs.")
+    args = parser.parse_args()
+    if args.quick:
+        few = {"train": 8, "test": 8}
+        held = {"train": 16, "val": 8}
+        PLACES.update({n: replace(p, data=p.data | few, held=held, rounds=1, seeds=(100,)) for n, p in PLACES.items()})
+    began = time.perf_counter()
+    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    said = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    made = {"commit": args.commit or said.strip(), "machine": machine, "torch": torch.__version__,
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat()}  # fmt: skip
+    for cases in planned(rows, args.places.split(","), args.ways.split(";")):
+        there = [{k: r[k] for k in vars(cases[0])} for r in rows]
+        left = [case for case in cases if vars(case) not in there]
+        if not left or time.perf_counter() - began > args.seconds:
+            continue
+        for row in outcomes(left, args.weights, args.data):
+            rows.append({**row, **made})
+            with args.out.open("a") as f:
+                f.write(json.dumps(rows[-1]) + "\n")
+        mean = statistics.fmean(r["accuracy"] or 0.0 for r in rows[-len(left) :])
+        said = f"{cases[0].place}, {cases[0].way}, {cases[0].score}: {mean:.1f}%"
+        print(f"{time.perf_counter() - began:6.1f} s  {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Write docs/adapters.md from results/adapters.jsonl, which benchmarks/adapters.py made; --check says if it is stale."""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from jinja2 import StrictUndefined, Template
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RESULTS, SPEED = "docs/adapters.md", "results/adapters.jsonl", "results/lora.jsonl"
+TEXT = Path(__file__).with_name("adapters.md.j2")
+Row = dict[str, Any]
+RATE_OF = {"LoRA, shared, exact": "LoRA, shared", "LoRA, shared + FT, exact": "LoRA, shared + FT"}
+"""Ways that take the rate of another."""
+TITLES = {"pacs": "PACS, 4 styles", "audiomnist": "AudioMNIST, 20 speakers", "cifar10": "CIFAR-10, 10 clients"}
+
+
+def of(rows: list[Row], **wanted: Any) -> list[Row]:
+    """The rows that have these values."""
+    return [r for r in rows if all(r[k] == v for k, v in wanted.items())]
+
+
+def order(rows: list[Row], name: str) -> list[Any]:
+    """The values that rows have for a name, as they were first met."""
+    return list(dict.fromkeys(r[name] for r in rows))
+
+
+def cell(found: list[Row]) -> str:
+    """Mean and standard deviation over seeds; a run whose numbers stopped being finite has none."""
+    values = [r["accuracy"] for r in found]
+    if not values:
+        return ""
+    if None in values:
+        return f"diverged {values.count(None)} of {len(values)}"
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+
+
+def table(rows: list[Row], place: str) -> str:
+    """Ways by kinds of shift, with what a client sends and receives in a round."""
+    own = of(rows, place=place, score="test")
+    shifts = order(own, "shift")
+    heads = ["accuracy, %", *(s or "test" for s in shifts), "up, kB", "down, kB", "rate, of those tried", "seconds"]
+    lines = [f"| {' | '.join(heads)} |", f"|---{'|--:' * (len(heads) - 1)}|"]
+    for way in order(own, "way"):
+        tried, rate = choice(rows, place, way)
+        if not (mine := of(own, way=way, rate=rate)):
+            continue
+        cells = [cell(of(mine, shift=s)) for s in shifts]
+        size = [f"{mine[0][k] / 1000:,.0f}" for k in ("up", "down")]
+        seconds = statistics.fmean(r["seconds"] for r in mine)
+        lines.append(f"| {' | '.join([way, *cells, *size, f'{rate:g} of {tried}', f'{seconds:.1f}'])} |")
+    return "\n".join(lines)
+
+
+def choice(rows: list[Row], place: str, way: str) -> tuple[str, float]:
+    """The rates that were tried on held-out samples, in words, and the best; a run that diverged counts as 0."""
+    held = of(rows, place=place, way=RATE_OF.get(way, way), score="val")
+    rates = sorted({r["rate"] for r in held})
+    best = max(rates, key=lambda v: statistics.fmean(r["accuracy"] or 0.0 for r in of(held, rate=v)))
+    return ", ".join(f"{v:g}" for v in rates), best
+
+
+def speeds(rows: list[Row]) -> str:
+    """Stacked and in a loop, by model."""
+    lines = ["| model | trains | frozen | stacked | one after another | | MB a client |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for r in rows:
+        times = " | ".join(f"{1000 * r[k]:,.1f} ms" for k in ("stacked", "loop"))
+        ratio, memory = f"{r['ratio']:.0f}x", f"{r['MB a client']:g}"
+        lines.append(f"| `{r['model']}` | {r['trained']:,} | {r['frozen']:,} | {times} | {ratio} | {memory} |")
+    return "\n".join(lines)
+
+
+def rows_of(root: Path, file: str = RESULTS) -> list[Row]:
+    return [json.loads(line) for line in (root / file).read_text(encoding="utf-8").splitlines()]
+
+
+def page(root: Path) -> str:
+    rows = rows_of(root)
+    template = Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True)
+    tables = "\n\n".join(f"**{TITLES[p]}**\n\n{table(rows, p)}" for p in TITLES if of(rows, place=p, score="test"))
+    machine, *timed = rows_of(root, SPEED)
+    return template.render(tables=tables, made=rows[-1], speeds=speeds(timed), on=machine)
+
+
+def stale(root: Path) -> list[str]:
+    return [] if (root / PAGE).read_text(encoding="utf-8") == page(root) else [PAGE]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is stale")
+    if parser.parse_args().check:
+        for name in stale(ROOT):
+            print(f"{name} is not what {RESULTS} says; write it with: python scripts/adapters.py")
+        sys.exit(bool(stale(ROOT)))
+    (ROOT / PAGE).write_text(page(ROOT), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""fedselect demo: the README's comparison, with the configuration that lies beside this file."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedselect.cli import completion
+from fedselect.cli.flags import EXTRA, flags
+from fedselect.cli.run_options import Shown, with_run_options
+from fedselect.cli.terminal import say
+from fedselect.cli.train import Overwrite, Seeds, compared, train_all
+
+CONFIG = Path(__file__).with_name("demo.toml")
+
+
+@with_run_options("rounds")
+def demo(
+    ctx: typer.Context,
+    shown: Shown,
+    *,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, with commas between. (default: all nine)", autocompletion=completion.methods),
+    ] = None,
+    seeds: Seeds = None,
+    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    overwrite: Overwrite = False,
+    **given: Any,
+) -> None:
+    """Compare nine methods on real data in about two minutes, and write a report: the demo of the README."""
+    from fedselect.runs.config import read
+
+    runs = compared(read(CONFIG), "the demo", methods, None, None, seeds, flags(ctx.args), **given)
+    drawn = find_spec("plotly") is not None
+    if not drawn:
+        say("no report will be written, because plotly is missing; to have it: pip install 'fedselect[report]'")
+    train_all(runs, out, overwrite, shown, report=drawn)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(context_settings=EXTRA)(demo)

@@ -1,0 +1,46 @@
+"""Kernels that a program will need are compiled side by side before it runs: one after another they take half a minute."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+SILENT = 1.0
+"""Seconds that pass before it is said: kernels that were compiled before are only loaded."""
+_ONE = threading.Lock()
+
+
+def compile_for(*programs: Callable[[], Any]) -> None:
+    """Compile the kernels that these programs launch. The programs run, but their kernels do not, and leave what they would
+    have written as it was. So programs must work on copies. One that fails is let go: it fails again when it runs in earnest.
+
+    Batches are made all the same: inputs may be indices, and must be in range.
+    """
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime.jit import JITFunction
+    except ImportError:  # a Triton that compiles a kernel when it first runs, and only then
+        return
+    from fedselect.kernels import batch
+
+    run, here, inputs = JITFunction.run, threading.get_ident(), batch._pictures
+
+    def only_compile(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, warmup=warmup or (threading.get_ident() == here and self is not inputs), **kwargs)
+
+    with _ONE, ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True) as mode:
+        JITFunction.run = only_compile
+        try:
+            with torch.autograd.set_multithreading_enabled(False):  # the backward pass in this thread
+                for program in programs:
+                    with suppress(Exception):
+                        program()
+        finally:
+            JITFunction.run = run
+        if left := len(wait(mode.raw_futures, SILENT).not_done):
+            print(f"compiling {left} GPU kernels, once on this machine ...", file=sys.stderr, flush=True)

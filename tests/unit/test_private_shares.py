@@ -1,0 +1,206 @@
+"""Noise that clients add in shares: its distribution and what it costs against slow, exact ones; the sum in a simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import fedselect as fs
+from fedselect.core.entropy import Entropy
+from fedselect.private import accountant
+from fedselect.private.guarantee import shared_guarantee
+from fedselect.private.settings import Private
+from fedselect.private.shares import FINE, Shares
+from fedselect.private.words import statement
+from fedselect.secret.mean import coded
+from fedselect.secret.protocol import Cohort
+from fedselect.secret.ring import CLIENTS, IS_NEAR, OVER, Ring
+from fedselect.simulate import Simulation
+
+
+def discrete(std: float, reach: int) -> np.ndarray:
+    """Probabilities of -reach to reach."""
+    weight = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * std**2))
+    return weight / weight.sum()
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("std", [0.6, 1.0, 5.7])
+def test_whole_noise_is_the_discrete_gaussian(seeded, std):
+    reach = math.ceil(3 * std)
+    found = Entropy(seeded).whole(std, torch.arange(4), 10_000).flatten().numpy()
+    assert np.array_equal(found, np.round(found))
+    counts = np.array([(found == k).sum() for k in range(-reach, reach + 1)])
+    inside = discrete(std, 12 * reach)[11 * reach : 13 * reach + 1]
+    counts, wanted = np.append(counts, len(found) - counts.sum()), np.append(inside, 1 - inside.sum()) * len(found)
+    assert chisquare(counts, wanted).pvalue > 1e-4
+
+
+def test_whole_noise_follows_from_keys_however_clients_are_stacked():
+    """And is as wide as it should be where steps are fine."""
+    keys = torch.arange(3)
+    stacked = Entropy(True).whole(1e5, keys, 4000)
+    assert torch.equal(stacked[1:2], Entropy(True).whole(1e5, keys[1:2], 4000))
+    assert float(stacked.std()) == pytest.approx(1e5, rel=0.05)
+    assert not torch.equal(Entropy().whole(9.0, keys, 50), Entropy().whole(9.0, keys, 50))
+    assert bool((Entropy().whole(0.0, keys, 50) == 0).all())
+
+
+def summed(std: float, clients: int) -> np.ndarray:
+    """Probabilities of the sum of so many shares."""
+    one = discrete(std, math.ceil(30 * std))
+    found = one
+    for _ in range(clients - 1):
+        found = np.convolve(found, one)
+    return found
+
+
+@pytest.mark.parametrize(("std", "clients", "shift"), [(1.0, 3, 1), (2.0, 2, 5), (FINE, 4, 7)])
+def test_a_sum_of_shares_diverges_no_more_than_a_gaussian(std, clients, shift):
+    """Its Rényi divergence of order a, moved by s, is at most a s² / (2 m std²): Kairouz, Liu and Steinke 2021, with the part
+    that this module leaves out for a deviation of FINE or more (tau = 10 sum exp(-2 pi² std² k / (k + 1)), in one entry)."""
+    p = summed(std, clients)
+    tau = 10 * sum(math.exp(-2 * math.pi**2 * std**2 * k / (k + 1)) for k in range(1, clients))
+    q = np.roll(p, shift)
+    for order in (1.5, 2, 8):
+        keep = (p > 1e-250) & (q > 1e-250)
+        logs = order * np.log(p[keep]) + (1 - order) * np.log(q[keep])
+        divergence = np.logaddexp.reduce(logs) / (order - 1)
+        bound = order / 2 * (shift / (math.sqrt(clients) * std) + tau) ** 2
+        assert divergence <= bound * (1 + 1e-9)
+        if std >= FINE:
+            assert tau < 1e-30
+            assert divergence == pytest.approx(order * shift**2 / (2 * clients * std**2), rel=1e-6)  # and no less: it is tight
+
+
+@pytest.mark.parametrize(("noise", "sums"), [(1.0, 1), (3.0, 30), (25.0, 100)])
+def test_whole_noise_costs_between_the_continuous_kind_and_a_simple_bound(noise, sums):
+    """Bun and Steinke 2016: rho-zCDP is (rho + 2 sqrt(rho ln(1/delta)), delta)."""
+    found, rho = accountant.epsilon(noise, 1.0, sums, 1e-5, whole=True), sums / (2 * noise**2)
+    assert accountant.epsilon(noise, 1.0, sums, 1e-5) < found < rho + 2 * math.sqrt(rho * math.log(1e5))
+
+
+def made(clients=10, noise=2.0, clip=1.0, counted=True, **how):
+    return Shares(Private(8.0, clip=clip, **how), noise, Ring(clients, counted))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(3, 200), st.floats(0.1, 1e3), st.floats(1e-6, 1e9), st.floats(-9, 9), st.booleans())
+def test_no_update_is_longer_than_the_noise_is_for(clients, noise, clip, size, counted):
+    silent, loud = (made(clients, n, clip, counted) for n in (0.0, noise))
+    generator = torch.Generator().manual_seed(clients)
+    update = torch.randn(2, 40, generator=generator, dtype=torch.float64) * clip * 10**size
+    code = silent.code({"w": update}, {"w": torch.zeros(40)}, torch.arange(2), 3)["w"]
+    assert torch.equal(code, code.round())
+    assert bool((code.square().sum(1).sqrt() <= silent.sensitivity(40)).all())
+    sums = clients * clip / loud.step + 10 * math.sqrt(clients) * loud.deviation(clients, 40)
+    assert sums < 1.01 * 2 ** (loud.ring.field - 1)  # all of them alike and much noise: the sum does not wrap around
+
+
+@pytest.mark.parametrize("clients", [3, 4, 10, 127, 1000])
+@pytest.mark.parametrize("colluding", [0, 1])
+def test_the_smallest_sum_that_is_opened_has_the_noise_that_was_promised(clients, colluding):
+    shares = made(1000, 2.0, colluding=colluding)
+    least = Cohort({}, dict.fromkeys(range(clients), "")).least
+    std = shares.deviation(clients, 5000)
+    assert (least - colluding) * std**2 == pytest.approx((2.0 * shares.sensitivity(5000)) ** 2)
+    assert 3 * least > 2 * clients
+
+
+def test_a_smaller_round_has_larger_shares_and_too_small_a_one_is_refused():
+    """A client takes the number from the list that it adds up with, whatever the plan says."""
+    shares = made(10)
+    assert shares.deviation(4, 100) > shares.deviation(10, 100)
+    with pytest.raises(fs.InputError, match="a round of 2 clients is too small"):
+        shares.deviation(2, 100)
+
+
+def test_what_was_cut_stays_a_secret():
+    up = fs.methods.method.Up({"w": torch.full((2, 3), 1e6)}, {"w": True}, torch.ones(2))
+    found = coded(Ring(4), made(4), up, {"w": torch.zeros(3)}, {"w": torch.ones(())}, torch.arange(2), clients=4)
+    assert found[CLIENTS].tolist() == [[1.0], [1.0]]
+    assert not found[OVER].any()
+    assert not found[IS_NEAR].any()
+
+
+def test_what_is_promised_is_said_with_what_it_rests_on():
+    found = shared_guarantee(Private(8.0, colluding=3), 100, 100, 30, 1210)
+    said = statement(found)
+    assert (
+        "so the server need not be trusted, even if 3 other clients tell it theirs. This still holds if fewer than a third"
+        in said
+    )
+    assert found.epsilon(30) <= 8 < found.epsilon(31)
+    assert f"noise is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
+
+
+def mlp():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 10))
+
+
+def simulate(digits, private, method=None, **how):
+    how = {"training": fs.Training(batch_size=8), "rounds": 2, "device": "cpu", **how}
+    return Simulation(method or fs.FedSelect(rate=0.3, limit=0.6, epochs=1), mlp, digits, private=private, **how)
+
+
+@pytest.mark.parametrize("mean", ["senders", "cohort"])
+def test_without_noise_shares_are_the_servers_sum(digits, mean):
+    runs = [simulate(digits, "epsilon=inf,clip=0.7"), simulate(digits, "epsilon=inf,clip=0.7", secret=True, mean=mean)]
+    for run in runs:
+        run.step(), run.step()
+    for n, v in runs[0].server["params"].items():
+        torch.testing.assert_close(v, runs[1].server["params"][n], rtol=1e-5, atol=1e-6)
+
+
+def test_the_sum_has_the_noise_of_all_shares(digits):
+    """A round of a run that learns nothing: what moves is noise, over three clients."""
+    run = simulate(digits, "epsilon=8,clip=2", fs.FedAvg(lr=1e-30, epochs=1), secret=True)
+    run.step()
+    moved = torch.cat([(v - run.initial[n]).flatten() for n, v in run.server["params"].items()])
+    lot = run.budget.guarantee.lots[0]
+    assert float(moved.std()) == pytest.approx(2 * lot.noise * lot.more / 3, rel=0.15)
+    assert lot.more == math.sqrt(3 / 2)
+
+
+def test_who_is_in_a_round_is_drawn_as_ever_and_saves_nothing(digits):
+    part, whole = (
+        simulate(fs.load("digits", clients=8, train=16, test=8, val=4), "epsilon=8", secret=True, fraction=f) for f in (0.5, 1)
+    )
+    assert part.budget.guarantee.lots[0].noise == whole.budget.guarantee.lots[0].noise
+    assert len(part._cohort(torch.arange(8))) == 4
+    assert part.step()["epsilon"] == whole.step()["epsilon"]
+
+
+def test_chunks_and_a_resumed_run_change_nothing_but_noise(digits, tmp_path):
+    seeded = "epsilon=8,seeded=yes"
+    runs = [simulate(digits, seeded, secret=True, chunk=c) for c in (3, 1)]
+    for run in runs:
+        run.step()
+    runs[0].save(tmp_path)
+    runs.append(simulate(digits, seeded, secret=True))
+    assert runs[2].resume(tmp_path)
+    assert runs[2].budget.charged == 1
+    for run in runs:
+        run.step()
+        for n, v in runs[0].server["params"].items():
+            assert torch.equal(v, run.server["params"][n])
+
+
+@pytest.mark.parametrize(
+    ("private", "how", "said"),
+    [
+        ("epsilon=8,quantile=0.5", {"secret": True}, "the clip cannot follow a quantile; give clip= in its place"),
+        ("epsilon=8,colluding=3", {"secret": True}, "a round of 3 clients is too small for noise of which 3 may be known"),
+        ("epsilon=8,colluding=0", {}, "it goes with --secret and unit=client"),
+        ("epsilon=8,unit=sample,colluding=0", {"secret": True}, "it goes with --secret and unit=client"),
+        ("epsilon=8", {"secret": True, "method": fs.Scaffold()}, "which noise on updates does not cover"),
+        ("epsilon=8", {"secret": True, "aggregator": "median"}, "looks at the values of single clients"),
+    ],
+)
+def test_what_shares_cannot_protect_is_refused(digits, private, how, said):
+    with pytest.raises(fs.InputError, match=said):
+        simulate(digits, private, **how).step()

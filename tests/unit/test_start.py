@@ -1,0 +1,69 @@
+"""What starts quickly: help, versions and completion load neither torch nor numpy, and names are loaded when asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = "{'torch', 'numpy', 'scipy', 'sklearn', 'pandas', 'flwr', 'grpc'} & sys.modules.keys()"
+HELP = [["--help"], ["--version"], *[[c, "--help"] for c in ("run", "compare", "tune", "adapt", "diagnose", "methods", "data")],
+        ["deploy", "--help"], ["deploy", "run", "--help"]]  # fmt: skip
+
+
+def python(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment or None)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_loads_neither_torch_nor_numpy():
+    """In one process: what one of them loaded, the last would show."""
+    out = python(f"""
+import sys
+from fedselect.cli import main
+for args in {HELP}:
+    sys.argv = ["fedselect", *args]
+    try:
+        main()
+    except SystemExit as e:
+        assert not e.code, args
+print("loaded:", {HEAVY})
+""")
+    assert "Personalized federated learning" in out
+    assert out.splitlines()[-1] == "loaded: set()"
+
+
+@pytest.mark.parametrize(("typed", "found"), [("fedselect com", "compare"), ("fedselect run --dev", "--device")])
+def test_completion_finds_commands_and_options_and_loads_neither(typed, found, monkeypatch):
+    monkeypatch.setenv("_FEDSELECT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    out = python(f"""
+import sys
+from fedselect.cli import main
+sys.argv = ["fedselect"]
+try:
+    main()
+finally:
+    print("loaded:", {HEAVY})
+""")
+    assert out.splitlines() == [*filter(None, [found]), "loaded: set()"]
+
+
+def test_the_package_is_loaded_when_one_of_its_names_is_asked_for():
+    out = python(f"""
+import sys
+import fedselect as fs
+print({HEAVY})
+assert not hasattr(fs, "nothing")
+import fedselect.adaptation  # a room is not the function beside it
+assert callable(fs.adapt) and fs.FedAvg().__class__.__module__.startswith("fedselect.")
+assert set(fs.__all__) <= set(dir(fs))
+import fedselect.training.step
+assert fs.training.step is fedselect.training.step
+""")
+    assert out == "set()\n"
+
+
+def test_a_star_import_gives_the_public_names():
+    assert python("from fedselect import *\nprint(FedAvg, Training, __version__)").startswith("<function FedAvg")
