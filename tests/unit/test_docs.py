@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 INDEX = DOCS / "methods.md"
 SHARED_PAGES = {"layers": "fedselect"}  # an ablation lives on fedselect's page
 PARTS = [
-    "Maths", "Shared / stays", "Bytes a round", "Options", "Where implementations differ, and what we chose", "Reference",
+    "Maths", "Shared and personal", "Bytes a round", "Options", "Where implementations differ, and what we chose", "Reference",
 ]  # fmt: skip
 
 
