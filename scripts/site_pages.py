@@ -29,7 +29,7 @@ API = {
         "run compare Result load_result Simulation tune Tuned diagnose Diagnosis adapt Adapted load_model Private",
     ),
     "data": ("Data", "load DATA ClientData Federation Schema Images deal_images from_datasets shifted"),
-    "models": ("Models", "Model models MODELS"),
+    "models": ("Models", "Model models MODELS lora bias_only norm_only head_only layers_only ADAPTERS"),
     "methods": ("Methods", "METHODS"),
     "tasks": ("Tasks and metrics", "TASKS Task Metric Spread"),
     "training": ("Training and aggregation", "Training OPTIMIZERS SCHEDULES Aggregator AGGREGATORS"),
@@ -160,7 +160,7 @@ def _rest(placed: set[str]) -> dict[str, list[str]]:
     """Public names that no page lists by hand, by the kind of thing they are."""
     kinds = ((fs.Aggregator, "training"), (fs.Optimizer, "training"), (fs.Schedule, "training"), (fs.Task, "tasks"),
              (fs.FedselectError, "errors"))  # fmt: skip
-    methods = set(fs.METHODS.values())
+    methods = list(fs.METHODS.values())
     rest: dict[str, list[str]] = {}
     for name in fs.__all__:
         thing = getattr(fs, name)
