@@ -32,7 +32,7 @@ def demo(
     """Compare nine methods on real data in about two minutes, and write a report: the demo of the README."""
     from fedselect.runs.config import read
 
-    runs = compared(read(CONFIG), "the demo", methods, None, None, seeds, flags(ctx.args), **given)
+    runs = compared(read(CONFIG), "the demo", methods, None, None, seeds, more=flags(ctx.args), **given)
     drawn = find_spec("plotly") is not None
     if not drawn:
         say("no report will be written, because plotly is missing; to have it: pip install 'fedselect[report]'")

@@ -111,7 +111,7 @@ def compare(
     from fedselect.runs.config import read
 
     raw = dict(read(config)) if config else {}
-    runs = compared(raw, str(config or ""), methods, data, model, seeds, flags(ctx.args), **given)
+    runs = compared(raw, str(config or ""), methods, data, model, seeds, more=flags(ctx.args), **given)
     train_all(runs, out or rundir.free("compare"), overwrite, shown, report)
 
 
@@ -174,6 +174,7 @@ def compared(
     data: str | None,
     model: str | None,
     seeds: str | None,
+    *,
     more: dict[str, str],
     **given: Any,
 ) -> dict[str, Config]:
