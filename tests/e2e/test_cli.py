@@ -798,7 +798,7 @@ def test_a_damaged_list_of_clients_is_written_anew_or_can_be_spared(cli, halfway
     assert cli("resume", halfway, "-q").code == 0
     assert place.read_bytes() == whole
     place.write_bytes(whole[:40])
-    assert cli("report", halfway).sentence().endswith("delete it: clients are then known by number.\n")
+    assert cli("report", halfway).sentence().endswith("delete it; clients are then listed by number.\n")
     place.unlink()
     assert cli("report", halfway).code == 0
 

@@ -61,7 +61,7 @@ def test_it_writes_a_page_a_picture_and_numbers(cli, tmp_path):
     assert cli(*asked, "--out", out, "--overwrite").code == 0
     (out / "thesis.md").write_text("years of work")
     said = cli(*asked, "--out", out, "--overwrite").sentence()
-    assert f"{out} holds something other than a diagnosis; choose another --out." in said
+    assert f"{out} contains files that are not part of a diagnosis; choose another --out." in said
 
 
 def test_it_takes_the_file_of_a_run(cli, tmp_path):
