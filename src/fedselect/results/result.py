@@ -1,4 +1,4 @@
-"""Result: what a run leaves, whether it is in memory or was saved."""
+"""Result: the outcome of a run, in memory or saved."""
 
 from numbers import Integral
 from pathlib import Path
@@ -23,10 +23,17 @@ PARTS = ("train", "val", "test")
 
 
 class Result:
-    """What a run leaves: its history, and every client's model, scores and predictions.
+    """The outcome of a run: its history, and every client's model, scores and predictions.
 
-    `fs.run` returns one, `fs.load_result` reads one from a folder; `fs.Result(simulation, history)` makes one of a simulation
-    that was stepped by hand. Models are merged and fine-tuned once, and kept.
+    `fs.run` returns one, and `fs.load_result` reads one from a folder. `fs.Result(simulation, history)` makes one from a
+    simulation that you stepped yourself. Models are merged and fine-tuned once, and then cached.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, seed=0)
+        >>> result = fs.run(fs.FedAvg(lr=0.1), model="mlp", data=data, rounds=2)
+        >>> result.predict(0, data.clients[0].test[0][:2]).shape
+        (2,)
     """
 
     def __init__(self, simulation: Simulation | Source, history: list[Record]) -> None:
@@ -42,19 +49,21 @@ class Result:
 
     @property
     def simulation(self) -> Simulation:
-        """The simulation as it stands, of a result in memory."""
+        """The simulation behind a result in memory."""
         if not isinstance(self._source, Live):
-            raise InputError("this result was loaded from a folder, which has its models and numbers but no simulation.")
+            raise InputError(
+                "this result was loaded from a folder, which has models and metrics but no simulation; use fs.run to get one."
+            )
         return self._source.simulation
 
     @property
     def headline(self) -> float:
-        """Mean over clients of the headline metric, each client's model on its own test data, as last evaluated."""
+        """Mean of the headline metric over clients, each model on its own client's test data, at the last evaluation."""
         return float(self._last()[self._source.metrics[0].name])
 
     @property
     def accuracy(self) -> float:
-        """The same of the accuracy, where the task has one."""
+        """Mean accuracy over clients, if the task has an accuracy."""
         if "accuracy" not in (last := self._last()):
             there = ", ".join(m.name for m in self._source.metrics)
             raise InputError(f"this task has no accuracy; it has {there}, and result.headline is the first.")
@@ -62,17 +71,21 @@ class Result:
 
     @property
     def clients(self) -> list[Record]:
-        """One entry for each client: what was last measured."""
+        """One record per client, from the last evaluation."""
         lists = self._last()["clients"]
         return [{k: v[i] for k, v in lists.items()} for i in range(len(self._source.names))]
 
     def scores(self, part: str = "test") -> list[Record]:
-        """Every metric of every client's model on its own data: a row for each client, ready for pandas.DataFrame(...).
+        """Every metric of every client's model on its own data, one row per client, ready for pandas.DataFrame(...).
 
-        `part`: test, as last evaluated; val, or train. A metric that is not defined is None.
+        Args:
+            part: test (at the last evaluation), val or train.
+
+        Returns:
+            One dict per client. An undefined metric is None.
         """
         if part not in PARTS:
-            raise InputError(f"part is {' or '.join(PARTS)}, not {part!r}.")
+            raise InputError(f"part must be {' or '.join(PARTS)}, not {part!r}.")
         measured = [m.name for m in self._source.metrics]
         columns = {name: validated(name) if part == "val" else name for name in measured}
         last = final(self.history, measured[0])
@@ -87,19 +100,21 @@ class Result:
         ]
 
     def over_clients(self, metric: str | None = None) -> Spread:
-        """A metric over clients, by default the headline: mean, worst tenth, weighted by test samples, and who has it."""
+        """A metric over clients, by default the headline: mean, worst tenth, and the mean weighted by test samples."""
         measured = {m.name: m for m in self._source.metrics}
         name = metric or next(iter(measured))
         if name not in measured:
-            raise InputError(f"this run did not measure {name!r}; it measured {', '.join(measured)}: metrics=[{name!r}].")
+            raise InputError(f"this run did not measure {name!r}, only {', '.join(measured)}; run it with metrics=[{name!r}].")
         return Spread.of(measured[name], self._last()["clients"][name], self._source.tested)
 
     @property
     def bytes_up(self) -> int:
+        """Bytes uploaded by all clients in the whole run."""
         return sum(r["bytes_up"] for r in self.history)
 
     @property
     def bytes_down(self) -> int:
+        """Bytes downloaded by all clients in the whole run."""
         return sum(r["bytes_down"] for r in self.history)
 
     @property
@@ -109,16 +124,16 @@ class Result:
 
     @property
     def persistence(self) -> Tree:
-        """How much of its disagreement with the others persists in each client: {name: (clients,)}, NaN where not tested."""
+        """Persistence of each client's disagreement: {name: (clients,)}, NaN for a client that was not tested."""
         if not (found := self._source.persistence()):
-            raise InputError(f"{self._method} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
+            raise InputError(f"{self._method} does not measure persistence; use fs.FedPersist() or fs.diagnose(data).")
         return found
 
     @property
     def groups(self) -> list[list[int]]:
-        """The clients of each group, such as share a head, in the order of their first; who is not tested is in none."""
+        """The clients of each group that shares a head, ordered by first member; clients without a group are left out."""
         if (found := self._source.groups()) is None:
-            raise InputError(f"{self._method} makes no groups; use fs.FedAlike(), or fs.diagnose(data).")
+            raise InputError(f"{self._method} does not form groups; use fs.FedAlike() or fs.diagnose(data).")
         return members(found)
 
     def cross(self) -> Tensor:
@@ -126,7 +141,7 @@ class Result:
         return self.simulation.cross()
 
     def to_dataframe(self) -> Any:
-        """The history as a pandas DataFrame: a row for each round and client."""
+        """The history as a pandas DataFrame, one row per round and client."""
         try:
             import pandas
         except ImportError:
@@ -148,39 +163,47 @@ class Result:
         return [self._source.state_dict(trees[i]) for i in sorted(trees)]
 
     def predict(self, client: int | str, x: Any) -> NDArray[Any]:
-        """What a client's model says of raw inputs: classes, by name where they have names, or numbers in their own units.
+        """Predict with a client's model from raw inputs.
 
-        `x`: an array or tensor with a row for each sample, pictures as uint8 if the model was trained on such; where the data
-        was a table, also a DataFrame or a dict of its columns; of several inputs, a dict or tuple of arrays as in the data. One
-        array comes back, with a row for each sample.
+        Args:
+            client: Number or name of the client.
+            x: An array or tensor with one row per sample; images as uint8 if the model was trained on uint8. For a table,
+                also a DataFrame or a dict of columns. For several inputs, a dict or tuple of arrays as in the data.
+
+        Returns:
+            One row per sample: classes (by name if they have names), or numbers in the units of the targets.
         """
         i = self._number(client)
         return self._source.predictor.predict(self.personal(i), i, x)
 
     def predict_proba(self, client: int | str, x: Any) -> NDArray[Any]:
-        """How likely each class is in the eyes of a client's model: a row for each sample, a column for each class."""
+        """Class probabilities from a client's model: one row per sample, one column per class."""
         i = self._number(client)
         return self._source.predictor.probabilities(self.personal(i), i, x)
 
     def save(self, directory: str | Path, overwrite: bool = False) -> Path:
-        """Write history, scores, masks and every client's model into a new folder: JSON and safetensors.
+        """Write history, scores, masks and every client's model to a new folder, as JSON and safetensors.
 
-        `fs.load_result` reads it, and `fedselect report` draws it. `overwrite` replaces what `save` wrote there before.
+        Read it with `fs.load_result`, or draw it with `fedselect report`.
+
+        Args:
+            directory: The folder to create.
+            overwrite: Replace an earlier saved result.
         """
         every = range(len(self._source.names))
         return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
 
     def shared(self) -> Shared:
-        """What the run shares with clients that were not there: `fs.adapt` begins with it."""
+        """What the run shares with new clients; `fs.adapt` starts from it."""
         return self._source.shared()
 
     def report(self, path: str | Path = "report.html") -> Path:
-        """Write the report, one page that opens in a browser, and return where it is; needs plotly."""
+        """Write the report, one HTML page, and return its path. Needs plotly."""
         self._last()
         return folder.report(self._source, self.history, Path(path).expanduser())
 
     def _trees(self, ids: Any) -> dict[int, Tree]:
-        """Clients' final models. What was once merged and fine-tuned is kept, until the simulation goes on."""
+        """Clients' final models, cached until the simulation runs another round."""
         if self._kept[0] != self._source.round:
             self._kept = (self._source.round, {})
         kept = self._kept[1]
@@ -192,12 +215,12 @@ class Result:
         names = self._source.names
         if isinstance(client, str):
             if client not in names:
-                raise InputError(f"there is no client {client!r}; there are {_few(names)}.")
+                raise InputError(f"there is no client {client!r}; choose one of {_few(names)}.")
             if names.count(client) > 1:
                 raise InputError(f"several clients are called {client!r}; use their numbers.")
             return names.index(client)
         if not isinstance(client, Integral) or not 0 <= client < len(names):
-            raise InputError(f"there is no client {client}; there are 0 to {len(names) - 1}.")
+            raise InputError(f"there is no client {client}; choose one of 0 to {len(names) - 1}.")
         return int(client)
 
     @property

@@ -31,12 +31,31 @@ def run(
     on_round: Callable[[Record], None] | None = None,
     **how: Unpack[RunOptions],
 ) -> Result:
-    """Train a federation in memory. `progress` shows a bar, `on_round` is given each round's record.
+    """Train a federation in memory.
 
-    `patience`: stop after so many evaluations without a better one on validation data; the best round is then the one that
-    counts, or with keep="own" each client's own best.
-    `how`: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
-    precision, deterministic and eval_every; Simulation explains them.
+    Args:
+        method: A method such as `fs.FedAlike(lr=0.1)`, or its name for the default options.
+        model: A name, a network of `fs.models`, your module, or a function that creates it.
+        data: The clients: a `Federation`, or a list of `ClientData`.
+        rounds: Communication rounds.
+        seed: Decides the initial parameters and the order of training.
+        training: Optimizer, schedule and batch size; by default `fs.Training()`.
+        patience: Stop after this many evaluations without improvement on validation data. The best round then counts, or
+            with `keep="own"` each client's own best.
+        progress: Show a progress bar.
+        on_round: Called with the record of each round.
+        how: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
+            precision, deterministic and eval_every, as in `Simulation`.
+
+    Returns:
+        The history, and every client's model, scores and predictions.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, seed=0)
+        >>> result = fs.run(fs.FedAvgFT(lr=0.1), model="mlp", data=data, rounds=2)
+        >>> len(result.history)
+        2
     """
     check_rounds(rounds, how, patience)
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
@@ -73,11 +92,31 @@ def compare(
     progress: bool = False,
     **how: Unpack[RunOptions],
 ) -> dict[tuple[str, int], Result | TrainingError]:
-    """Every method with every seed, by (name, seed), in memory; runs of the same shapes are batched into one training run.
+    """Train several methods with several seeds in memory. Runs with the same shapes are batched into one training run.
 
-    Each comes out as `run` would have it: to the bit on a CPU, up to rounding on a GPU. A run whose numbers stop being finite
-    has its error in place of a result, and the others go on; so they do where one stops early (`patience`, as in `run`).
-    `progress` shows a bar.
+    Each result equals that of `run`: bit for bit on a CPU, up to rounding on a GPU.
+
+    Args:
+        methods: Methods by a name of your choice; one method may occur several times with different options.
+        model: As in `run`.
+        data: As in `run`.
+        rounds: Communication rounds.
+        seeds: Every method is trained with each of these seeds.
+        training: As in `run`.
+        patience: As in `run`, for each run separately.
+        progress: Show a progress bar.
+        how: As in `run`.
+
+    Returns:
+        A dict by (name, seed). If a run diverges, its value is a `TrainingError`, and the other runs go on.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, seed=0)
+        >>> methods = {"slow": fs.FedAvg(lr=0.01), "fast": fs.FedAvg(lr=0.1)}
+        >>> found = fs.compare(methods, model="mlp", data=data, rounds=2, seeds=[0, 1])
+        >>> sorted(found)
+        [('fast', 0), ('fast', 1), ('slow', 0), ('slow', 1)]
     """
     if not isinstance(methods, Mapping):
         raise InputError(
@@ -123,7 +162,7 @@ def _ended(found: Result | TrainingError, rounds: int) -> bool:
 
 
 def check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:
-    """Refuse what does not fit, and fill in what patience means for what is kept."""
+    """Check the options of a run, and fill in the default of `keep`, which depends on `patience`."""
     check_ranges(rounds=rounds, patience=patience)
     check_late(how.get("late"), rounds)
     how["keep"] = keeps(how.get("keep"), patience)
