@@ -153,8 +153,8 @@ def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_pat
 def test_an_option_that_moved_to_the_aggregator_is_said_to_be_there(cli, tmp_path):
     (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.5\n')
     said = cli("run", "--config", tmp_path / "c.toml", *TINY, "--out", tmp_path / "a").sentence()
-    assert "server_momentum is no longer an option of a method; every method may have it" in said
-    assert "write it under [aggregate], or give --server-momentum" in said
+    assert "server_momentum is no longer an option of a method; it is an option of the aggregator" in said
+    assert "write it under [aggregate], or pass --server-momentum" in said
     (tmp_path / "c.toml").write_text('[method]\nname = "fedselect"\nserver_momentum = 0.0\n')  # as older runs have it
     assert cli("run", "--config", tmp_path / "c.toml", *TINY, "--rounds", 1, "--out", tmp_path / "a").code == 0
 
@@ -337,7 +337,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--eval-every", "0"], "eval_every must be at least 1, not 0"),
         (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
         (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),
-        (["--late", "soon"], "late is COUNT@ROUND, such as 2@10, not 'soon'"),
+        (["--late", "soon"], "--late must be COUNT@ROUND, such as 2@10, not 'soon'"),
         (["--rows", "personal", "--cross"], "not the models as they trained them; use view='merged' or rows=all"),
         (["--device", "tpu"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'tpu'"),
         (["--device", "cuda:"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'cuda:'"),
@@ -345,10 +345,10 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--seeds", "0,1"], "for several: fedselect compare --methods NAME --seeds 0,1"),
         (["--seed", "one"], "seed must be a whole number, not 'one'"),
         (["--methods", "fedavg,local"], "fedselect compare --methods fedavg,local"),
-        (["--alpha", "0.5"], "of a Dirichlet partition it is --split dirichlet --concentration 0.5, of FedSelect --limit 0.5"),
+        (["--alpha", "0.5"], "for a Dirichlet partition type --split dirichlet --concentration 0.5, for FedSelect --limit 0.5"),
         (["--learning-rate", "0.1"], "there is no option 'learning-rate'; give --lr 0.1"),
         (["--metric", "loss"], "give --headline loss"),
-        (["--gpu"], "give --device cuda"),
+        (["--gpu"], "type --device cuda"),
         (["--batch", "8"], "did you mean 'batch-size'"),
         (["fedavg"], "'fedavg' does not belong to a flag; give --method fedavg"),
         (["--seed", "-1"], "seed must"),
@@ -366,11 +366,11 @@ def test_bad_input_gets_one_sentence(cli, tmp_path, args, said):
     [
         (
             "./pictures",
-            "./pictures is a folder; say what it holds: --data folder:./pictures (a folder of pictures for each class)",
+            "./pictures is a folder; type --data folder:./pictures (one folder of images per class)",
         ),
-        ("pictures", "domains:pictures (a folder for each client, with class folders in it) or table:pictures"),
-        ("rows.csv", "rows.csv is a table; say so, and what its columns are: --data table:rows.csv --client COLUMN"),
-        ("./no.csv", "there is no table ./no.csv; check the path, then give --data table:./no.csv"),
+        ("pictures", "domains:pictures (one folder per client, with class folders in it) or table:pictures"),
+        ("rows.csv", "rows.csv is a table; type --data table:rows.csv --client COLUMN"),
+        ("./no.csv", "there is no table ./no.csv; check the path, then type --data table:./no.csv"),
         ("./no", "there is no folder ./no; check the path"),
     ],
 )
@@ -386,7 +386,7 @@ def test_names_may_be_written_as_papers_write_them(cli, tmp_path):
     saved = read_json(tmp_path / "a" / "config.json", "")
     assert (saved["method"]["name"], saved["data"]["name"], saved["training"]["optimizer"]) == ("fedavg", "digits", "adam")
     assert "--mu" in cli("methods", "FedProx").out
-    assert "there is no option 'seed'; this command takes several: --seeds 3" in cli("compare", "--seed", 3).sentence()
+    assert "there is no option 'seed'; this command takes several seeds: --seeds 3" in cli("compare", "--seed", 3).sentence()
 
 
 def test_each_option_of_a_method_is_explained_where_it_is_listed(cli):
@@ -408,12 +408,12 @@ def test_bad_input_leaves_no_directory_in_the_way_of_the_next_try(cli, tmp_path,
     [
         (["--methods", "fedselect,fedvg"], "there is no method 'fedvg'; did you mean 'fedavg'"),
         (["--methods", ","], "name at least one method"),
-        (["--seeds", "0,x"], "seeds are whole numbers with commas between, not '0,x'"),
+        (["--seeds", "0,x"], "seeds must be whole numbers separated by commas, not '0,x'"),
         (["--methods", "local", "--fedrep.lr", "1"], "there is no method or table in this command 'fedrep'"),
         (["--methods", "local", "--local.lt", "1"], "there is no option of method local: 'lt'; did you mean 'lr'"),
         (["--methods", "local,fedavg", "--limit", "1"], "there is no option 'limit'"),
-        (["--methods", "local", "--seed", "1"], "there is no option 'seed'; this command takes several: --seeds 1"),
-        (["--method", "local"], "there is no option 'method'; this command takes several: --methods local"),
+        (["--methods", "local", "--seed", "1"], "there is no option 'seed'; this command takes several seeds: --seeds 1"),
+        (["--method", "local"], "there is no option 'method'; this command takes several methods: --methods local"),
     ],
     ids=lambda a: " ".join(a) if isinstance(a, list) else "",
 )
@@ -426,7 +426,7 @@ FILES = {
     "no.toml": (None, "cannot be read: No such file"),
     "broken.toml": (b"rounds = ", "is not valid TOML"),
     "broken.json": (b'{"rounds": 3', "is not valid JSON"),
-    "list.json": (b"[1]", "must hold a table of fields"),
+    "list.json": (b"[1]", "must contain a table of fields"),
     "bytes.toml": (b"\xff\xfe\x00", "bytes.toml"),
     "field.toml": (b"round = 3", "there is no field 'round'; did you mean 'rounds'"),
     "flat.toml": (b"limit = 0.5", "'limit' is an option of method fedselect and belongs under [method]"),
@@ -467,8 +467,8 @@ def test_a_wrong_comparison_file_is_refused(cli, tmp_path, text):
 def test_an_existing_directory_is_refused_and_stays(cli, done):
     before = metrics(done)
     said = cli("run", *TINY, "--rounds", 1, "--out", done).sentence()
-    assert f"{done} exists already" in said
-    assert "replace all that is in it with --overwrite" in said
+    assert f"{done} already exists" in said
+    assert "pass --overwrite to replace everything in it" in said
     assert metrics(done) == before
 
 
@@ -479,7 +479,7 @@ def test_overwrite_replaces_a_run_and_mixes_nothing(cli, done):
     assert read_json(done / "config.json", "")["method"]["name"] == "local"
     assert [p.name for p in (done / "checkpoint").iterdir()] == ["000001"]
     assert not (done / "client-0.safetensors").exists()  # a model of the run that is gone
-    assert "models and figures made from it there go too" in " ".join(cli("run", "--help").out.replace("│", " ").split())
+    assert "including models and figures exported to it" in " ".join(cli("run", "--help").out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "local,fedavg")])
@@ -534,7 +534,7 @@ def test_overwrite_with_bad_input_keeps_the_old_run(cli, done):
 def test_overwrite_refuses_a_directory_that_is_not_a_run(cli, tmp_path, content):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    assert "holds something other than a run" in cli("run", *TINY, "--out", tmp_path, "--overwrite").sentence()
+    assert "contains files that are not part of a run" in cli("run", *TINY, "--out", tmp_path, "--overwrite").sentence()
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -798,7 +798,7 @@ def test_a_damaged_list_of_clients_is_written_anew_or_can_be_spared(cli, halfway
     assert cli("resume", halfway, "-q").code == 0
     assert place.read_bytes() == whole
     place.write_bytes(whole[:40])
-    assert cli("report", halfway).sentence().endswith("delete it: clients are then known by number.\n")
+    assert cli("report", halfway).sentence().endswith("delete it; clients are then listed by number.\n")
     place.unlink()
     assert cli("report", halfway).code == 0
 
@@ -824,7 +824,7 @@ def test_numbers_that_explode_stop_the_run_at_its_last_checkpoint(cli, tmp_path)
     assert 1 <= int(kept) < int(found[1]) <= 7
     assert cli("resume", tmp_path / "a", "-q").sentence() == said  # the same client, round and tensor
     why = said.removeprefix("error: ")
-    assert cli("report", tmp_path / "a").sentence() == f"error: no run came to its end; fedavg, seed 0: {why}"
+    assert cli("report", tmp_path / "a").sentence() == f"error: every run diverged; fedavg, seed 0: {why}"
     assert (
         cli("export", tmp_path / "a", "--client", 0).sentence()
         == f"error: {tmp_path / 'a'} diverged, so it has no model: {why}"
@@ -837,9 +837,9 @@ def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
     args = ("--methods", "fedavg,local", "--fedavg.lr", 1e38, "--seeds", seeds, "--rounds", 1)
     said = cli("compare", *TINY, *args, "--out", tmp_path / "c")
     assert said.code == 0
-    assert "fedavg, seed 0 did not come to its end: client 0, round 1: 1.weight is no longer finite" in said.out
+    assert "fedavg, seed 0 diverged: client 0, round 1: 1.weight is no longer finite" in said.out
     assert (
-        f"tried again by its own name, which helps on a GPU at most: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'}\n"
+        f"to retry a diverged run: fedselect resume {tmp_path / 'c' / 'fedavg-seed0'} (on a CPU it will diverge again)\n"
         in said.out
     )
     assert re.search(r"^ *fedavg +diverged *$", said.out, re.MULTILINE)
@@ -858,13 +858,13 @@ def test_a_run_that_failed_is_tried_again_by_its_own_name(cli, tmp_path, monkeyp
     assert not (failed / "failed.json").exists()
     said = cli("resume", tmp_path / "s", "-q").out
     assert "fedselect lr=0.1 " in said
-    assert "did not come to its end" not in said
+    assert "diverged" not in said
 
 
 def test_a_setting_that_is_left_of_a_sweep_keeps_its_name(cli, tmp_path):
     said = cli("sweep", *TINY, "--lr", "0.1,1e38", "--rounds", 1, "--out", tmp_path / "s").out
     assert "fedselect lr=0.1 " in said
-    assert "fedselect lr=1e+38, seed 0 did not come to its end: client 0, round 1" in said
+    assert "fedselect lr=1e+38, seed 0 diverged: client 0, round 1" in said
 
 
 def test_of_seeds_those_that_came_to_their_end_make_the_row(cli, tmp_path):
@@ -874,7 +874,7 @@ def test_of_seeds_those_that_came_to_their_end_make_the_row(cli, tmp_path):
     (out / "local-seed1" / "failed.json").write_text('{"why": "it had to"}')
     said = cli("resume", out, "-q")
     assert "2 seeds" in said.out
-    assert "local, seed 1 did not come to its end: it had to" in said.out
+    assert "local, seed 1 diverged: it had to" in said.out
     assert not re.search(r"local +diverged", said.out)
     assert re.search(r"local, 1 of 2 seeds +\d", said.out)
     assert re.search(r"fedavg +\d", said.out)
@@ -889,12 +889,12 @@ def test_of_seeds_those_that_came_to_their_end_make_the_row(cli, tmp_path):
 
 
 def test_a_table_says_what_its_bytes_are_of(cli, done):
-    assert "MB up: from all clients, in the whole run" in " ".join(cli("resume", done, "-q").out.split())
+    assert "MB up: uploads of all clients in the whole run" in " ".join(cli("resume", done, "-q").out.split())
 
 
 def test_where_all_diverge_there_is_nothing_to_show(cli, tmp_path):
     said = cli("sweep", *TINY, "--lr", "1e37,1e38", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "s").sentence()
-    assert "no run came to its end; fedavg-lr=1e37-seed0: client 0, round 1" in said
+    assert "every run diverged; fedavg-lr=1e37-seed0: client 0, round 1" in said
     assert cli("resume", tmp_path / "s", "-q").sentence() == said
 
 

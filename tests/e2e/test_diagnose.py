@@ -35,13 +35,13 @@ def test_it_says_who_differs_how_and_what_to_type(cli, tmp_path, monkeypatch):
     assert lines[0].startswith("fedpersist seed 1  round 11/11  loss ")
     assert lines[3].split() == ["client", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert lines[5].split()[:2] == ["0", "none"]
-    assert "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)." in lines
-    assert any("nothing" not in line and line.startswith("FedPersist would keep") for line in lines)
+    assert "Clients 8 and 9: different classes or class frequencies (persistent in the head and its bias)." in lines
+    assert any("no parameters" not in line and line.startswith("FedPersist would make") for line in lines)
     command = next(line for line in lines if line.startswith("  fedselect "))
     assert command.split()[1:4] == ["compare", "--methods", "fedalike,fedavg+ft"]
     assert command.endswith("--seeds 1 --shift motley --train 60 --val 0 --test 10 --lr 0.1")  # a threshold is FedPersist's own
-    assert any(line.startswith("FedAlike would give ") for line in lines)
-    assert "What this cannot tell: 10 rounds are few" in said.out
+    assert any(line.startswith("FedAlike would use ") for line in lines)
+    assert "Limits: 10 rounds are few" in said.out
     assert not list(tmp_path.iterdir())  # without --out it writes nothing
     assert cli(*shlex.split(command)[1:], "--rounds", 1, "--out", "a", "-q").code == 0  # it can be typed as it stands
 
@@ -57,11 +57,13 @@ def test_it_writes_a_page_a_picture_and_numbers(cli, tmp_path):
     page = (out / "diagnosis.md").read_text()
     assert all(sentence in page for sentence in numbers["sentences"])
     assert numbers["command"] in page
-    assert f"{out} exists already; choose another --out, or replace it with --overwrite" in cli(*asked, "--out", out).sentence()
+    assert (
+        f"{out} already exists; choose another --out, or pass --overwrite to replace it" in cli(*asked, "--out", out).sentence()
+    )
     assert cli(*asked, "--out", out, "--overwrite").code == 0
     (out / "thesis.md").write_text("years of work")
     said = cli(*asked, "--out", out, "--overwrite").sentence()
-    assert f"{out} holds something other than a diagnosis; choose another --out." in said
+    assert f"{out} contains files that are not part of a diagnosis; choose another --out." in said
 
 
 def test_it_takes_the_file_of_a_run(cli, tmp_path):
@@ -77,7 +79,7 @@ def test_it_takes_the_file_of_a_run(cli, tmp_path):
     [
         (("--data", "digit"), "there is no data 'digit'; did you mean 'digits'"),
         (("--rounds", 1), "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try --rounds 10."),
-        (("--window", 5), "the window of a diagnosis is --rounds; leave --window out."),
+        (("--window", 5), "a diagnosis sets its window with --rounds; remove --window."),
         (("--limt", 0.1), "there is no option 'limt'"),
         (("--model", "bare", "--plugin", "bare"), "a diagnosis needs to know the model's head, and bare has no Linear"),
     ],
@@ -198,11 +200,14 @@ def test_damaged_groups_are_named(cli, grouped, tmp_path, text):
     out = shutil.copytree(grouped, tmp_path / "a")
     (out / "groups.json").write_text(text)
     said = cli("report", out).sentence()
-    assert "groups.json has not a group for each client; delete it: the report then goes without." in said
+    assert "groups.json does not have a group for each client; delete it; the report then omits this part." in said
 
 
 def test_a_damaged_file_is_named(cli, done, tmp_path):
     out = shutil.copytree(done, tmp_path / "a")
     (out / "persistence.json").write_text('{"persistence": {"w": [1, "x"]}, "roles": {"w": "head weights"}}')
     said = cli("report", out).sentence()
-    assert "persistence.json has not a number for each client and tensor; delete it: the report then goes without." in said
+    assert (
+        "persistence.json does not have a number for each client and tensor; delete it; the report then omits this part."
+        in said
+    )

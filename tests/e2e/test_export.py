@@ -124,12 +124,12 @@ def test_bad_input_gets_one_sentence(cli, tmp_path, monkeypatch):
         patch.setattr("fedselect.runs.export.reopen", lambda run: pytest.fail("the data need not be read to say this"))
         assert f"there is no client 3 in {run}; there are 0 to 2" in cli("export", run, "--client", 3).sentence()
     assert (
-        "the format is safetensors, pt2, onnx, not 'tflite'"
+        "--format must be safetensors, pt2, onnx, not 'tflite'"
         in cli("export", run, "--client", 0, "--format", "tflite").sentence()
     )
     assert "is not a run directory" in cli("export", tmp_path, "--client", 0).sentence()
     (tmp_path / "compare.json").write_text(json.dumps({"a": read_json(run / "config.json", "")}))
-    assert f"name one of its runs, such as {run}" in cli("export", tmp_path, "--client", 0).sentence()
+    assert f"pass one of its runs, such as {run}" in cli("export", tmp_path, "--client", 0).sentence()
     assert (
         f"{tmp_path / 'no'} is not a directory" in cli("export", run, "--client", 0, "--out", tmp_path / "no" / "m").sentence()
     )
@@ -141,7 +141,7 @@ def test_a_file_that_does_not_hold_the_model_is_noticed(cli, tmp_path, monkeypat
     assert cli("run", *TINY, "--model", "mlp", "--train", 20, "--test", 10, "--out", tmp_path / "a").code == 0
     right = tensors.to_bytes
     monkeypatch.setattr(tensors, "to_bytes", lambda values, notes: right({n: 1.1 * v for n, v in values.items()}, notes))
-    assert "does not give what the model gives" in cli("export", tmp_path / "a", "--client", 0).sentence()
+    assert "differ from those of the model" in cli("export", tmp_path / "a", "--client", 0).sentence()
 
 
 def test_a_missing_package_is_named(cli, tmp_path, monkeypatch):

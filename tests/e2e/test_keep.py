@@ -106,7 +106,7 @@ def test_a_name_that_is_taken_is_a_folder_in_its_parent(name):
 
 def test_a_comparison_of_something_else_than_configurations_says_so(cli, begun):
     (begun / "compare.json").write_text('{"local-seed0": 3}')
-    assert "local-seed0 should be a configuration, not 3" in cli("resume", begun).sentence()
+    assert "local-seed0 must be a configuration, not 3" in cli("resume", begun).sentence()
 
 
 # ---- links
@@ -122,7 +122,7 @@ def test_overwrite_through_a_link_is_refused(cli, documents, begun, tmp_path, ta
     (tmp_path / "link").symlink_to({"documents": documents, "run": begun}[target])
     before = content(begun)
     for command in (("run", *TINY, "--rounds", 1), COMPARE, ("sweep", *TINY, "--rounds", 1, "--lr", "0.1,0.2")):
-        assert "link is a link; --overwrite replaces folders only" in (
+        assert "link is a link, but --overwrite replaces only folders" in (
             cli(*command, "--out", tmp_path / "link", "--overwrite").sentence()
         )
     assert content(begun) == before
@@ -144,7 +144,7 @@ def test_a_run_does_not_write_through_a_link_in_its_directory(cli, tmp_path, nam
 
 def test_a_link_among_what_a_run_made_is_not_followed(cli, begun, documents):
     (begun / "local-seed0" / "figures").symlink_to(documents)
-    assert "holds something other than a run" in cli(*COMPARE, "--out", begun, "--overwrite").sentence()
+    assert "contains files that are not part of a run" in cli(*COMPARE, "--out", begun, "--overwrite").sentence()
 
 
 # ---- folders that are not runs
@@ -153,7 +153,7 @@ def test_a_link_among_what_a_run_made_is_not_followed(cli, begun, documents):
 def test_resume_leaves_a_folder_that_took_a_runs_place(cli, begun, documents):
     shutil.copytree(documents, begun / "fedavg-seed0")
     before = content(begun)
-    assert "fedavg-seed0 holds something other than a run, so nothing in it was touched" in cli("resume", begun).sentence()
+    assert "fedavg-seed0 contains files that are not part of a run, so nothing was changed" in cli("resume", begun).sentence()
     assert content(begun) == before
 
 
@@ -176,7 +176,7 @@ FOREIGN = {
 def test_overwrite_replaces_runs_alone(cli, tmp_path, foreign, command):
     write(tmp_path / "x", FOREIGN[foreign])
     before = content(tmp_path / "x")
-    assert "holds something other than a run" in cli(*command, "--out", tmp_path / "x", "--overwrite").sentence()
+    assert "contains files that are not part of a run" in cli(*command, "--out", tmp_path / "x", "--overwrite").sentence()
     assert content(tmp_path / "x") == before
 
 
@@ -186,7 +186,7 @@ def test_a_table_is_not_made_in_place_of_somebodys_folder(cli, tmp_path):
     (cell,) = (tmp_path / "cells").iterdir()
     shutil.rmtree(cell)
     write(cell, {"thesis.tex": "years of work"})
-    assert "holds something other than a run" in cli(*args, "--rates", "paper", "--out", tmp_path, "-q").sentence()
+    assert "contains files that are not part of a run" in cli(*args, "--rates", "paper", "--out", tmp_path, "-q").sentence()
     assert content(cell) == {"thesis.tex": b"years of work"}
 
 

@@ -91,7 +91,7 @@ def test_nothing_is_sent_twice(tmp_path, monkeypatch):
     monkeypatch.setattr("fedselect.report.live.PATIENCE", 0.1)  # no page stays open to see the end
     small = {"data": {"name": "digits", "clients": 2, "train": 10, "test": 10, "val": 0}, "model": {"name": "mlp"}, "rounds": 1}
     with live(tmp_path / "a", 0) as address:
-        assert b"The first round is under way" in fetch(address)[2]
+        assert b"The first round is running" in fetch(address)[2]
         assert fetch(address + "data.json")[0] == 204
         start(Config.from_dict(small, "test"), tmp_path / "a")
         headers, data = news(address)
@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_trained(cli, tmp_path):
 
 
 def test_a_port_without_a_page_is_refused(cli, tmp_path):
-    assert "--port is that of the page of --watch" in cli("run", *TINY, "--port", 8000, "--out", tmp_path / "a").sentence()
+    assert "--port needs --watch" in cli("run", *TINY, "--port", 8000, "--out", tmp_path / "a").sentence()
     assert not (tmp_path / "a").exists()
 
 

@@ -245,7 +245,7 @@ def test_a_headline_that_nobody_has_is_refused_in_the_first_evaluation(named, tm
 def test_rounds_that_are_kept_are_not_removed_by_a_refusal(named, tmp_path, monkeypatch):
     monkeypatch.setitem(fs.TASKS, "robust", Undefined)
     monkeypatch.setattr(runner, "OVERHEAD", 1e9)  # a checkpoint after every round
-    with pytest.raises(fs.InputError, match=r"round 2: x is not .* Add --overwrite to begin anew\."):
+    with pytest.raises(fs.InputError, match=r"round 2: x is not .* To start over, add --overwrite\."):
         runner.start(config(eval_every=2), tmp_path / "run")
     runner.start(config(headline="mae"), tmp_path / "run", overwrite=True)
 
@@ -360,7 +360,7 @@ def test_runs_with_different_headlines_are_not_put_in_one_table(named, tmp_path)
     runner.start(config(), tmp_path / "a")
     runner.start(config(headline="r2"), tmp_path / "b")
     for show in (tables.rows, gather):
-        with pytest.raises(fs.RunError, match=r"has the headline mae and .* r2; make a table of each"):
+        with pytest.raises(fs.RunError, match=r"has the headline mae, but .* has r2; pass runs with the same headline"):
             show([tmp_path / "a", tmp_path / "b"])
 
 

@@ -107,7 +107,7 @@ def test_the_same_configuration_and_seed_counts_once(compared, cli, tmp_path):
 def test_of_equal_runs_the_finished_one_is_shown(compared, tmp_path):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
-    with pytest.warns(UserWarning, match="begun is left out"):
+    with pytest.warns(UserWarning, match="begun is skipped"):
         assert distinct([tmp_path / "begun", compared / "local-seed0"]) == [compared / "local-seed0"]
 
 
@@ -115,7 +115,10 @@ def test_runs_scored_on_different_data_do_not_share_a_page(compared, cli, tmp_pa
     held = config("local", 0)
     runner.start(dataclasses.replace(held, data={**held.data, "val": 5}, score="val"), tmp_path / "v")
     said = cli("report", compared, tmp_path / "v", "--out", tmp_path / "r.html").sentence()
-    assert f"fedavg-seed1 is scored on test data and {tmp_path / 'v'} on validation data; make a report of each" in said
+    assert (
+        f"fedavg-seed1 is scored on test data, but {tmp_path / 'v'} on validation data; write a separate report for each"
+        in said
+    )
     assert gather([tmp_path / "v"])["scored"] == "validation"
 
 
@@ -161,7 +164,7 @@ def test_a_run_without_records_of_masks_still_has_a_report(compared, tmp_path):
 @pytest.mark.parametrize("name", ["x.pdf", "x"])
 def test_the_page_is_html_and_figures_make_pdfs(cli, compared, tmp_path, name):
     said = cli("report", compared, "--out", tmp_path / name).sentence()
-    assert f"the report is an .html page, not '{name}'; figures as PDF and PNG are written beside it by --figures" in said
+    assert f"the report is an .html page, not '{name}'; to also write figures as PDF and PNG, pass --figures" in said
     assert not (tmp_path / name).exists()
 
 
@@ -177,7 +180,7 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     finish = f"finish it with: fedselect resume {tmp_path / 'begun'}\n"
     assert cli("report", tmp_path / "begun").sentence().endswith(f"nothing was evaluated yet; {finish}")
     (tmp_path / "begun" / "summary.json").write_bytes((compared / "local-seed0" / "summary.json").read_bytes())
-    again = f"make it anew with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
+    again = f"run it again with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
     assert again in cli("report", tmp_path / "begun").sentence()  # a run of a table that came from another machine
     assert again in cli("export", tmp_path / "begun", "--client", 0, "--out", tmp_path / "m.safetensors").sentence()
 
@@ -242,7 +245,7 @@ def test_local_of_another_configuration_is_not_training_alone(start, key):
     data = gather([start("local", **OTHERS[key]), start("fedavg")])
     assert [r["alone"] for r in data["runs"]] == [g["alone"] for g in data["groups"]] == [None, None]
     assert data["groups"][1]["why"].endswith(
-        f"is not compared with training alone: the runs of local here differ from it in {key}."
+        f"is not compared with training alone, because the runs of local have other values of {key}."
     )
 
 
@@ -278,7 +281,7 @@ def test_a_seed_without_a_partner_is_left_out_of_page_and_figure(start):
     assert [r["alone"] for r in data["runs"]] == [None, 2, None, None, None]
     assert (
         data["groups"][0]["why"]
-        == "fedavg is not compared with training alone on seed 0: local has no run there that is as far."
+        == "fedavg is not compared with training alone on seed 0, because local has no run that reached the same round."
     )
     (axes,) = _dots(data).axes
     dots, _ = axes.collections
@@ -474,10 +477,10 @@ def test_the_page_says_of_a_deployed_run_what_is_true_of_a_deployment(browser, n
     browser.open(write_report([networked]).as_uri(), "document.querySelectorAll('.chart .main-svg').length >= 2")
     said = {part: browser.ask(f"document.querySelector('#{part} .say').textContent") for part in ("config", *FIGURES[4:])}
     assert said == {
-        "config": "Of a deployed run: what its clients share, defaults written out; each has data of its own.",
-        "shares": "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults.",
-        "overlap": "A deployed run keeps no record of its masks by round, so there is no overlap to show.",
-        "cross": "In a deployment nobody has another client's data, so every model is tried on its own client's alone.",
+        "config": "For deployed runs: the settings that all clients share, including defaults.",
+        "shares": "Deployed runs do not record masks by round; each client keeps its mask in its vault.",
+        "overlap": "Deployed runs do not record masks by round, so there is no overlap to show.",
+        "cross": "In a deployment, no model is evaluated on another client's data, because the data never leaves its client.",
     }
     assert not browser.ask("document.querySelector('#config').textContent.includes('data.classes_per_client')")
     assert browser.problems == []
@@ -514,14 +517,14 @@ def test_a_run_that_diverged_is_listed_and_the_others_keep_their_names(diverged)
     assert [g["label"] for g in data["groups"]] == ["local lr=0.1"]
     ((run, why),) = data["failed"]
     assert (run, why.partition(";")[0]) == ("local lr=1e+38, seed 0", "client 0, round 1: 1.weight is no longer finite")
-    with pytest.raises(RunError, match="no run came to its end; local, seed 0: client 0"):
+    with pytest.raises(RunError, match="every run diverged; local, seed 0: client 0"):
         gather([diverged / "lr=1e+38"])
 
 
 def test_the_page_says_what_diverged(browser, compared, diverged):
     browser.open(write_report([diverged]).as_uri(), "document.querySelector('#gains .main-svg')")
     said = browser.ask("document.querySelector('#table').innerText")
-    assert "local lr=1e+38, seed 0 did not come to its end: client 0, round 1" in said
+    assert "local lr=1e+38, seed 0 diverged: client 0, round 1" in said
     assert browser.problems == []
     show(browser, compared)
     assert browser.ask("document.querySelector('#table .failed').hidden")
@@ -550,7 +553,7 @@ def test_the_page_shows_no_gain_over_another_configuration_and_says_why(browser,
     browser.ask(choose)
     for part in ("#table", "#gains"):
         said = browser.ask(f"document.querySelector('{part} .say').textContent")
-        assert "is not compared with training alone: the runs of local here differ from it in rounds." in said
+        assert "is not compared with training alone, because the runs of local have other values of rounds." in said
     assert browser.problems == []
 
 

@@ -119,7 +119,7 @@ def test_more_seeds_run_only_what_is_new(made, cli):
     out, _ = made
     before = times(out)
     listed = cli(*TINY, "--seeds", "0,1,2", "--out", out, "--dry-run").out
-    assert re.search(r"in all +18 runs, 16 there, 4 rounds to run", listed)
+    assert re.search(r"total +18 runs, 16 complete, 4 rounds to run", listed)
     assert times(out) == before  # it only said so
     said = cli(*TINY, "--seeds", "0,1,2", "--out", out)
     assert "2/2 runs" in said.out
@@ -128,14 +128,14 @@ def test_more_seeds_run_only_what_is_new(made, cli):
 
 def test_rows_that_are_there_show_before_all_are(cli, tmp_path):
     args = (*SMALL, "--rounds", 2, "--seeds", "0,1", "--rates", "paper", "--out", tmp_path)
-    assert "table1: no row has all its runs yet" in cli("reproduce", "table1", *args, "--there").out
+    assert "table1: no row is complete yet" in cli("reproduce", "table1", *args, "--there").out
     assert not list(tmp_path.glob("table1*"))
     assert cli("reproduce", "table1", *args, "--methods", "local,fedselect", "-q").code == 0
     (gone,) = [c for c in configs(tmp_path) if (c["method"]["name"], c["seed"]) == ("local", 1)]
     shutil.rmtree(gone["place"])
     before = times(tmp_path)
     tuned = [a for a in args if a not in ("--rates", "paper")]
-    assert "table1: no row has all its runs yet" in cli("reproduce", "table1", *tuned, "--there").out  # nothing was tuned
+    assert "table1: no row is complete yet" in cli("reproduce", "table1", *tuned, "--there").out  # nothing was tuned
     said = cli("reproduce", "table1", *args, "--there").out
     assert times(tmp_path) == before
     assert "FedSelect" in said
@@ -171,13 +171,13 @@ def test_a_figure_takes_the_runs_of_its_table(cli, tmp_path):
             file.unlink()
         said = cli("reproduce", target, *args, "--methods", "fedselect")
         assert said.code == 2
-        assert f"holds an outcome without its {part}; remove that folder, and it runs again" in said.err
+        assert f"has a summary but no {part}; remove that folder to run it again" in said.err
 
 
 def test_a_target_of_ours_is_scored_on_held_out_data_with_seeds_of_its_own(cli, tmp_path):
     said = cli("reproduce", "readings", *SMALL, "--rounds", 1, "--out", tmp_path)
     assert said.code == 0
-    assert "rates of each row's own" in re.sub(r"\s+", " ", said.out)
+    assert "rates set by each row" in re.sub(r"\s+", " ", said.out)
     told = json.loads((tmp_path / "readings-scaled-0.2-rounds-1.json").read_text())
     assert {tuple(r["seeds"]) for r in told["columns"][0]["rows"]} == {(100, 101, 102)}
     assert {json.loads(p.read_text())["score"] for p in tmp_path.glob("cells/*/summary.json")} == {"val"}
@@ -226,7 +226,7 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, t
     err = process.communicate()[1]
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert re.search(r"stopped after round \d+ of 30; the same command goes on\.\n$", err)
+    assert re.search(r"stopped after round \d+ of 30; run the same command again to continue\.\n$", err)
     assert outcome(tmp_path) != unbroken
     assert cli(*LONG, "--out", tmp_path, "-q").code == 0
     assert outcome(tmp_path) == unbroken
@@ -238,17 +238,17 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, t
 @pytest.mark.parametrize(("args", "said"), [
     (("tabel1",), "did you mean 'table1'"),
     (("table1", "--columns", "cifar11"), "there is no column 'cifar11'"),
-    (("alpha", "--columns", "miniimagenet"), "there is no column miniimagenet there; there is cifar10, cifar10c"),
-    (("plain", "--columns", "digits"), "plain: there is no column digits there; there is cifar10, cifar10c."),
-    (("stem", "--columns", "digits"), "stem: there is no column digits there; there is cifar10."),
+    (("alpha", "--columns", "miniimagenet"), "there is no column miniimagenet; choose one of cifar10, cifar10c"),
+    (("plain", "--columns", "digits"), "plain: there is no column digits; choose one of cifar10, cifar10c."),
+    (("stem", "--columns", "digits"), "stem: there is no column digits; choose one of cifar10."),
     (("table1", "--methods", "lotteryfl", "--columns", "digits"), "there is no row of method 'lotteryfl'"),
     (("table1", "--scale", "2"), "must lie in (0, 1]"),
-    (("table1", "--seeds", "a"), "seeds are whole numbers"),
-    (("table1", "--rates", "best"), "rates is paper or tuned"),
+    (("table1", "--seeds", "a"), "seeds must be whole numbers"),
+    (("table1", "--rates", "best"), "rates must be paper or tuned"),
     (("table1", "--seeds", "100"), "seed 100 is kept for tuning"),
     (("table1", "--rounds", "0"), "rounds must be at least 1"),
     (("table1", "--columns", ""), "name at least one column"),
-    (("table1", "--out", __file__), "is a file; runs and results go into a folder"),
+    (("table1", "--out", __file__), "is a file; choose a folder as --out"),
     (("table1", "--columns", "cifar10"), "the data is not there"),
     (("fig-iou",), "there is no data for fig-iou"),
     (("table1", "--columns", "digits", "--device", "tpu"), "device is auto, cpu, cuda or one GPU"),
@@ -265,5 +265,5 @@ def test_a_wrong_input_is_one_sentence(cli, tmp_path, monkeypatch, args, said):
 def test_nothing_is_written_into_a_run(cli, tmp_path, file):
     (tmp_path / file).write_text("{}")
     said = cli("reproduce", "table1", "--columns", "digits", "--out", tmp_path, "--scale", 0.1).sentence()
-    assert f"{tmp_path} is a run or a comparison" in said
+    assert f"{tmp_path} is already a run or a comparison" in said
     assert [p.name for p in tmp_path.iterdir()] == [file]

@@ -151,7 +151,7 @@ def test_entries_that_moved_alike_are_chosen_alike_after_a_resume(cli, tmp_path,
 def test_a_run_killed_before_it_began_can_be_started_again(cli, die, tmp_path, command):
     die("os, 'replace', 1", *command, "--out", tmp_path / "a")
     assert [p.suffix for p in (tmp_path / "a").iterdir() if p.name != ".lock"] == [".part"]
-    assert "start it again with the command you used" in cli("resume", tmp_path / "a").sentence()
+    assert "start it again with the same command" in cli("resume", tmp_path / "a").sentence()
     assert cli(*command, "--out", tmp_path / "a").code == 0
     assert not list((tmp_path / "a").glob(".*.part"))
 
@@ -171,7 +171,7 @@ def test_ctrl_c_finishes_the_round_and_can_be_resumed(cli, start, unbroken, tmp_
     assert code == 130
     assert "Traceback" not in err
     stopped = int((tmp_path / "broken" / "metrics.jsonl").read_text().count("\n"))
-    assert f"stopped after round {stopped} of 30; go on with: fedselect resume {tmp_path / 'broken'}" in err
+    assert f"stopped after round {stopped} of 30; resume with: fedselect resume {tmp_path / 'broken'}" in err
     assert (tmp_path / "broken" / "checkpoint" / f"{stopped:06d}").is_dir()  # nothing that was done is lost
     assert cli("resume", tmp_path / "broken", "-q").code == 0
     assert outcome(tmp_path / "broken") == unbroken(LONG)["whole"]

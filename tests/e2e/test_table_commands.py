@@ -76,7 +76,7 @@ def test_a_table_that_was_changed_since_is_noticed(cli, table, tmp_path):
     run = tmp_path / "run"
     assert cli("run", "--data", f"table:{table}", *FLAGS, "--rounds", 1, "--out", run, "-q").code == 0
     write(table, changed=0.5)
-    assert "was changed since the run began; put it back as it was" in cli("export", run, "--client", 0).sentence()
+    assert "has changed since the run started; restore it" in cli("export", run, "--client", 0).sentence()
     write(table)
     assert cli("export", run, "--client", 0).code == 0
     write(table, changed=0.5)
@@ -95,6 +95,6 @@ def test_numbers_are_trained_on_and_exported(cli, table, tmp_path, target):
 
 
 def test_a_schema_needs_a_table(cli, table, tmp_path):
-    assert "a schema is one of a table" in cli("data", "schema", "digits", "--out", tmp_path / "s.json").sentence()
+    assert "only a table has a schema" in cli("data", "schema", "digits", "--out", tmp_path / "s.json").sentence()
     assert "--target COLUMN" in cli("data", "schema", f"table:{table}", "--out", tmp_path / "s.json").sentence()
     assert "no-such.json is missing" in cli("data", "merge", tmp_path / "no-such.json", "--out", tmp_path / "s.json").sentence()

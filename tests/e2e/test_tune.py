@@ -45,7 +45,7 @@ def test_it_ends_with_a_ranking_a_choice_and_one_look_at_test_data(whole):
     assert found["ranking"][0]["name"] == found["chosen"]
     assert found["test"]["seeds"] == [5, 6]
     assert f"chosen: {found['chosen']}" in said
-    assert "one look at test data, fresh seeds 5, 6" in said
+    assert "on test data, fresh seeds 5, 6" in said
     assert "--rungs 14x3,4x8" in said
     dropped = [row["name"] for row in found["ranking"] if row["rounds"] == 3]
     assert len(dropped) == 10
@@ -100,7 +100,7 @@ def test_ctrl_c_gives_the_best_so_far_and_it_can_go_on(whole, cli, fork, tmp_pat
     said, err = process.communicate()
     assert process.returncode == 130, err
     assert "the best so far is" in err
-    assert f"Go on with: fedselect resume {out}" in err
+    assert f"Resume with: fedselect resume {out}" in err
     assert "validation data" in said
     assert json.loads((out / "chosen.json").read_text())["method"]["name"] in SPACE[1]
     assert outcome(out)["test"] is None
@@ -117,14 +117,14 @@ def test_a_finished_search_is_left_as_it_is(whole, cli):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--budget", "10"), "the budget allows for 0 rounds of trials, and two settings on 2 seeds need"),
-        (("--budget", "tomorrow"), "a budget is a time"),
-        (("--for", "best"), "--for is mean or worst, not 'best'"),
-        (("--test-seeds", "1,2"), "seed 1 is among --seeds and --test-seeds"),
-        (("--rungs", "99x3,2x8"), "has 99 settings, and there are"),
+        (("--budget", "10"), "the budget leaves 0 rounds for trials, but two settings on 2 seeds need"),
+        (("--budget", "tomorrow"), "--budget must be a time"),
+        (("--for", "best"), "--for must be mean or worst, not 'best'"),
+        (("--test-seeds", "1,2"), "seed 1 is in both --seeds and --test-seeds"),
+        (("--rungs", "99x3,2x8"), "has 99 settings, but there are"),
         (("--rungs", "4x3,2x8", "--budget", "1m"), "give one of the two"),
         (("--val", "0"), "no validation data to be scored on; hold some out with val"),
-        (("--shift", "labels,groups"), "settings are compared on the same data; give --shift one value, not 2"),
+        (("--shift", "labels,groups"), "all settings must train on the same data; give --shift one value, not 2"),
         (("--methods", "fedsel"), "did you mean"),
         (("--limit", "2.0"), "limit"),
         (("--nonsense", "3"), "there is no option 'nonsense'"),

@@ -140,7 +140,7 @@ def test_an_exported_model_takes_pictures_as_the_client_has_them(tmp_path, monke
         100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu", **own} for i in range(CLIENTS)
     }
     out = deployed(made, tmp_path, monkeypatch, nodes=homes)
-    with pytest.raises(RunError, match="was deployed: personal models lie with the clients"):
+    with pytest.raises(RunError, match="was deployed, so each personalized model is on its client"):
         reopen(out)
     exported = export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
     x, y = made.make_data().clients[0].test  # everybody's here

@@ -117,7 +117,7 @@ def test_a_site_knows_its_clients_by_name(cli, tmp_path):
 def test_an_insecure_site_warns_and_has_no_keys(cli, tmp_path):
     said = cli("deploy", "init", tmp_path / "s", "--insecure", *FEW)
     assert said.code == 0
-    assert "warning: plain text and no keys" in said.err
+    assert "warning: no TLS and no keys" in said.err
     assert not [*(tmp_path / "s").rglob("*.key"), *(tmp_path / "s").rglob("*.crt")]
 
 
@@ -127,7 +127,7 @@ def test_an_insecure_site_warns_and_has_no_keys(cli, tmp_path):
         (("--clients", 0), "at least one client, not 0"),
         (("--address", "8000"), "an address is HOST:PORT"),
         (("--address", "host:99999"), "an address is HOST:PORT"),
-        (("--classes", "cat,dog"), "give both --classes and --shape"),
+        (("--classes", "cat,dog"), "pass both --classes and --shape"),
         (("--classes", "cat,cat", "--shape", "3,8,8"), "two different names"),
         (("--classes", "cat,dog", "--shape", "3,x"), "whole numbers"),
         (("--data", "digit"), "did you mean 'digits'"),
@@ -170,7 +170,7 @@ def test_a_renewed_certificate_is_accepted(cli, root, started):
     site.renew(root, days=-3)
     assert cli("deploy", "renew", root).code == 0
     assert "nothing is started in this test" in cli("deploy", "server", root / "server").sentence()
-    assert "days must be at least 1" in cli("deploy", "renew", root, "--days", 0).sentence()
+    assert "--days must be at least 1" in cli("deploy", "renew", root, "--days", 0).sentence()
 
 
 def test_renewing_needs_the_authority(cli, root):
@@ -241,7 +241,7 @@ def test_shipped_code_runs_only_where_it_was_asked_for(cli, root, started):
 def test_an_earlier_demo_is_replaced_only_when_asked(cli, root, started):
     said = cli("deploy", "demo", "--out", root)
     assert said.code == 2
-    assert f"{root} holds an earlier demo; choose another --out, or replace it with --overwrite" in said.err
+    assert f"{root} contains an earlier demo; choose another --out, or pass --overwrite to replace it" in said.err
     assert not started
     assert (root / "federation.json").exists()
 
@@ -445,11 +445,11 @@ def test_a_second_copy_of_a_client_does_not_start(cli, root, started):
         (("--rounds", 0), "rounds must be at least 1"),
         (("--limit", 3), "limit is a share"),
         (("--model", "mlp", "--widht", 3), "no option 'widht'"),
-        (("--clients", 5), "this federation has 2 clients; leave --clients out"),
+        (("--clients", 5), "this federation has 2 clients; remove --clients"),
         (("--name", "../x"), "a run cannot be named '../x'"),
         (("--resume",), "there is no unfinished run"),
-        (("--resume", "--rounds", 9), "a run that is resumed keeps its configuration"),
-        (("--resume", "--limit", 0.2), "a run that is resumed keeps its configuration"),
+        (("--resume", "--rounds", 9), "a resumed run keeps its configuration"),
+        (("--resume", "--limit", 0.2), "a resumed run keeps its configuration"),
         (("--resume", "--name", "x"), "there is no unfinished run x"),
     ],
 )
@@ -589,7 +589,7 @@ def test_a_run_that_needs_a_plugin_is_resumed_with_it_alone_and_its_status_needs
 def test_status_says_who_missed_the_end_and_what_to_do(cli, ended):
     said = cli("deploy", "status", ended).out
     assert said.count("missed the end") == 1
-    assert "client 1 missed the end (not connected) and has no model: start it, then go on with --resume --name left" in said
+    assert "client 1 missed the end (not connected) and has no model: start it, then resume with --resume --name left" in said
 
 
 def test_status_says_whose_accuracy_it_shows_and_of_which_round(cli, ended):
@@ -616,9 +616,9 @@ def test_status_tells_a_client_that_lost_its_vault_from_one_that_was_turned_away
     }
     (ended / "runs" / "broken" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     said = cli("deploy", "status", ended).out
-    assert "round 1, node 7 turned away: no key" in said
-    assert "round 1, client 1 set back: its vault lost round 3" in said
-    assert said.count("turned away") == said.count("set back") == 1
+    assert "round 1, node 7 rejected: no key" in said
+    assert "round 1, client 1 reset to an older state: its vault lost round 3" in said
+    assert said.count("rejected") == said.count("reset to an older state") == 1
 
 
 def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, ended):
@@ -627,7 +627,7 @@ def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, e
     said = cli("deploy", "status", ended).out
     assert "broken: interrupted, round 0 of" in said
     again = f"fedselect deploy run {ended} --resume --name broken"
-    assert f"the server's process died; start the server, then go on with: {again}" in said
+    assert f"the server's process died; start the server, then resume with: {again}" in said
     with locked(ended / "runs" / "broken"):
         assert (
             "broken: interrupted, round 0 of" in cli("deploy", "status", ended).out
@@ -665,7 +665,7 @@ def test_status_tells_a_run_that_never_started_from_one_that_may_still(cli, ende
     said = cli("deploy", "status", ended).out
     assert "broken: not started, round 0 of" in said
     log, again = ended / "log.txt", f"fedselect deploy run {ended} --resume --name broken"
-    assert f"the server did not start it, {log} says why; go on with: {again}" in said
+    assert f"the server did not start it (see {log}); resume with: {again}" in said
 
 
 def test_a_run_that_ends_while_status_looks_was_not_interrupted(ended, monkeypatch):
@@ -688,10 +688,10 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
     run = ended / "runs" / "broken"
     before = sorted(run.iterdir())
     again = f"fedselect deploy run {ended} --resume --name broken"
-    assert f"{run} was deployed; go on with: {again}" in cli("resume", run).sentence()
+    assert f"{run} is a deployed run; resume it with: {again}" in cli("resume", run).sentence()
     assert sorted(run.iterdir()) == before
-    assert f"nothing was evaluated yet; finish it with: {again}" in cli("report", run).sentence()
-    assert "there: fedselect deploy export" in cli("export", run, "--client", 0).sentence()
+    assert f"nothing was evaluated yet; continue with: {again}" in cli("report", run).sentence()
+    assert "there with: fedselect deploy export" in cli("export", run, "--client", 0).sentence()
 
 
 # ---- watching a run

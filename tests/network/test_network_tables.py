@@ -169,9 +169,9 @@ def test_commands_of_a_site_for_tables(folder, cli, tmp_path):
     assert "leave --target out" in cli(
         "deploy", "client", tmp_path / "one" / "client-0", "--data", f"table:{folder / 'a.csv'}", "--target", "age"
     ).err  # fmt: skip
-    assert "leave --data, its options" in cli(
+    assert "remove --data and its options" in cli(
         "deploy", "init", tmp_path / "three", "--schema", tmp_path / "schema.json", "--shape", "3,4,4"
     ).sentence()  # fmt: skip
-    assert "has 3 clients; say so: --clients 3" in cli(
+    assert "has 3 clients; pass --clients 3" in cli(
         "deploy", "demo", "--data", f"table:{folder}", "--target", "outcome", "--clients", 2, "--out", tmp_path / "demo"
     ).sentence()  # fmt: skip

@@ -134,7 +134,7 @@ def test_adapting_a_saved_result_is_adapting_the_result(data, result, tmp_path):
     new = few(part(data, 5), 8, 0)
     assert fs.adapt(tmp_path / "r", new, **QUICK).table == fs.adapt(result, new, **QUICK).table
     (tmp_path / "r" / NAME).unlink()
-    with pytest.raises(fs.RunError, match="did not keep what the run shares"):
+    with pytest.raises(fs.RunError, match="did not store what the run shares"):
         fs.adapt(tmp_path / "r", new)
 
 

@@ -350,7 +350,7 @@ def test_what_was_trained_with_another_configuration_is_refused_and_stays(tmp_pa
     assert (kept := halted(place, tiny()))
     with pytest.raises(fs.RunError) as said:
         rounds_left(place, tiny(lr=0.05))
-    assert f"(lr was 0.1, is 0.05); choose another --out, or remove {place} to begin this run anew." in str(said.value)
+    assert f"(lr was 0.1, is 0.05); choose another --out, or remove {place} to start this run over." in str(said.value)
     assert {p: p.read_bytes() for p in kept} == kept
     assert rounds_left(place, tiny()) == [2]
 
@@ -560,7 +560,7 @@ def test_a_target_of_ours_has_no_published_numbers(tmp_path):
     assert all(e.paper is None for e in found[0].entries)
     said = as_json(target, found, how, {})
     assert (said["paper"], said["score"], said["how"]["rates"]) == (None, "val", "own")
-    assert "held out of own training data" in as_latex(target, found, how)
+    assert "held out of the client's training data" in as_latex(target, found, how)
     assert as_csv(target, found, how).count("own,") == len(target.rows)
 
 

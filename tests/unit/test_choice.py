@@ -191,7 +191,7 @@ def test_without_validation_data_it_says_how_to_hold_some_out():
 
 def test_the_flag_is_the_run_s_and_other_views_stay_the_method_s(tmp_path):
     run = ["run", "--method", "fedavg", "--clients", "3", "--val", "5", "--test", "10", "--model", "mlp", "--rounds", "1", "-q"]
-    for view, message in (("best", ""), ("local", ""), ("bst", "--view is local, merged or best, not 'bst'")):
+    for view, message in (("best", ""), ("local", ""), ("bst", "--view must be local, merged or best, not 'bst'")):
         done = CliRunner().invoke(app, [*run, "--view", view, "--out", str(tmp_path / view)])
         assert message in (str(done.exception) if message else "")
     assert Config.from_dict({**CONFIG, "view": None, "method": {"name": "fedavg", "view": "local"}}, "here").view is None

@@ -58,7 +58,7 @@ def test_every_kind_has_its_words():
 def test_sentences_name_the_clients_of_each_kind():
     said = sentences(["none", "classes", "meaning", "classes", "none", "none"], ["0", "1", "2", "3", "4", "5"])
     assert [s.split(":")[0] for s in said] == ["Clients 1 and 3", "Client 2", "Clients 0, 4 and 5"]
-    assert sentences(["none"] * 3, ["a", "b", "c"]) == ["Everybody: nothing that sharing does not handle."]
+    assert sentences(["none"] * 3, ["a", "b", "c"]) == ["All clients: no difference that a shared model cannot handle."]
     assert short(["0 none", "1", "Ohio", "3rd ward"]) == ["0", "1", "Ohio", "3rd ward"]
 
 
@@ -93,7 +93,7 @@ def test_known_differences_of_digits_are_found():
     assert motley.kinds[2:8] == ["either"] * 6  # other labels, other cameras: in an mlp they show alike
     assert found("none", train=120).kinds.count("none") >= 8
     assert own.kinds == ["classes"] * 10
-    assert own.sentences == ["Everybody: other classes than the rest, or in other numbers (head and its bias)."]
+    assert own.sentences == ["All clients: different classes or class frequencies (persistent in the head and its bias)."]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,8 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert list(motley.table) == ["1.weight", "1.bias", "3.weight", "3.bias"]
     assert all(len(column) == 10 for column in motley.table.values())
     assert (
-        repr(motley).splitlines()[0] == "Clients 8 and 9: other classes than the rest, or in other numbers (head and its bias)."
+        repr(motley).splitlines()[0]
+        == "Clients 8 and 9: different classes or class frequencies (persistent in the head and its bias)."
     )
     assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
     assert "FedAlike would give 7 groups a head each. Clients 0, 1, 8 and 9 share a head. " in repr(motley)
@@ -147,7 +148,7 @@ def test_a_client_of_one_sample_has_no_say_in_who_is_alike(digits):
 def test_persistence_is_not_known_before_the_window_is_over_nor_of_other_methods(digits):
     how = {"model": fs.models.mlp(digits, hidden=4), "data": digits}
     assert all(v.isnan().all() for v in fs.run(fs.FedPersist(window=4), rounds=3, **how).persistence.values())
-    with pytest.raises(fs.InputError, match=r"measured no persistence; use fs.FedPersist\(\)"):
+    with pytest.raises(fs.InputError, match=r"does not measure persistence; use fs.FedPersist\(\)"):
         _ = fs.run(fs.FedAvg(), rounds=1, **how).persistence
     late = fs.run(fs.FedPersist(window=2), rounds=4, late=(1, 4), **how).persistence["1.weight"]
     assert late.isnan().tolist() == [False, False, True]
@@ -169,10 +170,10 @@ def test_nothing_to_keep_means_one_shared_model():
     quiet = Diagnosis(
         ["a", "b"], [500, 500], {"fc.weight": [0.01, 0.0]}, {"fc.weight": "head weights"}, [0.0, 0.0], [2.0, 1.0], [0, 0]
     )
-    assert quiet.sentences == ["Everybody: nothing that sharing does not handle."]
+    assert quiet.sentences == ["All clients: no difference that a shared model cannot handle."]
     assert quiet.methods == ["fedavg+ft"]
-    assert quiet.heads == "FedAlike would share one head among all clients."
-    assert quiet.advice == "Begin with fedavg+ft: one shared model, fine-tuned by each client."
+    assert quiet.heads == "FedAlike would use one head for all clients."
+    assert quiet.advice == "Try fedavg+ft first: one shared model, fine-tuned by each client."
     assert quiet.limits.startswith("What this cannot tell: 2 rounds are few")
 
 
@@ -183,8 +184,8 @@ def test_it_says_where_its_numbers_are_worth_little():
     assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
     assert "With 25 samples a client, differences may go unnoticed." in poor.limits
     assert poor.methods == ["fedalike", "fedavg+ft"]
-    assert poor.heads == "FedAlike would give every client a head of its own."
-    assert poor.keeps == "FedPersist would keep 10% of the parameters personal in 1 of 2 clients."
+    assert poor.heads == "FedAlike would use a separate head for every client."
+    assert poor.keeps == "FedPersist would make 10% of the parameters personal in 1 of 2 clients."
 
 
 def test_of_a_deep_model_the_table_shows_parts_and_the_head(digits):
@@ -207,7 +208,7 @@ def test_the_picture_is_a_file(tmp_path, clients, tensors):
     axes = drawn.figure().axes[0]
     assert [t.get_text() for t in axes.get_xticklabels()] == [f"t{k}" for k in range(tensors)]
     assert len(axes.get_yticklabels()) == clients
-    with pytest.raises(fs.InputError, match=r"a picture is a .png, .pdf or .svg file, not 'd.txt'"):
+    with pytest.raises(fs.InputError, match=r"must end in .png, .pdf or .svg, unlike 'd.txt'"):
         drawn.save(tmp_path / "d.txt")
 
 

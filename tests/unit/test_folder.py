@@ -68,7 +68,7 @@ def test_a_network_of_ones_own_is_given_again(tmp_path):
     result.save(tmp_path / "run")
     bare = fs.load_result(tmp_path / "run")
     same(result, bare)
-    with pytest.raises(fs.InputError, match=r"the values of Tied but not its code; give what makes it: .*model=...\)"):
+    with pytest.raises(fs.InputError, match=r"the parameters of Tied but not its code; pass the network: .*model=...\)"):
         bare.predict(0, X)
     for model in (Tied, Tied(), fs.Model.wrap(Tied, head="out")):
         assert (fs.load_result(tmp_path / "run", model=model).predict(0, X) == result.predict(0, X)).all()
@@ -115,20 +115,20 @@ def test_what_a_folder_does_not_hold_is_said(tmp_path):
     again = fs.load_result(tmp_path / "run")
     with pytest.raises(fs.InputError, match=r"no scores on val data; score it in the run: fs.run\(..., val=True\)"):
         again.scores("val")
-    with pytest.raises(fs.InputError, match="loaded from a folder, which has its models and numbers but no simulation"):
+    with pytest.raises(fs.InputError, match="loaded from a folder, which has models and metrics but no simulation"):
         again.cross()
 
 
 def test_nothing_is_overwritten_but_a_saved_result_on_request(tmp_path):
     result = fs.run("fedavg", model="mlp", data=DATA, rounds=1)
     place = result.save(tmp_path / "run")
-    with pytest.raises(fs.InputError, match="exists already; choose another folder, or replace a saved result with overwrite"):
+    with pytest.raises(fs.InputError, match="already exists; choose another folder, or pass overwrite=True"):
         result.save(place)
     other = fs.run("fedper", model="mlp", data=DATA, rounds=2)
     other.save(place, overwrite=True)
     same(fs.load_result(place), other)
     (place / "thesis.txt").write_text("mine")
-    with pytest.raises(fs.InputError, match="holds something other than a saved result, so it is left as it is"):
+    with pytest.raises(fs.InputError, match="contains files that are not part of a saved result"):
         result.save(place, overwrite=True)
     assert (place / "thesis.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
@@ -163,7 +163,7 @@ def test_damage_is_said(tmp_path, name):
 
 
 def test_what_is_no_result_is_said(tmp_path):
-    with pytest.raises(fs.RunError, match=r"is no saved result and no run directory; give the folder that result.save"):
+    with pytest.raises(fs.RunError, match=r"is neither a saved result nor a run directory; pass a folder that result.save"):
         fs.load_result(tmp_path)
     place = fs.run("fedavg", model="mlp", data=DATA, rounds=1).save(tmp_path / "run")
     said = read_json(place / "result.json", "")
@@ -179,7 +179,7 @@ def test_commands_report_a_saved_result_and_do_not_resume_it(tmp_path, cli):
     assert "fedselect on arrays" in (place / "report.html").read_text()
     for command in (("resume", place), ("export", place, "--client", 0)):
         said = cli(*command).sentence()
-        assert f"saved by a program, without its data and model; in Python: fs.load_result('{place}')" in said
+        assert f"saved from Python without its data and model; open it in Python with: fs.load_result('{place}')" in said
 
 
 def test_the_report_of_a_result_in_memory(tmp_path, monkeypatch):

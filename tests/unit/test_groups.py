@@ -37,7 +37,7 @@ def test_groups_are_found_in_the_first_round_and_who_comes_late_is_in_none_yet(d
 def test_other_methods_make_no_groups(digits):
     result = fs.run(fs.FedPersist(window=2), rounds=1, **how(digits))
     assert result.simulation.groups() is None
-    with pytest.raises(fs.InputError, match=r"makes no groups; use fs.FedAlike\(\), or fs.diagnose\(data\)"):
+    with pytest.raises(fs.InputError, match=r"does not form groups; use fs.FedAlike\(\) or fs.diagnose\(data\)"):
         _ = result.groups
 
 

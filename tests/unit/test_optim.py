@@ -342,7 +342,7 @@ def test_a_configuration_says_what_to_write_for_the_decay_that_a_method_had():
 
 def test_a_flag_that_a_method_and_training_have_must_say_whose_it_is():
     assert place("warmup", ["fedavg"], {"data": "digits"}) == [("training", "warmup")]
-    with pytest.raises(fs.InputError, match=r"say which is meant: --lg-fedavg.warmup or --training.warmup\."):
+    with pytest.raises(fs.InputError, match=r"select one: --lg-fedavg.warmup or --training.warmup\."):
         place("warmup", ["fedavg", "lg-fedavg"], {"data": "digits"})
     assert place("lg-fedavg.warmup", ["lg-fedavg"], {"data": "digits"}) == [("method:lg-fedavg", "warmup")]
     assert place("training.decay-every", ["lg-fedavg"], {"data": "digits"}) == [("training", "decay_every")]
@@ -364,11 +364,11 @@ class Slowed(fs.Mean):
     [
         (
             "limit",
-            r"limit is an option of fedselect and of aggregate; say which is meant: --fedselect.limit or --aggregate.limit",
+            r"limit is an option of fedselect and of aggregate; select one: --fedselect.limit or --aggregate.limit",
         ),
         (
             "momentum",
-            r"an option of training and of aggregate; say which is meant: --training.momentum or --aggregate.momentum",
+            r"an option of training and of aggregate; select one: --training.momentum or --aggregate.momentum",
         ),
     ],
 )
@@ -391,7 +391,7 @@ class Eager(fs.Classification):
 
 def test_a_flag_that_a_task_has_too_must_say_whose_it_is(monkeypatch):
     monkeypatch.setitem(fs.TASKS, "eager", Eager)
-    with pytest.raises(fs.InputError, match=r"say which is meant: --fedselect.rate or --task.rate\."):
+    with pytest.raises(fs.InputError, match=r"select one: --fedselect.rate or --task.rate\."):
         configure({}, "fedselect", None, None, {"rate": "0.1"}, task="eager")
     assert configure({}, "fedselect", None, None, {"task.rate": "0.1"}, task="eager").task["rate"] == 0.1
 

@@ -33,7 +33,9 @@ def test_without_test_data_a_run_trains_and_its_metrics_are_blank():
     assert record["accuracy"] is None
     assert record["clients"]["accuracy"] == [None] * 3
     assert record["share"] is not None
-    with pytest.raises(fs.InputError, match=r"no client has test data, so nothing was scored; give fs.ClientData\(test=...\)"):
+    with pytest.raises(
+        fs.InputError, match=r"no client has test data, so nothing was evaluated; pass fs.ClientData\(test=...\)"
+    ):
         result.accuracy  # noqa: B018
     with pytest.raises(fs.InputError, match="no client has test data"):
         result.cross()
@@ -126,7 +128,7 @@ def test_a_run_in_a_directory_needs_test_data(monkeypatch):
 
     monkeypatch.setitem(fs.DATA, "bare", lambda seed=0: fs.Federation([client(0), client(1, test=False)]))
     config = Config(data={"name": "bare"}, model={"name": "mlp"}).complete()
-    with pytest.raises(fs.InputError, match="client c1 has no test data, on which a run in a directory is measured"):
+    with pytest.raises(fs.InputError, match="client c1 has no test data, which a run in a directory needs"):
         config.make_data()
 
 

@@ -210,7 +210,7 @@ def test_a_model_for_pictures_takes_files_folders_and_arrays(cli, pictures, tmp_
 
 def test_a_file_that_cannot_predict_says_why(cli, trained, tmp_path):
     assert cli("export", trained, "--client", 0, "--out", tmp_path / "m.safetensors").code == 0
-    with pytest.raises(InputError, match=r"no exported model; those end in \.safetensors, \.pt2, \.onnx"):
+    with pytest.raises(InputError, match=r"not an exported model; pass a file that ends in \.safetensors, \.pt2, \.onnx"):
         fs.load_model(tmp_path / "m.txt")
     with pytest.raises(InputError, match="there is no file"):
         fs.load_model(tmp_path / "other.pt2")

@@ -399,7 +399,7 @@ def test_commands_take_the_task_of_the_data(monkeypatch):
     assert configure({}, **chosen, task="classification").task["name"] == "classification"
     assert configure({"task": {"name": "binary"}}, **chosen).task["name"] == "binary"
     monkeypatch.setitem(fs.DATA, "table", lambda seed=0: federation(lambda x, i: x.view(-1, 2, 2)))
-    with pytest.raises(fs.InputError, match=r"it is not clear which task .* is for; say it: --task classification or"):
+    with pytest.raises(fs.InputError, match=r"the task of .* cannot be inferred; pass --task classification or"):
         configure({}, **chosen)
 
 

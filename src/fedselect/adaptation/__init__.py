@@ -1,4 +1,4 @@
-"""A model for a client that was not there: from what a finished run shares, and the client's own few samples."""
+"""A model for a new client, made from what a finished run shares and a few samples of the client."""
 
 EPOCHS = (1, 3, 10, 30)
-"""Passes of fine-tuning to try."""
+"""Numbers of fine-tuning epochs to try."""

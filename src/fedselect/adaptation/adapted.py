@@ -1,4 +1,4 @@
-"""Adapted: a newcomer's model, how it was chosen, and how it is kept."""
+"""Adapted: a new client's model, how it was chosen, and how it is saved."""
 
 import json
 import math
@@ -25,7 +25,7 @@ ABOUT = "adapted.json"
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of model, with the setting that did best on held-out samples."""
+    """One kind of model, with its best setting on held-out samples."""
 
     kind: str
     words: str
@@ -33,18 +33,22 @@ class Row:
     lr: float | None
     rounds: int | None
     loss: float  # on held-out samples
-    headline: float  # the same of the headline metric
-    gain: float | None  # of the loss over the shared model's; its standard error
-    error: float | None
-    test: float | None  # headline on the client's test data, where there is some; nothing is chosen by it
+    headline: float  # headline metric on held-out samples
+    gain: float | None  # decrease of the loss, compared with the shared model
+    error: float | None  # standard error of the gain
+    test: float | None  # headline metric on the client's test data, if any; never used to choose
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Adapted:
-    """A model for a client that was not there.
+    """A model for a new client, as returned by `fs.adapt`.
 
-    `table`: a row for each kind of model that was tried. `chosen`: which of them this is; "shared" where nothing beats the
-    shared model beyond chance. `model`: the network with the client's values. `values`: the same as a state_dict.
+    Attributes:
+        table: One row per kind of model that was tried.
+        chosen: The chosen kind; "shared" if no other model is significantly better than the shared one.
+        model: The network with the client's parameters.
+        values: The same parameters as a state_dict.
+        headline: The metric shown first.
     """
 
     shared: Shared
@@ -66,7 +70,7 @@ class Adapted:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """A row for each kind of model, ready for pandas.DataFrame(...)."""
+        """One row per kind of model, ready for pandas.DataFrame(...)."""
         return [{**asdict(r), "chosen": r.kind == self.chosen} for r in self.rows]
 
     @property
@@ -80,14 +84,15 @@ class Adapted:
         return net.eval()
 
     def predict(self, x: Any) -> NDArray[Any]:
-        """What the model says of raw inputs, as `result.predict` does."""
+        """Predict from raw inputs, as `result.predict` does."""
         return self._predictor.predict(self.values, 0, x)
 
     def predict_proba(self, x: Any) -> NDArray[Any]:
+        """Predict class probabilities from raw inputs."""
         return self._predictor.probabilities(self.values, 0, x)
 
     def save(self, directory: str | Path, form: str = "safetensors", overwrite: bool = False) -> Path:
-        """Write the model (safetensors, pt2 or onnx) and adapted.json, which says how it was made, into a folder."""
+        """Write the model (safetensors, pt2 or onnx) and adapted.json, which records how it was made, to a folder."""
         out = Path(directory).expanduser()
         check_place(out, form, overwrite)
         out.mkdir(exist_ok=True)
@@ -98,7 +103,7 @@ class Adapted:
         own = s.data.clients[-1]
         said = {
             **about(s.model, Inputs.of(s), self._meaning),
-            "recipe": self.shared.about["recipe"],  # the network at hand was built from it, and does not know it
+            "recipe": self.shared.about["recipe"],  # the module itself does not know its recipe
             "schema": None if own.schema is None else own.schema.to_json(),
         }
         module = export.module_of(s, s.clients - 1, self.values)
@@ -124,17 +129,17 @@ class Adapted:
 
 
 def check_place(out: Path, form: str, overwrite: bool) -> None:
-    """Refuse a format that there is not, and to touch what is there, unless it is such a folder and is to be replaced."""
+    """Refuse an unknown format, and to overwrite anything but an adapted model, and that only with --overwrite."""
     if form not in formats.FORMS:
-        raise InputError(f"the format is {', '.join(formats.FORMS)}, not {form!r}.")
+        raise InputError(f"--format must be {', '.join(formats.FORMS)}, not {form!r}.")
     if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+        raise InputError(f"{out.parent} is not a directory; create it first, or choose another --out.")
     if not (out.exists() or out.is_symlink()) or is_unused(out):
         return
     if out.is_symlink() or not out.is_dir() or {p.name for p in out.iterdir()} != {p.name for p in _ours(out)}:
-        raise InputError(f"{out} holds something other than an adapted model; choose another --out.")
+        raise InputError(f"{out} contains files that are not part of an adapted model; choose another --out.")
     if not overwrite:
-        raise InputError(f"{out} exists already; choose another --out, or replace it with --overwrite.")
+        raise InputError(f"{out} already exists; choose another --out, or pass --overwrite to replace it.")
 
 
 def _ours(out: Path) -> list[Path]:

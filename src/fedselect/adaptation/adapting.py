@@ -1,4 +1,4 @@
-"""adapt: try what may help a newcomer on its own held-out samples, and keep what beats the shared model beyond chance."""
+"""adapt: try several models for a new client, and choose one on the client's held-out samples."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedselect.simulate import Simulation
 from fedselect.simulate.samples import outputs
 
 CHANCE = 0.05
-"""How likely it may be, if a model were no better than the shared one, that it looks as much better as it does."""
+"""Significance level: the probability that a model no better than the shared one is chosen anyway."""
 
 
 def adapt(
@@ -38,24 +38,40 @@ def adapt(
     model: Code = None,
     on_trial: Callable[[int, str], None] | None = None,
 ) -> Adapted:
-    """A model for a client that was not there, from a finished run and the client's own samples.
+    """Make a model for a new client from a finished run and the client's own samples.
 
-    run: a result, a run directory, a folder that `result.save` wrote, or a file of `fedselect share`
-    client: fs.ClientData, a pair (inputs, targets), a Federation of one client or, where the run's data is a table, a
-        DataFrame or dict of columns; test data is optional, and only reported
-    epochs, rates: what fine-tuning tries; without rates, 0.1, 0.3 and 1 times the run's own learning rate
-    model: the network, where it is not one of ours and the run is a folder or file
-    on_trial: is told what comes next, its number and in words
+    Models are compared on held-out samples: leave-one-out with up to ten samples, otherwise five folds. The shared model is
+    chosen unless the best other model has a significantly lower loss (one-sided paired t-test, 5%).
 
-    What is best is decided on samples that are held out: one by one where there are up to ten, else in five parts. The shared
-    model stays as it is unless the best of the others has a lower loss beyond chance (Student's t of the differences, 5%).
+    Args:
+        run: A result, a run directory, a folder written by `result.save`, or a file written by `fedselect share`.
+        client: `fs.ClientData`, a pair (inputs, targets), a `Federation` of one client or, if the run's data is a table, a
+            DataFrame or dict of columns. Test data is optional, and only reported.
+        seed: Decides the folds and the order of training.
+        epochs: Numbers of fine-tuning epochs to try.
+        rates: Learning rates to try; by default 0.1, 0.3 and 1 times the learning rate of the run.
+        device: auto, cpu, cuda or one GPU such as cuda:1.
+        model: Your network, if `run` is a folder or file; networks of `fs.models` are known.
+        on_trial: Called before each trial with its number and a description.
+
+    Returns:
+        The chosen model and a table of all that were tried.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, train=30, seed=0)
+        >>> result = fs.run(fs.FedAvg(lr=0.1), model="mlp", data=data, rounds=2)
+        >>> new = fs.load("digits", clients=3, train=30, seed=1).clients[0]
+        >>> adapted = fs.adapt(result, new, epochs=(1,), rates=(0.1,))
+        >>> adapted.predict(new.test[0][:2]).shape
+        (2,)
     """
     shared = shared_of(run, model).check()
     if not epochs or any(type(e) is not int or e < 1 for e in epochs):
-        raise InputError(f"epochs are whole numbers from 1, such as (1, 3, 10), not {epochs!r}.")
+        raise InputError(f"epochs must be whole numbers of at least 1, such as (1, 3, 10), not {epochs!r}.")
     rates = tuple(rates) if rates is not None else tuple(round(r * _rate(shared.method), 10) for r in RATES)
     if not rates:
-        raise InputError("rates are learning rates such as (0.01, 0.1); give one at least.")
+        raise InputError("rates is empty; pass at least one learning rate, such as (0.01, 0.1).")
     for rate in rates:
         check_positive(rates=rate)
     bench = Bench.of(shared, one_client(shared, client), seed, device)
@@ -74,7 +90,7 @@ def adapt(
 
 
 def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None) -> Shared:
-    """What a run shares, however it is given."""
+    """The shared part of a run, from a result, simulation, directory or file."""
     if isinstance(run, Shared):
         return run
     if isinstance(run, Result):
@@ -88,7 +104,7 @@ def shared_of(run: Result | Simulation | Shared | str | Path, model: Code = None
 
 
 def choose(rows: Sequence[Row], samples: int) -> str:
-    """The kind with the lowest held-out loss, if that is lower than the shared model's beyond chance; else the shared model."""
+    """The kind with the lowest held-out loss if it is significantly lower than the shared model's, else "shared"."""
     from scipy.special import stdtrit
 
     best = min(rows, key=lambda r: r.loss)
@@ -126,7 +142,7 @@ def _tested(s: Simulation, trial: Trial) -> float:
 
 
 def _losses(bench: Bench, trial: Trial) -> Tensor:
-    """The loss of each sample while it was held out; infinite where a model came to nothing."""
+    """The loss of each sample while it was held out; infinite if the model could not be trained."""
     if not trial.values:
         return torch.full((bench.samples,), torch.inf, dtype=torch.float64)
     losses = bench.simulation.task.loss(trial.outputs, bench.targets).double()
@@ -138,6 +154,6 @@ def _mean(losses: Tensor) -> float:
 
 
 def _rate(method: Method) -> float:
-    """The run's own learning rate; of one for each client, the first."""
+    """The learning rate of the run, or of its first client if they differ."""
     lr: Scalar = getattr(method, "lr", 0.1)
     return float(lr if isinstance(lr, float | int) else lr.flatten()[0])

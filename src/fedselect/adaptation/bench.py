@@ -1,4 +1,4 @@
-"""Bench: a newcomer's samples divided into folds, each fold a client of a simulation, so that all of them train at once."""
+"""Bench: cross-validation on a new client's samples. Each fold is a client of a simulation, so that folds train at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,23 +19,23 @@ from fedselect.training.work import Pass, Work
 
 FOLDS = 5
 ONE_OUT = 10
-"""Up to so many samples are left out one by one."""
+"""Leave-one-out is used up to this many samples."""
 SETTLE = 10
-"""Walks over the data in which statistics of norm layers become the client's, where the run shares none."""
+"""Epochs to compute the client's norm statistics, if the run shares none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """Clients 0 to F - 1 train without a fold and are tested on it; client F trains on everything.
+    """Clients 0 to F - 1 each train without one fold and are tested on it; client F trains on all samples.
 
-    Every tree has a row for each of them.
+    Every tree has one row per client.
     """
 
     shared: Shared
     simulation: Simulation
-    held: Sequence[Tensor]  # the numbers of the samples in each fold
-    begin: Tree  # the shared model; where there are several offers, the one that fits a row's training samples best
-    offer: Tensor  # which one that is
+    held: Sequence[Tensor]  # indices of the samples in each fold
+    begin: Tree  # the shared model; with several heads, the one that fits a row's training samples best
+    offer: Tensor  # which one
 
     @classmethod
     def of(cls, shared: Shared, data: Federation, seed: int, device: str) -> "Bench":
@@ -43,7 +43,7 @@ class Bench:
         pairs = [p for p in (client.train, client.val) if p is not None]
         x, y = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
         if len(y) < 2:
-            raise InputError("one sample is too few to train on and to choose by; give at least two.")
+            raise InputError("one sample is too few to train on and to choose by; provide at least two.")
         held = folds(y, seed)
         everything = torch.arange(len(y))
         rest = [everything[~torch.isin(everything, fold)] for fold in held]
@@ -73,18 +73,18 @@ class Bench:
         return Stack([self.simulation]).work(ids, round)
 
     def said(self, models: Tree, ids: Tensor) -> list[Tensor]:
-        """What these models say of the samples that were held out for them."""
+        """The outputs of these models for the samples held out from them."""
         return outputs(self.simulation, models, ids, "test")
 
     def pooled(self, by_fold: Sequence[Tensor]) -> Tensor:
-        """Outputs for held-out samples, fold by fold, in the order of samples."""
+        """Outputs for held-out samples, reordered from folds to samples."""
         whole = by_fold[0].new_empty(self.samples, *by_fold[0].shape[1:])
         whole[torch.cat(list(self.held))] = torch.cat(list(by_fold))
         return whole
 
 
 def folds(y: Tensor, seed: int) -> list[Tensor]:
-    """The numbers of samples to hold out together: single ones where there are few; else five parts with like classes."""
+    """Indices of each fold: single samples if there are few, otherwise five folds stratified by class."""
     if len(y) <= ONE_OUT:
         return list(torch.arange(len(y)).unsqueeze(1))
     mixed = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
@@ -94,7 +94,7 @@ def folds(y: Tensor, seed: int) -> list[Tensor]:
 
 
 def _best_offer(shared: Shared, s: Simulation) -> tuple[Tree, Tensor]:
-    """For each row the offer with the lowest loss on its training samples, which no offer has seen."""
+    """For each row, the shared model with the lowest loss on its training samples, which none of them has seen."""
     common = {n: v.to(s.device) for n, v in shared.offers.shared.get("average", shared.offers.shared["params"]).items()}
     own = {n: v.to(s.device) for tree in shared.offers.rows.values() for n, v in tree.items() if n in common}
     count = len(next(iter(own.values()))) if own else 1
@@ -110,7 +110,7 @@ def _best_offer(shared: Shared, s: Simulation) -> tuple[Tree, Tensor]:
 
 
 def _settled(s: Simulation, models: Tree) -> Tree:
-    """Where the run does not share statistics of norm layers, they become those of the client's samples first."""
+    """If the run does not share statistics of norm layers, compute them from the client's samples first."""
     unset = [n for n in s.model.stats if torch.equal(models[n][-1], s.initial[n])]
     if not unset or len(unset) < len(s.model.stats):
         return models

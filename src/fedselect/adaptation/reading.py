@@ -1,4 +1,4 @@
-"""A newcomer's data, read as the run's own and checked against what its clients agreed on."""
+"""Read a new client's data like that of the run, and check that it fits."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,11 +21,11 @@ WHO = "the client"
 
 
 def one_client(shared: Shared, given: Any) -> Federation:
-    """The data of one client, however a program has it."""
+    """A federation of one client, from any of the accepted types."""
     agreed = shared.data
     if isinstance(given, Federation):
         if len(given.clients) != 1:
-            raise InputError(f"this data is of {len(given.clients)} clients; give that of one: data.clients[0].")
+            raise InputError(f"this data has {len(given.clients)} clients; pass one of them: data.clients[0].")
         whole = given
     else:
         if not isinstance(given, ClientData):
@@ -33,7 +33,7 @@ def one_client(shared: Shared, given: Any) -> Federation:
         whole = Federation([given], agreed.classes, class_names=agreed.names)
     look = shared.look
     mine = fitting(whole, WHO, agreed, name=whole.clients[0].name or "new")
-    if look.kind is None:  # of a deployed run, where each client knows for itself
+    if look.kind is None:  # a deployed run, where only clients know
         return mine
     found = str(mine.clients[0].train[0].dtype).removeprefix("torch.")
     if (found == "uint8") != (look.kind == "uint8"):
@@ -47,11 +47,11 @@ def _client(shared: Shared, given: Any) -> ClientData:
         return ClientData((x, _numbered(y, shared.data.names)))
     if shared.data.schema is not None:
         return _rows(shared, {"new": Frame.of(given, "the table", shared.data.schema.missing)}, 0.0, 0).clients[0]
-    raise InputError(f"a client is fs.ClientData, or a pair (inputs, targets), not a {type(given).__name__}.")
+    raise InputError(f"the client must be fs.ClientData or a pair (inputs, targets), not a {type(given).__name__}.")
 
 
 def _numbered(y: Any, names: tuple[str, ...]) -> Any:
-    """Classes by name as the run numbers them."""
+    """Class names as the class numbers of the run."""
     if not names or isinstance(y, torch.Tensor) or np.asarray(y).dtype.kind not in "UO":
         return y
     said = [str(v) for v in np.asarray(y).tolist()]
@@ -61,7 +61,7 @@ def _numbered(y: Any, names: tuple[str, ...]) -> Any:
 
 
 def read(shared: Shared, name: str, client: int | None, seed: int, flags: Mapping[str, str]) -> Federation:
-    """What --data names: a folder or a table of the client's own, or a client of a named set, to try it out."""
+    """Read what --data names: a folder, a table, or one client of a known data set."""
     asked = {"path": "", **at_path({"name": name})}
     config = shared.about["config"] or {"data": {"name": ""}}
     known = options(find("data", asked["name"], DATA))
@@ -81,11 +81,11 @@ def read(shared: Shared, name: str, client: int | None, seed: int, flags: Mappin
 
 
 def few(data: Federation, samples: int, seed: int) -> Federation:
-    """So many of the client's training samples, at random."""
+    """A random subset of the client's training samples."""
     client = data.clients[0]
     x, y = client.train
     if not 1 <= samples <= len(y):
-        raise InputError(f"the client has {len(y)} training samples; --samples is a number from 1 to that, not {samples}.")
+        raise InputError(f"the client has {len(y)} training samples; --samples must be between 1 and {len(y)}, not {samples}.")
     some = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:samples].sort().values
     return replace(data, clients=[replace(client, train=(x[some], y[some]), val=None)], pools={})
 
@@ -93,28 +93,32 @@ def few(data: Federation, samples: int, seed: int) -> Federation:
 def _which(whole: Federation, client: int | None) -> int:
     count = len(whole.clients)
     if client is None and count > 1:
-        raise InputError(f"this data is of {count} clients; say which: --client 0 to {count - 1}.")
+        raise InputError(f"this data has {count} clients; choose one with --client, 0 to {count - 1}.")
     if not 0 <= (client or 0) < count:
-        raise InputError(f"there is no client {client}; there are 0 to {count - 1}.")
+        raise InputError(f"there is no client {client}; choose one of 0 to {count - 1}.")
     return client or 0
 
 
 def _table(shared: Shared, path: str, given: Mapping[str, str], seed: int) -> Federation:
     schema = shared.data.schema
     if schema is None:
-        raise InputError("the run's data was no table, so a table cannot be read as its clients' were.")
+        raise InputError(
+            "the run was not trained on a table, so --data cannot be a table; pass data of the same kind as the run's."
+        )
     if not path:
-        raise InputError("say which table: --data table:FILE.")
+        raise InputError("the table is missing; type --data table:FILE.")
     if extra := [k for k in given if k not in ("test_share", "client")]:
-        raise InputError(f"a table is read with the run's own schema and has no option {extra[0]!r}; it has test_share.")
+        raise InputError(
+            f"a table is read with the schema of the run, so {extra[0]!r} is not an option here; the only option is test_share."
+        )
     try:
         share = float(given.get("test_share", 0))
     except ValueError:
-        raise InputError(f"test_share is a number from 0 to 1, not {given['test_share']!r}.") from None
+        raise InputError(f"--test-share must be a number from 0 to 1, not {given['test_share']!r}.") from None
     return _rows(shared, tables.read_clients(Path(path).expanduser(), None, schema.missing), share, seed)
 
 
 def _rows(shared: Shared, frames: Mapping[str, Frame], test_share: float, seed: int) -> Federation:
-    """Raw rows with the run's schema; by default all of them are to train on."""
+    """Raw rows read with the schema of the run. By default all are training data."""
     assert shared.data.schema is not None
     return tables.fitted(frames, replace(shared.data.schema, division=Division(test_share, seed=seed)))

@@ -1,4 +1,4 @@
-"""What is tried for a newcomer: the shared model as it is, training alone, fine-tuning parts of it, what the method does."""
+"""The models tried for a new client: the shared model, local training, fine-tuning of parts, and the run's method."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from fedselect.training.step import one_by_one, precision
 from fedselect.training.work import Pass
 
 RATES = (0.1, 0.3, 1.0)
-"""Of the run's own learning rate."""
+"""Multiples of the run's learning rate."""
 ROUNDS = (1, 3, 10)
-"""Of the run's method, in which the server stays as it is."""
+"""Rounds of the run's method, with a fixed server."""
 WINDOW = 4
-"""Rounds in which a client finds out where it disagrees with the shared model."""
+"""Rounds in which the client's disagreement with the shared model is measured."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One way to make a model: what it says of each sample while that was held out, and the model made with all samples."""
+    """One candidate: outputs for each sample while it was held out, and the model trained on all samples."""
 
     kind: str
     words: str
@@ -39,7 +39,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """A kind of training: where it begins, a row for each client of the bench, and which entries move."""
+    """A kind of fine-tuning: the initial models, one row per client of the bench, and which entries train."""
 
     kind: str
     words: str
@@ -48,11 +48,11 @@ class Tuning:
 
 
 def trials(bench: Bench, epochs: Sequence[int], rates: Sequence[float]) -> Iterator[tuple[str, Callable[[], list[Trial]]]]:
-    """What to do in turn, in words, and how; the shared model is the first trial of all."""
+    """The trials in order, each as a description and a function. The first is the shared model."""
     yield "the shared model", lambda: [_as_it_is(bench)]
     tunings = [*_fixed(bench)]
-    yield "where it disagrees", lambda: tunings.append(_disagreeing(bench, max(rates))) or []  # type: ignore[func-returns-value]
-    if one_by_one(bench.simulation.fitted, bench.simulation.device):  # nothing is gained by having them side by side
+    yield "locating disagreement", lambda: tunings.append(_disagreeing(bench, max(rates))) or []  # type: ignore[func-returns-value]
+    if one_by_one(bench.simulation.fitted, bench.simulation.device):  # batching would not help
         for i, name in enumerate([*(t.words for t in tunings), "where it disagrees"]):
             yield name, lambda i=i: list(_tuned(bench, [tunings[i]], epochs, rates))  # type: ignore[misc]
     else:
@@ -66,7 +66,7 @@ def _as_it_is(bench: Bench) -> Trial:
 
 
 def _fixed(bench: Bench) -> Iterator[Tuning]:
-    """What trains is known beforehand."""
+    """Kinds of fine-tuning that are known in advance."""
     model = bench.simulation.model
     everything: Mask = dict.fromkeys(model.params, True)
     yield Tuning("alone", "trained alone", expand(bench.simulation.initial, bench.rows), everything)
@@ -78,19 +78,19 @@ def _fixed(bench: Bench) -> Iterator[Tuning]:
 
 
 def _disagreeing(bench: Bench, lr: float) -> Tuning:
-    """The last layer in which the client's samples persistently pull away from the shared model, whichever half is asked."""
+    """Fine-tuning of the layers in which the client's pull away from the shared model persists."""
     method = Partial(Disagreement(WINDOW), (("all", 1),), lr)
     state, _ = _newcomers(bench, method, [WINDOW + 1], 0)[-1]
     mask = method.mask(bench.simulation.model, state)
     layers = dict.fromkeys(layer_of(n) for n, m in mask.items() if isinstance(m, Tensor) and bool(m[-1].any()))
-    found = f"layer {next(iter(layers))} fine-tuned, where it disagrees" if layers else "it disagrees in no layer"
+    found = f"layer {next(iter(layers))} fine-tuned (persistent disagreement)" if layers else "no persistent disagreement"
     return Tuning("disagreement", found, bench.begin, mask)
 
 
 def _tuned(bench: Bench, tunings: Sequence[Tuning], epochs: Sequence[int], rates: Sequence[float]) -> Iterator[Trial]:
-    """All of these with every rate, side by side.
+    """Train all of these with every rate in one batch.
 
-    After each number of epochs training stops to be looked at, and goes on with a fresh optimizer.
+    Models are evaluated after each number of epochs; training then continues with a fresh optimizer.
     """
     s, stops, ways = bench.simulation, sorted(set(epochs)), [(t, rate) for t in tunings for rate in rates]
     begin = {n: torch.cat([t.begin[n] for t in tunings]) for n in tunings[0].begin}
@@ -116,7 +116,7 @@ def _tuned(bench: Bench, tunings: Sequence[Tuning], epochs: Sequence[int], rates
 
 
 def _side_by_side(bench: Bench, masks: Sequence[Mask]) -> Mask:
-    """One mask for the rows of all; what is alike in all of them stays one truth value."""
+    """Concatenate masks along clients; a parameter with the same boolean in all of them keeps it."""
     initial, out = bench.simulation.initial, {}
     for n in bench.simulation.model.params:
         marks = [m[n] for m in masks]
@@ -129,9 +129,9 @@ def _side_by_side(bench: Bench, masks: Sequence[Mask]) -> Mask:
 
 
 def _as_the_method(bench: Bench) -> Iterator[Trial]:
-    """Rounds of the run's own method, in which the server stays as it is."""
+    """Rounds of the run's method with a fixed server."""
     method = bench.shared.method
-    words = f"{made(method).name} as for a new client"
+    words = f"{made(method).name} for a new client"
     try:
         after = _newcomers(bench, method, ROUNDS, int(bench.shared.about["round"]))
     except FedselectError as e:
@@ -143,9 +143,9 @@ def _as_the_method(bench: Bench) -> Iterator[Trial]:
 
 
 def _newcomers(bench: Bench, method: Method, stops: Sequence[int], first: int) -> list[tuple[State, Tree]]:
-    """The states and models of clients that join and train with what the server offers, after so many rounds.
+    """The states and models of clients that join and train from the server's parameters, after each number of rounds.
 
-    Of a method whose clients carry nothing from round to round, after the first of them alone.
+    If the clients of a method keep nothing between rounds, only after the first.
     """
     s, offers, ids = bench.simulation, bench.shared.offers, torch.arange(bench.rows)
     shared = {k: expand({n: v.to(s.device) for n, v in t.items()}, bench.rows) for k, t in offers.shared.items()}

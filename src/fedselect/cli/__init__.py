@@ -1,4 +1,4 @@
-"""The command line: a file for each group of commands, put together in main.py."""
+"""The command line: one file per group of commands, assembled in main.py."""
 
 from fedselect.cli.main import main
 

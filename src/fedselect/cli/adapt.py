@@ -1,4 +1,4 @@
-"""The commands adapt and share: a model for a client that was not there, and the file it can be made from elsewhere."""
+"""The commands adapt and share: make a model for a new client, and export what another machine needs to do so."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from fedselect.adaptation.adapted import Adapted
 
 _MORE = (
-    "Options of the data are flags too: [bold]--data audiomnist --client 55 --train 100[/bold]; of a table "
-    "[bold]--test-share 0.25[/bold]. What is best is decided on samples that are held out; test data is only reported."
+    "Options of the data set are flags too: [bold]--data audiomnist --client 55 --train 100[/bold], or for a table "
+    "[bold]--test-share 0.25[/bold]. The best model is chosen on held-out samples; test data is only reported."
 )
-Source = Annotated[Path, typer.Argument(help="A finished run directory, a saved result, or a file of `fedselect share`.")]
+Source = Annotated[
+    Path, typer.Argument(help="A finished run directory, a saved result, or a file written by `fedselect share`")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,20 +37,20 @@ def adapt_(
     ctx: typer.Context,
     run: Source,
     *,
-    data: Annotated[str, typer.Option(help="The client's own data, folder:PATH or table:FILE; or a data set by name.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the model and adapted.json.")],
-    client: Annotated[int | None, typer.Option(help="Which client of the data, by number, where there are several.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Use only so many training samples, drawn at random.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the folds, of training, and of a data set's partition.")] = 0,
-    epochs: Annotated[str, typer.Option(help="Passes of fine-tuning to try.")] = ",".join(map(str, EPOCHS)),
+    data: Annotated[str, typer.Option(help="The client's own data: folder:PATH, table:FILE or the name of a data set")],
+    out: Annotated[Path, typer.Option(help="A new folder for the model and adapted.json")],
+    client: Annotated[int | None, typer.Option(help="Number of the client, if the data has several")] = None,
+    samples: Annotated[int | None, typer.Option(help="Use only this many training samples, drawn at random")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the folds, of training and of the partition")] = 0,
+    epochs: Annotated[str, typer.Option(help="Numbers of fine-tuning epochs to try")] = ",".join(map(str, EPOCHS)),
     rates: Annotated[
-        str | None, typer.Option(help="Learning rates to try. (default: 0.1, 0.3 and 1 times the run's own)")
+        str | None, typer.Option(help="Learning rates to try (default: 0.1, 0.3 and 1 times the rate of the run)")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx.")] = "safetensors",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
-    overwrite: Annotated[bool, typer.Option(help="Replace an adapted model in --out.")] = False,
+    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx")] = "safetensors",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1")] = "auto",
+    overwrite: Annotated[bool, typer.Option(help="Replace an adapted model in --out")] = False,
 ) -> None:
-    """Make a model for a client that was not there, from a finished run and the client's own few samples."""
+    """Make a model for a new client from a finished run and a few samples of that client."""
     from fedselect.adaptation.adapted import check_place
     from fedselect.adaptation.adapting import adapt, shared_of
     from fedselect.adaptation.reading import few, read
@@ -73,12 +75,12 @@ def adapt_(
         say(f"\n{load}")
 
 
-def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write.")]) -> None:
-    """Write what a finished run shares to a file, from which a client elsewhere makes its model: fedselect adapt FILE."""
+def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write")]) -> None:
+    """Write the shared part of a finished run to a file. On another machine, fedselect adapt FILE makes a model from it."""
     from fedselect.adaptation.adapting import shared_of
 
     if out.exists():
-        raise InputError(f"{out} exists already; choose another --out, or remove it first.")
+        raise InputError(f"{out} already exists; choose another --out, or remove it first.")
     shared = shared_of(run).check()
     shared.write(out)
     heads = max((len(v) for tree in shared.offers.rows.values() for v in tree.values()), default=1)
@@ -86,7 +88,7 @@ def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write
         f"wrote {out}: {shared.model.name} after round {shared.about['round']}"
         + (f", {heads} heads to choose from" * (heads > 1))
     )
-    say(f"where the data is: fedselect adapt {out.name} --data folder:PATH --out FOLDER")
+    say(f"on the machine with the data, run: fedselect adapt {out.name} --data folder:PATH --out FOLDER")
 
 
 def _table(made: Adapted) -> Table:
@@ -98,10 +100,10 @@ def _table(made: Adapted) -> Table:
         "epochs",
         "rate",
         "rounds",
-        f"held out: {title}",
+        f"held-out {title}",
         "loss",
         "gain ± error",
-        *([f"test: {title}"] if tested else []),
+        *([f"test {title}"] if tested else []),
     )
     for column in columns:
         grid.add_column(column, justify="right")
@@ -121,12 +123,12 @@ def _shown(made: Adapted, value: float | None) -> str:
 def _said(made: Adapted) -> str:
     chosen = next(r for r in made.rows if r.kind == made.chosen)
     if chosen.kind == "shared":
-        return f"chosen: the shared model as it is; with these {made.samples} samples nothing beats it beyond chance."
-    return f"chosen: {chosen.words}; its loss on held-out samples is lower than the shared model's, beyond chance."
+        return f"chosen: the unchanged shared model; on these {made.samples} samples no other model is significantly better."
+    return f"chosen: {chosen.words}; its held-out loss is significantly lower than the shared model's."
 
 
 def _numbers(text: str, what: str) -> list[float]:
     try:
         return [float(w) for w in words(text)]
     except ValueError:
-        raise InputError(f"{what} are numbers with commas between, not {text!r}.") from None
+        raise InputError(f"--{what} takes numbers separated by commas, not {text!r}.") from None

@@ -1,4 +1,4 @@
-"""The live table of a search: which settings lead, which rung it is, and how long it may still take."""
+"""The live table of a search: the leading settings, the current rung, and the estimated time left."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SHOWN = 8  # settings
 
 
 class Board:
-    """What is known so far. `watch` hears of every round, `told` of every rung."""
+    """The state of a search so far. Call `watch` after every round and `told` after every rung."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked, self._judge = asked, asked.judge
@@ -45,13 +45,13 @@ class Board:
 
     @property
     def headline(self) -> str:
-        """Where it stands, in a line."""
+        """The state of the search in one line."""
         spent = time.perf_counter() - self._began
         if self.looking:
-            return f"looking at test data with the chosen setting, {spent:.0f} s"
+            return f"evaluating the chosen setting on test data, {spent:.0f} s"
         schedule, stages = self._progress.schedule, self._progress.stages
         if schedule is None:
-            return f"the first settings, to see how fast they train: {self._rounds} rounds, {spent:.0f} s"
+            return f"measuring how fast the first settings train: {self._rounds} rounds, {spent:.0f} s"
         if len(stages) == len(schedule):
             return f"all rungs are done, {spent:.0f} s"
         rung = schedule[len(stages)]
@@ -64,7 +64,7 @@ class Board:
         )
 
     def leaders(self) -> list[tuple[str, int, float]]:
-        """Settings with rounds and scores so far: those that trained longest, then the best."""
+        """Settings with their rounds and scores so far, those that trained longest first, then by score."""
         first, found = self._judge.measure, []
         for name, seeds in self._seen.items():
             ended = [final(records, first.name) for records in seeds.values()]
@@ -94,7 +94,7 @@ class Board:
 
 @contextmanager
 def shown(board: Board, console: Console, quiet: bool) -> Iterator[None]:
-    """Show a board while it changes: a table on a terminal, elsewhere a line now and then."""
+    """Show a board live: as a table on a terminal, elsewhere as a line from time to time."""
     if quiet:
         yield
     elif console.is_terminal:

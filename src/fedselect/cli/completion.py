@@ -1,4 +1,4 @@
-"""Names that the shell completes after an option: methods, data sets and models."""
+"""Shell completion for the names of methods, data sets and models."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ def method(incomplete: str) -> list[str]:
 
 
 def methods(incomplete: str) -> list[str]:
-    """The last of names with commas between."""
+    """Complete the last name of a comma-separated list."""
     from fedselect.methods import METHODS
 
     before, comma, last = incomplete.rpartition(",")

@@ -1,4 +1,4 @@
-"""fedselect demo: the README's comparison, with the configuration that lies beside this file."""
+"""fedselect demo: the comparison from the README, configured in demo.toml."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,20 +22,20 @@ def demo(
     *,
     methods: Annotated[
         str | None,
-        typer.Option(help="Only these methods, with commas between. (default: all nine)", autocompletion=completion.methods),
+        typer.Option(help="Only these methods, separated by commas (default: all nine)", autocompletion=completion.methods),
     ] = None,
     seeds: Seeds = None,
-    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report")] = Path("runs/demo"),
     overwrite: Overwrite = False,
     **given: Any,
 ) -> None:
-    """Compare nine methods on real data in about two minutes, and write a report: the demo of the README."""
+    """Compare nine methods on real data in about two minutes, and write a report."""
     from fedselect.runs.config import read
 
     runs = compared(read(CONFIG), "the demo", methods, None, None, seeds, more=flags(ctx.args), **given)
     drawn = find_spec("plotly") is not None
     if not drawn:
-        say("no report will be written, because plotly is missing; to have it: pip install 'fedselect[report]'")
+        say("plotly is missing, so no report will be written; install it with: pip install 'fedselect[report]'")
     train_all(runs, out, overwrite, shown, report=drawn)
 
 

@@ -1,4 +1,4 @@
-"""fedselect deploy: the commands of a federation over a network."""
+"""fedselect deploy: run a federation over a network."""
 
 from __future__ import annotations
 
@@ -26,42 +26,41 @@ if TYPE_CHECKING:
     from fedselect.network.plan import Shape
     from fedselect.network.site import Site
 
-_MORE = (
-    "Options of the method, the data, the model, the aggregator and of local training are flags too, as in "
-    "[bold]fedselect run[/bold]."
-)
+_MORE = "Options of the method, data set, model, aggregator and local training are flags too, as in [bold]fedselect run[/bold]."
 deploy_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="A real federation over a network, on Flower or gRPC."
 )
 
 DEMO_MODEL, DEMO_DATA = "mlp", {"train": "60"}
-"""Of the demo on digits by default; simulated, three rounds reach 93% on held-out samples (seeds 200 and 201)."""
-AGGREGATE = "clip; with --secret mean"  # where nothing else is said
-FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # what clients' folders have in common
-SiteDir = Annotated[Path, typer.Argument(help="The folder that `deploy init` made; at the server, its part will do.")]
-Clients = Annotated[int, typer.Option(help="How many clients.")]
+"""Defaults of the demo on digits. Simulated, three rounds reach 93% on held-out samples (seeds 200 and 201)."""
+AGGREGATE = "clip; with --secret mean"  # default, as shown in the help
+FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # options that all clients' folders share
+SiteDir = Annotated[
+    Path, typer.Argument(help="The folder that `deploy init` created; on the server, its server/ folder is enough")
+]
+Clients = Annotated[int, typer.Option(help="Number of clients")]
 DataName = Annotated[
-    str, typer.Option("--data", help="What clients train on: a set that is dealt to them, folder:PATH or table:PATH.")
+    str, typer.Option("--data", help="Training data: a data set to divide among the clients, folder:PATH or table:PATH")
 ]
-Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)")]
-ModelName = Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")]
+Method = Annotated[str | None, typer.Option(help="Method (default: fedselect)")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model (default: depends on the data)")]
 MinClients = Annotated[
-    int, typer.Option(help="Go on with as many clients; with fewer a round is asked again, then the run stops.")
+    int, typer.Option(help="Clients that must answer in every round; with fewer, the round is repeated, then the run stops")
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds a client has to answer.")]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for clients to connect.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for a client's answer")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for clients to connect")]
 MaxNorm = Annotated[
     float | None,
     typer.Option(
-        help="Reject an update this many times as long as the model. (default: one that is longer than the model and 100 times "
-        "as long as updates of the last rounds)"
+        help="Reject an update whose norm is this many times the model's (default: reject updates larger than the model and "
+        "100 times as large as those of the last rounds)"
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plain text and no keys: anybody on the way can read and change all.")
+    bool, typer.Option("--insecure", help="No TLS and no keys: anyone on the network path can read and change every message")
 ]
-Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: also run apps that bring code of their own.")]
+Shipped = Annotated[bool, typer.Option("--allow-shipped-code", help="On Flower: also run apps that ship their own code")]
 
 
 @deploy_app.command(context_settings=EXTRA, epilog=_MORE)
@@ -75,15 +74,15 @@ def demo(
     clients: Clients = 3,
     data: DataName = "digits",
     model: ModelName = None,
-    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 3,
-    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/deploy-demo"),
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier demo.")] = False,
+    rounds: Annotated[int, typer.Option(help="Communication rounds")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo writes")] = Path("runs/deploy-demo"),
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier demo")] = False,
     engine: EngineName = "flower",
     insecure: Insecure = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """One machine, one command: certificates, keys, a server, clients, a run and its report; then all is stopped."""
+    """Try a deployment on this machine: create keys, start a server and clients, run, write a report, stop everything."""
     from fedselect.network import site
     from fedselect.network.control import follow, start
     from fedselect.network.plan import Home, Shape, defaults, digest_of
@@ -94,7 +93,7 @@ def demo(
     carrier = find_engine(engine)
     old = site.is_site(out)
     if old and not overwrite:
-        raise InputError(f"{out} holds an earlier demo; choose another --out, or replace it with --overwrite.")
+        raise InputError(f"{out} contains an earlier demo; choose another --out, or pass --overwrite to replace it.")
     site.check_free(out, old)
     _check_keys(given, insecure)
     more = flags(ctx.args)
@@ -103,7 +102,7 @@ def demo(
     config = configure(defaults(given), method, data, model, _dealt(data, more, clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
-        raise InputError(f"{data} has {len(whole.clients)} clients; say so: --clients {len(whole.clients)}.")
+        raise InputError(f"{data} has {len(whole.clients)} clients; pass --clients {len(whole.clients)}.")
     shape = Shape.of(whole)
     _warn(insecure)
     if old:
@@ -130,7 +129,7 @@ def demo(
             follow(carrier, out / "server", place, watch)
     _outcome(place)
     if (chance := _chance(whole)) is not None and not quiet:
-        say(f"for comparison: guessing each client's most frequent class reaches {100 * chance:.1f}% accuracy")
+        say(f"for comparison: always predicting each client's most frequent class reaches {100 * chance:.1f}% accuracy")
     say(f"wrote {write_report([place])}")
 
 
@@ -138,26 +137,24 @@ def demo(
 def init(
     ctx: typer.Context,
     *,
-    root: Annotated[Path, typer.Argument(help="The folder to make.")],
+    root: Annotated[Path, typer.Argument(help="The folder to create")],
     clients: Clients = 3,
-    address: Annotated[str, typer.Option(help="HOST:PORT at which clients reach the server.")] = "127.0.0.1:8000",
+    address: Annotated[str, typer.Option(help="HOST:PORT at which clients reach the server")] = "127.0.0.1:8000",
     data: DataName = "digits",
     classes: Annotated[
-        str | None, typer.Option(help="Classes by name with commas between, where clients bring their own data.")
+        str | None, typer.Option(help="Class names, separated by commas, if clients bring their own data")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Shape of one input, such as 3,224,224, where clients bring their own.")
+        str | None, typer.Option(help="Shape of one input, such as 3,224,224, if clients bring their own data")
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help="Of tables that clients bring: a file that `fedselect data merge` made.")
+        Path | None, typer.Option(help="Schema of the clients' tables, written by `fedselect data merge`")
     ] = None,
-    names: Annotated[
-        str | None, typer.Option(help="Clients by name with commas between. (default: as the data at hand names them)")
-    ] = None,
+    names: Annotated[str | None, typer.Option(help="Client names, separated by commas (default: those in the data)")] = None,
     engine: EngineName = "flower",
     insecure: Insecure = False,
 ) -> None:
-    """Make a folder to hand round: the server's part, one for each client, TLS certificates and node keys."""
+    """Create a site: a folder with a part for the server and for each client, TLS certificates and node keys."""
     from fedselect.data import Schema
     from fedselect.network import site
     from fedselect.network.plan import Shape
@@ -166,8 +163,8 @@ def init(
     at_hand: tuple[str, ...] = ()
     if schema is None:
         table, agreed, at_hand = _agreed(data, classes, shape, flags(ctx.args), clients)
-    elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits: none was named
-        raise InputError("the schema says what clients' data is; leave --data, its options, --classes and --shape out.")
+    elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits is the default
+        raise InputError("--schema already describes the clients' data; remove --data and its options, --classes and --shape.")
     else:
         agreed = Shape.of_table(Schema.read(schema))
         table = _shared({"name": "table"}, agreed)
@@ -176,27 +173,27 @@ def init(
     made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365, names=called, engine=engine)
     if engine == "flower":
         _app(root / "app", made)
-    say(f"made {root}: {clients} clients, server at {address}; {root / 'README.md'} says what goes where")
+    say(f"created {root}: {clients} clients, server at {address}; {root / 'README.md'} explains which part goes where")
     say(_usual_model(made))
 
 
 @deploy_app.command()
 def renew(
-    root: Annotated[Path, typer.Argument(help="The folder that `deploy init` made, with its ca/.")],
-    days: Annotated[int, typer.Option(help="How long it is to hold.")] = 365,
+    root: Annotated[Path, typer.Argument(help="The folder that `deploy init` created, with its ca/")],
+    days: Annotated[int, typer.Option(help="Days until the certificate expires")] = 365,
 ) -> None:
-    """A new server certificate, where the old one has run out."""
+    """Issue a new server certificate when the old one has expired."""
     from fedselect.network import site
 
     if days < 1:
-        raise InputError(f"days must be at least 1, not {days}.")
+        raise InputError(f"--days must be at least 1, not {days}.")
     site.renew(root, days)
-    say(f"wrote {root / 'server' / 'server.crt'}; hand it and server.key to the server")
+    say(f"wrote {root / 'server' / 'server.crt'}; copy it and server.key to the server")
 
 
 @deploy_app.command()
-def server(part: Annotated[Path, typer.Argument(help="The server's part of the site.")], shipped_code: Shipped = False) -> None:
-    """Run the site's server, with TLS and keys of clients; Ctrl-C stops it."""
+def server(part: Annotated[Path, typer.Argument(help="The server's part of the site")], shipped_code: Shipped = False) -> None:
+    """Run the server of a site. It uses TLS and knows the clients' keys. Ctrl-C stops it."""
     from fedselect.network import site
     from fedselect.network.site import Site
 
@@ -210,21 +207,25 @@ def server(part: Annotated[Path, typer.Argument(help="The server's part of the s
 def client(
     ctx: typer.Context,
     *,
-    part: Annotated[Path, typer.Argument(help="This client's part of the site.")],
+    part: Annotated[Path, typer.Argument(help="This client's part of the site")],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Its own data: folder:PATH or table:FILE. (default: its part of the site's set)"),
+        typer.Option(
+            "--data", help="The client's own data: folder:PATH or table:FILE (default: its share of the site's data set)"
+        ),
     ] = None,
-    vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Its copy of the weights file a run starts from.")] = None,
+    vault: Annotated[
+        Path | None, typer.Option(help="Folder for the client's personal state (default: vault/ in its part)")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The client's copy of the weights file that a run starts from")] = None,
     private: Annotated[
-        str | None, typer.Option(help="Take part only in runs that are at least as private: epsilon=8,unit=sample.")
+        str | None, typer.Option(help="Join only runs with at least this privacy: epsilon=8,unit=sample")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
-    secret: Annotated[bool, typer.Option("--secret", help="Take part only in runs with secure aggregation.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1")] = "auto",
+    secret: Annotated[bool, typer.Option("--secret", help="Join only runs with secure aggregation")] = False,
     shipped_code: Shipped = False,
 ) -> None:
-    """Run a client with its own data and its vault; options of the data are flags: --val 10. Ctrl-C stops it."""
+    """Run a client with its own data and vault. Options of the data are flags: --val 10. Ctrl-C stops it."""
     from fedselect.data.tables import check_options
     from fedselect.network import site
     from fedselect.network.plan import Home, digest_of, own_data, undealt
@@ -236,7 +237,7 @@ def client(
     engine, known = engine_of(part), Site.read(part)
     _warn(known.insecure)
     _check_keys({"secret": secret}, known.insecure)
-    number = int(read_json(part / "client.json", "it should say which client this is.")["client"])
+    number = int(read_json(part / "client.json", "it must contain the number of this client.")["client"])
     given = flags(ctx.args)
     own: dict[str, Any] = {}
     wanted = at_path({"name": data or known.data["name"]})
@@ -249,7 +250,7 @@ def client(
             own |= undealt(own["name"])
     if known.shape.schema is not None:
         check_options(known.shape.schema, config.data)
-    own_data(own, agreed, number, known.clients, known.shape)  # what is not there or does not fit shows now
+    own_data(own, agreed, number, known.clients, known.shape)  # missing or unsuitable data is an error now, not in a round
     home = Home(
         number, (vault or part / "vault").resolve(), own, None if weights is None else str(weights.resolve()), device,
         digest_of(known.shape.schema), site=str(part.resolve()), secret=secret,
@@ -286,21 +287,21 @@ def run(
     timeout: Timeout = 600.0,
     wait: Wait = 60.0,
     max_norm: MaxNorm = None,
-    name: Annotated[str | None, typer.Option(help="A name for the run, or of the one to resume.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name for the run, or the name of the run to resume")] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on with a run that was interrupted or whose end a client missed: the last, or --name."
+            "--resume", help="Resume a run that was interrupted or that a client did not finish: the last one, or --name"
         ),
     ] = False,
     go_back: Annotated[
         bool,
-        typer.Option("--go-back", help="With --resume: from an older checkpoint, even where most clients then begin anew."),
+        typer.Option("--go-back", help="With --resume: use an older checkpoint, even if most clients then start over"),
     ] = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Start the federation from the server's machine, and show its progress; Ctrl-C stops the run, --resume goes on."""
+    """Start a run from the server's machine and show its progress. Ctrl-C stops the run, --resume continues it."""
     from fedselect.network.behind import SUMS_ONCE
     from fedselect.network.control import follow, server_part, start, submit, unfinished
     from fedselect.network.drive import config_of
@@ -313,18 +314,18 @@ def run(
     engine, known = engine_of(part), Site.read(part)
     if resume:
         if ctx.args or any(v is not None for v in (method, model, *given.values())):
-            raise InputError("a run that is resumed keeps its configuration; leave the options out, or start a new run.")
+            raise InputError("a resumed run keeps its configuration; remove the other options, or start a new run.")
         place = unfinished(part, name)
-        if config_of(place).secret and go_back:  # what cannot be read here is refused before the run goes on, too
+        if config_of(place).secret and go_back:  # also refuse this before the run continues
             raise InputError(SUMS_ONCE)
         submit(engine, part, place, go_back)
     elif go_back:
-        raise InputError("--go-back goes with --resume.")
+        raise InputError("--go-back works only with --resume; add it.")
     else:
         limits = Limits(min_clients, timeout, wait, max_norm=max_norm)
         more = flags(ctx.args)
         if more.get("clients", str(known.clients)) != str(known.clients):
-            raise InputError(f"this federation has {known.clients} clients; leave --clients out.")
+            raise InputError(f"this federation has {known.clients} clients; remove --clients.")
         of_site = {"data": known.data, "task": {"name": known.shape.task}}
         _check_keys(given, known.insecure)
         config = configure({**defaults(given), **of_site}, method, None, model, more, **given)
@@ -338,7 +339,7 @@ def run(
 
 @deploy_app.command()
 def status(root: SiteDir) -> None:
-    """Who is connected, and how every run went: rounds, the headline metric, who missed what."""
+    """Show which clients are connected, and for every run its rounds, headline metric and missed rounds."""
     from fedselect.network.control import reason, runs, server_part, state
     from fedselect.network.drive import attendance
     from fedselect.network.site import Site
@@ -363,33 +364,39 @@ def status(root: SiteDir) -> None:
         if how in ("failed", "stopped"):
             say(f"  {reason(place)}")
         if how == "interrupted":
-            say(f"  the server's process died; {'' if up else 'start the server, then '}go on with: {again(place)}")
+            say(f"  the server's process died; {'' if up else 'start the server, then '}resume with: {again(place)}")
         if how == "not started":
-            say(f"  the server did not start it, {part / 'log.txt'} says why; go on with: {again(place)}")
+            say(f"  the server did not start it (see {part / 'log.txt'}); resume with: {again(place)}")
         if records and records[-1].get("epsilon") is not None:
             private = Private.read(read_config(place)["private"])
-            say(f"  privacy: epsilon {records[-1]['epsilon']:.3g} of {private.epsilon:g} is spent, for one {private.unit}")
+            say(f"  privacy: epsilon {records[-1]['epsilon']:.3g} of {private.epsilon:g} spent per {private.unit}")
         _attendance(place.name, attendance(records))
 
 
 @deploy_app.command()
 def export(
-    part: Annotated[Path, typer.Argument(help="The client's part of the site.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write. (default: model.safetensors in its part)")] = None,
-    vault: Annotated[Path | None, typer.Option(help="Where its state is kept. (default: vault/ in its part)")] = None,
-    run: Annotated[str | None, typer.Option(help="Which run. (default: the last finished one)")] = None,
+    part: Annotated[Path, typer.Argument(help="The client's part of the site")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write (default: model.safetensors in the client's part)")
+    ] = None,
+    vault: Annotated[
+        Path | None, typer.Option(help="Folder for the client's personal state (default: vault/ in its part)")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The run (default: the last finished one)")] = None,
     view: Annotated[
-        str | None, typer.Option(help="local, merged, or best of a run with --view best. (default: the reported one)")
+        str | None, typer.Option(help="local, merged, or best for a run with --view best (default: the reported model)")
     ] = None,
 ) -> None:
-    """Write this client's personalised model, a state_dict as safetensors; it is nowhere but here."""
+    """Write this client's personalized model as safetensors (a state_dict). The model exists only on this client."""
     from fedselect.network import site
     from fedselect.network.export import export_model
 
     if vault is None:
         site.check_kind(part, "client")
         if not (part / "client.json").is_file():
-            raise InputError(f"{part} is not a client's part of a site: it has no client.json; give that, or --vault.")
+            raise InputError(
+                f"{part} is not a client's part of a site: it has no client.json; pass the client's part, or --vault."
+            )
     out = out or part / "model.safetensors"
     made = export_model(vault or part / "vault", out, run, view)
     say(f"wrote {out}: the model of {made.run} ({made.view})")
@@ -398,23 +405,23 @@ def export(
 
 
 def _alike(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """The options of the site's data that its own has too: all of the same kind; where the site's is folders, of one folder."""
+    """The options of the site's data that also apply to the client's own: all of them for data of the same kind."""
     if name == data["name"]:
         return data
     return {k: data[k] for k in FOLDER if k in data} if (name, data["name"]) == ("folder", "domains") else {}
 
 
 def _at_home(data: dict[str, Any]) -> dict[str, Any]:
-    """The options of a client's own data, whose processes run in another folder than this one.
+    """The options of a client's own data, with an absolute path: its processes run in another folder.
 
-    Of a table that is where it is and which rows are whose: the rest is in the schema, which the run brings.
+    For a table, only its path and client column: the run supplies the rest with its schema.
     """
     own = {k: v for k, v in data.items() if v is not None and (data["name"] != "table" or k in ("name", "path", "client"))}
     return own | ({"path": str(Path(own["path"]).expanduser().resolve())} if "path" in own else {})
 
 
 def _dealt(data: str, given: dict[str, str], clients: int) -> dict[str, str]:
-    """Flags of the data with the number of clients, unless its clients are its own."""
+    """Add the number of clients to the data's flags, unless the data has clients of its own."""
     from fedselect.data import DATA
     from fedselect.runs.config import at_path
 
@@ -423,7 +430,7 @@ def _dealt(data: str, given: dict[str, str], clients: int) -> dict[str, str]:
 
 
 def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """What a site says of its data: everything but where it lies on this machine; of tables, what the schema says."""
+    """The options of a site's data without paths on this machine. For tables, those in the schema."""
     from fedselect.data.tables import said_by
 
     if shape.schema is not None:
@@ -434,7 +441,7 @@ def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
 def _agreed(
     data: str, classes: str | None, shape: str | None, given: dict[str, str], clients: int
 ) -> tuple[dict[str, Any], Shape, tuple[str, ...]]:
-    """What everybody's data is, from a set at hand, which may name the clients, or from what was said of it."""
+    """The options, shape and client names of the data, read from the data itself or from --classes and --shape."""
     from fedselect.network.plan import Shape
 
     if classes is None and shape is None:
@@ -442,23 +449,23 @@ def _agreed(
         whole = config.make_data()
         return _shared(config.data, found := Shape.of(whole)), found, _named(whole)
     if classes is None or shape is None:
-        raise InputError("where clients bring their own data, give both --classes and --shape.")
+        raise InputError("if clients bring their own data, pass both --classes and --shape.")
     names = tuple(n.strip() for n in classes.split(",") if n.strip())
     sides = shape.split(",")
     if len(set(names)) < max(2, len(names)) or not all(s.strip().isdecimal() and int(s) > 0 for s in sides):
-        raise InputError("--classes are at least two different names and --shape is whole numbers, with commas between.")
+        raise InputError("--classes takes at least two different names and --shape whole numbers, both separated by commas.")
     sizes = tuple(map(int, sides))
     return {"name": "folder", **({"size": sizes[-1]} if len(sizes) == 3 else {})}, Shape(sizes, names), ()
 
 
 def _named(data: Federation) -> tuple[str, ...]:
-    """What clients are called; nothing where that is their number."""
+    """The names of the clients, or nothing if they are only numbered."""
     names = tuple(client.name or str(i) for i, client in enumerate(data.clients))
     return () if names == tuple(map(str, range(len(names)))) or len(set(names)) < len(names) else names
 
 
 def _chance(data: Federation) -> float | None:
-    """The mean accuracy of clients that always answer with their most frequent training class; None without single classes."""
+    """The mean accuracy of always predicting a client's most frequent training class. None for other tasks."""
     from fedselect.tasks import suited
 
     if suited(data) != "classification":
@@ -468,19 +475,20 @@ def _chance(data: Federation) -> float | None:
 
 
 def _usual_model(known: Site) -> str:
-    """Which model a run trains that names none, and what it costs to send."""
+    """A sentence about the default model of a run and its traffic."""
     from fedselect.network.plan import DEFAULTS
 
     config = configure({**DEFAULTS, "data": known.data, "task": {"name": known.shape.task}}, None, None, None, {})
     name = config.model["name"]
     try:
-        return f"deploy run trains {name} unless --model names another; {traffic.said_of(config, known.shape, known.clients)}"
+        cost = traffic.said_of(config, known.shape, known.clients)
+        return f"default model of deploy run: {name} (change it with --model); {cost}"
     except InputError:
-        return f"the default model, {name}, does not take such inputs; name one with: fedselect deploy run --model mlp"
+        return f"the default model {name} does not accept these inputs; choose another with: fedselect deploy run --model mlp"
 
 
 def _app(folder: Path, known: Site) -> None:
-    """The same as a plain Flower app, for people who have a federation of their own."""
+    """Write the site as a plain Flower app, for users with their own Flower federation."""
     from fedselect.network import site
     from fedselect.network.plan import DEFAULTS, Plan
     from fedselect.runs.config import Config
@@ -496,28 +504,28 @@ def _outcome(place: Path) -> None:
 
     console.print(tables.render(tables.rows([place])))
     say_metrics([place], "test")
-    _attendance(place.name, read_json(place / "summary.json", "it should hold the outcome of a run."))
+    _attendance(place.name, read_json(place / "summary.json", "it must contain the outcome of a run."))
     say(f"run in {place}")
 
 
 def _attendance(name: str, summary: dict[str, Any]) -> None:
     for client, rounds in summary["missed"].items():
-        why = summary.get("why", {}).get(client)  # runs of older versions do not say
+        why = summary.get("why", {}).get(client)  # missing in runs of older versions
         which = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
         say(f"  client {client} missed {which}" + (f": {why}" if why else ""))
     for turned in summary["rejected"]:
-        say(f"  round {turned['round']}, {turned['who']} turned away: {turned['why']}")
+        say(f"  round {turned['round']}, {turned['who']} rejected: {turned['why']}")
     for back in summary.get("set_back", []):
-        say(f"  round {back['round']}, {back['who']} set back: {back['why']}")
+        say(f"  round {back['round']}, {back['who']} reset to an older state: {back['why']}")
     for client, why in summary.get("absent", {}).items():
-        say(f"  client {client} missed the end ({why}) and has no model: start it, then go on with --resume --name {name}")
+        say(f"  client {client} missed the end ({why}) and has no model: start it, then resume with --resume --name {name}")
 
 
 def _check_keys(given: dict[str, Any], insecure: bool) -> None:
     if given.get("secret") and insecure:
-        raise InputError("--secret needs the keys of a site, and this one is --insecure; make it without.")
+        raise InputError("--secret needs the keys of a site, but this site is --insecure; create it without --insecure.")
 
 
 def _warn(insecure: bool) -> None:
     if insecure:
-        print("warning: plain text and no keys; anybody on the way can read and change everything.", file=sys.stderr)
+        print("warning: no TLS and no keys; anyone on the network path can read and change everything.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command diagnose: where clients differ, before anything is personal."""
+"""The command diagnose: find out where clients differ before choosing what to personalize."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 METHOD = "fedpersist"
 TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
-"""Options of a run that a diagnosis has, too."""
+"""Options that a diagnosis shares with a run."""
 LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "score")
-"""Fields of a file that mean nothing here."""
+"""Fields of a configuration file that a diagnosis ignores."""
 FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.md")
 _MORE = (
-    "Options of the data, the model and of local training are flags too: "
-    "[bold]--shift motley --clients 8 --lr 0.05 --epochs 1[/bold]. Only training samples are used."
+    "Options of the data set, the model and local training are flags too: "
+    "[bold]--shift motley --clients 8 --lr 0.05 --epochs 1[/bold]. Only training data is used."
 )
 
 
@@ -46,21 +46,23 @@ def diagnose(
     *,
     data: DataName = None,
     model: ModelName = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of sharing everything; in one more, clients look back.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Also write diagnosis.json, .png and .md into this folder.")] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds in which all parameters are shared; one more round measures persistence")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option(help="Also write diagnosis.json, .png and .md to this folder")] = None,
     config: ConfigFile = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier diagnosis.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier diagnosis")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result")] = False,
     **given: Any,
 ) -> None:
-    """Share everything for a few rounds, then say where clients differ and which method to begin with."""
+    """Train one shared model for a few rounds, then report where clients differ and which method to try first."""
     from fedselect.diagnosis.diagnosis import check_rounds, observe
     from fedselect.runs.progress import progress
 
     check_rounds(rounds)
     asked = flags(ctx.args)
     if {"window", f"{METHOD}.window"} & asked.keys():
-        raise InputError("the window of a diagnosis is --rounds; leave --window out.")
+        raise InputError("a diagnosis sets its window with --rounds; remove --window.")
     if out is not None:
         _may_write(out, overwrite)
     named = {"data": data, "model": model, **given}
@@ -78,7 +80,7 @@ def diagnose(
 
 
 def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: dict[str, str]) -> Config:
-    """A run of FedPersist just long enough, in which everybody takes part; of a file, what is not about its method."""
+    """A FedPersist run that is just long enough, with all clients in every round. Ignores what `file` says of a method."""
     from fedselect.runs.config import read
 
     raw = {k: v for k, v in (read(file) if file else {}).items() if k not in LEFT}
@@ -88,7 +90,7 @@ def _configured(file: Path | None, rounds: int, named: dict[str, Any], asked: di
 
 
 def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -> str:
-    """The run to begin with, on the same data and with the same options, as one types it."""
+    """The command that starts the recommended run on the same data with the same options."""
     from fedselect.methods import METHODS
 
     alone, ours = len(methods) == 1, options(METHODS[METHOD])
@@ -106,7 +108,7 @@ def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -
 
 
 def _table(found: Diagnosis) -> Table:
-    """Clients by layers; in a terminal, the more persistent the darker."""
+    """Clients by layers. On a terminal, darker cells are more persistent."""
     columns = found.table
     table = Table(box=SIMPLE_HEAD, title="persistence", title_justify="left")
     table.add_column("client", no_wrap=True)
@@ -132,13 +134,13 @@ def _said(found: Diagnosis, command: str) -> list[str]:
 
 
 def _may_write(out: Path, overwrite: bool) -> None:
-    """Refuse to touch what is there, unless it is a diagnosis and was said to be replaced."""
+    """Refuse to overwrite anything but a diagnosis, and that only with --overwrite."""
     if not (out.exists() or out.is_symlink()) or is_unused(out):
         return
     if out.is_symlink() or not out.is_dir() or any(p.name not in FILES for p in out.iterdir()):
-        raise InputError(f"{out} holds something other than a diagnosis; choose another --out.")
+        raise InputError(f"{out} contains files that are not part of a diagnosis; choose another --out.")
     if not overwrite:
-        raise InputError(f"{out} exists already; choose another --out, or replace it with --overwrite.")
+        raise InputError(f"{out} already exists; choose another --out, or pass --overwrite to replace it.")
 
 
 def _write(out: Path, found: Diagnosis, command: str) -> None:

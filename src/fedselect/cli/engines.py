@@ -1,4 +1,4 @@
-"""Which network engine carries a deployment's letters."""
+"""The network engines that can carry a deployment's messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from fedselect.network.engine import Engine
 
 ENGINES = {"flower": "fedselect.network.flower.launch", "grpc": "fedselect.network.grpc.launch"}
-"""The module of each, an `Engine`."""
-EngineName = Annotated[str, typer.Option("--engine", help=f"What carries the letters: {' or '.join(ENGINES)}.")]
+"""Each engine's module, which is an `Engine`."""
+EngineName = Annotated[str, typer.Option("--engine", help=f"Network engine: {' or '.join(ENGINES)}")]
 
 
 def find_engine(name: str) -> Engine:
-    """An engine whose packages are installed."""
+    """Look up an engine by name and check that its packages are installed."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     engine = cast("Engine", import_module(ENGINES[name]))
@@ -28,7 +28,7 @@ def find_engine(name: str) -> Engine:
 
 
 def engine_of(part: Path) -> Engine:
-    """The engine for which a site was made."""
+    """The engine that a site was created for."""
     from fedselect.network.site import Site
 
     return find_engine(Site.read(part).engine)

@@ -1,4 +1,4 @@
-"""Flags that belong to a method, the data, a model or training, and the configuration they make on top of a file."""
+"""Flags that are options of a method, a data set, a model or training, and the configuration built from them and a file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from fedselect.runs.config import Config
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that takes such flags."""
+"""Typer settings of a command that accepts such flags."""
 
 
 def flags(args: list[str]) -> dict[str, str]:
-    """The flags typer does not know: --name value, --name=value."""
+    """Parse the flags that typer does not know: --name value or --name=value."""
     from fedselect.runs import meant
 
     found: dict[str, str] = {}
@@ -35,16 +35,16 @@ def flags(args: list[str]) -> dict[str, str]:
 
 
 def _stray(word: str) -> InputError:
-    """What to say of a word that belongs to no flag; one of our names belongs to the flag that takes it."""
+    """The error for a word without a flag. If it names a method, data set, ..., suggest the flag that takes it."""
     from fedselect.runs.config import TABLES
 
     kinds = [table for table, (_, rows) in TABLES.items() if named(word, rows) in rows]
-    what = f"give --{kinds[0]} {word}" if kinds else "flags are --name value"
+    what = f"type --{kinds[0]} {word}" if kinds else "write flags as --name value"
     return InputError(f"{word!r} does not belong to a flag; {what}.")
 
 
 def take_plugins(args: list[str]) -> tuple[list[str], list[str]]:
-    """A command line without its --plugin flags, and what they name."""
+    """Split a command line into the arguments without --plugin, and the plugins named."""
     rest: list[str] = []
     named: list[str] = []
     left = iter(args)
@@ -61,16 +61,16 @@ def take_plugins(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 def words(text: str) -> list[str]:
-    """Names with commas between."""
+    """Split a comma-separated list of names, without duplicates."""
     return list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
 
 
 def numbers(text: str) -> list[int]:
-    """Seeds with commas between."""
+    """Parse a comma-separated list of seeds, without duplicates."""
     try:
         return list(dict.fromkeys(int(s) for s in text.split(",")))
     except ValueError:
-        raise InputError(f"seeds are whole numbers with commas between, not {text!r}.") from None
+        raise InputError(f"seeds must be whole numbers separated by commas, not {text!r}.") from None
 
 
 def configure(
@@ -85,9 +85,10 @@ def configure(
     tasks: dict[str, str] | None = None,
     **fields: Any,
 ) -> Config:
-    """A file's fields, then what the flags say on top; `where` names the file in what is said of mistakes.
+    """Build a configuration from the fields of a file, overridden by flags.
 
-    Where no task is named it is that of the data. `tasks` keeps which that is, for a command that makes many configurations.
+    `where` names the file in errors. Without a task, the task that suits the data is used; `tasks` caches it for commands
+    that build many configurations.
     """
     from fedselect.runs.config import DEFAULTS, FLAGGED, TABLES, Config, at_path, canonical, place
     from fedselect.training.settings import SEAMS
@@ -104,13 +105,13 @@ def configure(
     for part, name in chosen.items():
         default = DEFAULTS.get(part)
         if name and name != parts[part].get("name", default):
-            parts[part] = {}  # options of another one mean nothing here
+            parts[part] = {}  # the file's options belong to another method, model, ...
         if name or default:
             parts[part]["name"] = name or parts[part].get("name", default)
     parts["data"] = at_path(parts["data"])
     if not chosen["task"] and "name" not in raw.get("task", {}):
         parts["task"]["name"] = _task({**parts["data"], **_of_data(str(parts["data"]["name"]), given_flags)}, tasks)
-    if fields.get("preset") is not None:  # published values come over a file's
+    if fields.get("preset") is not None:  # published values override those of a file
         parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
     elif method and method != canonical("method", raw.get("method", {})).get("name", method):
         raw = {k: v for k, v in raw.items() if k != "preset"}
@@ -129,13 +130,13 @@ def configure(
 
 
 def _view(given_flags: dict[str, str], view: str | None) -> tuple[dict[str, str], str | None]:
-    """--view best is a choice of every client, an option of the run; other views are options of methods."""
+    """Split off --view best, which is an option of the run. The other views are options of methods."""
     view = view or given_flags.get("view")
     rest = {flag: value for flag, value in given_flags.items() if flag != "view"}
     if view in (None, "best"):
         return rest, view
     if view not in ("local", "merged"):
-        raise InputError(f"--view is local, merged or best, not {view!r}.")
+        raise InputError(f"--view must be local, merged or best, not {view!r}.")
     return {**rest, "view": view}, None
 
 
@@ -149,7 +150,7 @@ def _task(data: dict[str, Any], known: dict[str, str] | None) -> str:
 
 
 def _of_data(name: str, given_flags: dict[str, str]) -> dict[str, str]:
-    """The flags that are options of the data."""
+    """The flags that are options of the data set."""
     from fedselect.data import DATA
 
     named = {flag.removeprefix("data.").replace("-", "_"): value for flag, value in given_flags.items()}
@@ -157,7 +158,7 @@ def _of_data(name: str, given_flags: dict[str, str]) -> dict[str, str]:
 
 
 def _of(training: dict[str, Any], asked: dict[str, str | None]) -> dict[str, Any]:
-    """Settings of training with the optimizer and schedule that were asked for; options of others mean nothing then."""
+    """Training settings with the requested optimizer and schedule, without the options of the ones they replace."""
     from fedselect.training.settings import own_options
 
     for kind, name in asked.items():

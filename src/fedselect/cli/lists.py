@@ -1,4 +1,4 @@
-"""Commands that say what there is: methods, models, tasks, optimizers, aggregators, data, version."""
+"""Commands that list what is available: methods, models, tasks, optimizers, aggregators, data, version."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(data_app, name="data")
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One method: its options, a line each.")] = None) -> None:
+def methods(name: Annotated[str | None, typer.Argument(help="Show the options of this method, one per line")] = None) -> None:
     """List the methods and their options."""
     from fedselect.methods import METHODS
     from fedselect.runs import presets
@@ -38,8 +38,8 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
 
     if name is None:
         _list("method", METHODS)
-        console.print("common to all, local training: " + _inline(options(Training)))
-        console.print(f"on {', '.join(presets.SUITED)} other rates hold where nothing is said: fedselect methods NAME")
+        console.print("options of local training, for all methods: " + _inline(options(Training)))
+        console.print(f"defaults differ on {', '.join(presets.SUITED)}; show them with: fedselect methods NAME")
         return
     name = named(name, METHODS)
     factory = find("method", name, METHODS)
@@ -49,17 +49,17 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method: its opt
         console.print(f"  --preset {chosen:<8} {presets.describe(chosen, name, 'cifar10')}", highlight=False)
     for data in presets.SUITED:
         values = (f"{k}={v}" for table in presets.suited(name, data).values() for k, v in table.items())
-        console.print(f"  on {data}, where nothing else is said: {', '.join(values)}", highlight=False)
+        console.print(f"  defaults on {data}: {', '.join(values)}", highlight=False)
 
 
 @data_app.command("show", context_settings=EXTRA)
 def data_show(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A data set of `fedselect data list`, or table:PATH, folder:PATH, domains:PATH.")],
-    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also draw it: a .png or .pdf file.")] = None,
+    name: Annotated[str, typer.Argument(help="A name from `fedselect data list`, or table:PATH, folder:PATH, domains:PATH")],
+    seed: Annotated[int, typer.Option(help="Seed of the partition")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also draw the partition to this .png, .pdf or .svg file")] = None,
 ) -> None:
-    """Show who would have what, before anything is trained; options of the data are flags: --clients 20."""
+    """Show how a data set is divided among clients. Options of the data set are flags: --clients 20."""
     from fedselect.cli import show
 
     made = configure({}, None, name, None, flags(ctx.args), seed=seed, task="classification")  # nothing is trained
@@ -74,11 +74,13 @@ def data_show(
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[
-        str, typer.Argument(help="mnist, emnist, cifar10, cifar100 or cifar10c; of other sets it says where they come from.")
+        str, typer.Argument(help="mnist, emnist, cifar10, cifar100 or cifar10c; for other data sets, prints where to get them")
     ],
-    data_dir: Annotated[Path | None, typer.Option(help="Where to put it. (default: $FEDSELECT_DATA or the user cache)")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where to store it (default: $FEDSELECT_DATA or the user cache)")
+    ] = None,
 ) -> None:
-    """Download a data set, resuming and checking it."""
+    """Download a data set and verify it. An interrupted download resumes."""
     from fedselect.data.fetch import fetch
 
     with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console, disable=not console.is_terminal) as bars:
@@ -96,7 +98,7 @@ def data_list() -> None:
 
 
 def models() -> None:
-    """List the models and what of them can train, with options."""
+    """List the models, and the adapters that train only part of a model, with their options."""
     from fedselect.models import ADAPTERS, MODELS
 
     _list("model", MODELS)
@@ -104,14 +106,14 @@ def models() -> None:
 
 
 def tasks() -> None:
-    """List what outputs and targets can mean, and the options."""
+    """List the tasks (classification, regression, ...) with their metrics and options."""
     from fedselect.tasks import TASKS
 
     _list("task", TASKS, more=_measured)
 
 
 def optimizers() -> None:
-    """List the optimizers and schedules of local training and their options."""
+    """List the optimizers and learning-rate schedules of local training with their options."""
     from fedselect.training.settings import SEAMS, Training
 
     for kind, (table, _, _) in SEAMS.items():
@@ -119,7 +121,7 @@ def optimizers() -> None:
 
 
 def aggregators() -> None:
-    """List what the server can make of uploads, and the options."""
+    """List the aggregators, the server's rules to combine uploads, with their options."""
     from fedselect.aggregate import AGGREGATORS
 
     _list("aggregator", AGGREGATORS)
@@ -131,14 +133,14 @@ def version() -> None:
 
 
 def _measured(factory: Callable[..., Task]) -> str:
-    """The metrics of a task, and those that a run has to ask for."""
+    """The metrics of a task: those always measured, and those measured on request."""
     try:
         task = factory()
     except TypeError:  # an option of it has no default
         return ""
     asked = ", ".join(m.name for m in task.more)
-    return f"\nmeasured by {', '.join(m.name for m in task.measured())}" + (
-        f"; with --metrics also by {asked}" if asked else ""
+    return f"\nmetrics: {', '.join(m.name for m in task.measured())}" + (
+        f"; on request with --metrics: {asked}" if asked else ""
     )
 
 
@@ -148,7 +150,7 @@ def _list(
     settings: Mapping[str, Option] | None = None,
     more: Callable[[Any], str] = lambda factory: "",
 ) -> None:
-    """Rows of a table; an option that is a setting of every run has that one's default. `more`: what else to say of a row."""
+    """Print the rows of a table. `settings`: options whose defaults come from the run. `more`: text to add to a row."""
     grid = Table(box=None, pad_edge=False)
     grid.add_column(kind, style="bold", no_wrap=True)
     grid.add_column("what it does, and its options with their defaults")
@@ -163,7 +165,7 @@ def _inline(found: dict[str, Option]) -> str:
 
 
 def _details(found: dict[str, Option]) -> None:
-    """A line for each option: its flag, default and meaning."""
+    """Print a line per option: its flag, default and meaning."""
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(max_width=29)

@@ -1,4 +1,4 @@
-"""All commands in one program, and what it does with errors."""
+"""The program: all commands, and how it reports errors."""
 
 import os
 import sys
@@ -31,15 +31,15 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _program(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")] = False,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Load your own methods, data, models, tasks, optimizers, schedules and aggregators: a module, or NAME.py "
-            "here. Goes with any command.",
+            help="Load your own methods, data sets, models, tasks, optimizers, schedules or aggregators from a module or from "
+            "NAME.py in this folder; works with every command",
         ),
-    ] = None,  # `main` takes it out wherever it stands; here it is for the help
+    ] = None,  # shown in --help only: `main` removes it from the command line first
 ) -> None:
     pass
 
@@ -56,7 +56,7 @@ app.add_typer(deploy_app, name="deploy")
 
 
 def main() -> None:
-    """Entry point: an error a person can act on is one sentence on stderr, not a traceback."""
+    """Entry point. Errors that a user can fix are printed to stderr as one sentence, without a traceback."""
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         args, named = take_plugins(sys.argv[1:])
@@ -74,7 +74,7 @@ def main() -> None:
 
 @contextmanager
 def _processes() -> Iterator[None]:
-    """Among the processes that torchrun started, of which one speaks; without torchrun, alone."""
+    """Join the processes that torchrun started, of which only the first prints. Without torchrun, do nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -86,7 +86,7 @@ def _processes() -> Iterator[None]:
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    """A warning is a sentence too; those of libraries are for their developers."""
+    """Print our own warnings as one sentence, and hide those of libraries."""
     if category is UserWarning and not console.quiet:
         print(f"note: {message}", file=sys.stderr)
 

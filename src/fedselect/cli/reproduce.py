@@ -1,4 +1,4 @@
-"""fedselect reproduce."""
+"""fedselect reproduce: rerun the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -21,38 +21,45 @@ def reproduce(
     target: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou, or all of "
-            "these; of ours: plain, beyond, readings, little, stem, long, own, shifts, shifts-digits, natural."
+            help="From the paper: table1, table2, table3, p-alpha, alpha, data-size, fig-convergence, fig-data-size, fig-iou, "
+            "or all; our own: plain, beyond, readings, little, stem, long, own, shifts, shifts-digits, natural"
         ),
     ],
     *,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Data sets with commas between; also pacs (in officehome's place) and digits. (default: the paper's)"
+            help="Data sets, separated by commas; also pacs (instead of officehome) and digits (default: the paper's)"
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds with commas between. (default: the target's; 0,1,2)")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these methods' rows, with commas between.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, separated by commas (default: those of the target, usually 0,1,2)")
+    ] = None,
+    methods: Annotated[str | None, typer.Option(help="Only the rows of these methods, separated by commas")] = None,
     rates_: Annotated[
-        str, typer.Option("--rates", help="tuned (on held-out training data, over the paper's grid), or paper (as published).")
+        str,
+        typer.Option(
+            "--rates", help="Learning rates: tuned (on held-out training data, over the paper's grid) or paper (as published)"
+        ),
     ] = "tuned",
     scale: Annotated[
-        float, typer.Option(help="Shrink rounds, images and clients to this fraction; not comparable then.")
+        float, typer.Option(help="Shrink rounds, images and clients to this fraction; results are then not comparable")
     ] = 1.0,
-    rounds: Annotated[int | None, typer.Option(help="So many rounds instead of the paper's; not comparable then.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and results go; several processes may share it.")] = Path(
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds, instead of the paper's; results are then not comparable")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and results; several processes may share it")] = Path(
         "runs/reproduce"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of matrix products: auto, float32, or on a GPU tf32 or bf16.")] = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")] = False,
-    there: Annotated[
-        bool, typer.Option("--there", help="Run nothing: of the table, the rows whose runs are all there.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Precision of matrix multiplication: auto, float32, or on a GPU tf32 or bf16")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would run; run nothing")] = False,
+    there: Annotated[bool, typer.Option("--there", help="Show completed rows only; run nothing")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result")] = False,
 ) -> None:
-    """Run the paper's tables and figures, as far as they are missing, and print our numbers beside the paper's."""
+    """Run whatever is missing of the paper's tables and figures, and print our numbers beside the paper's."""
     from fedselect.paper.make import Reproduction, gather, run, with_data
     from fedselect.paper.plan import How
     from fedselect.paper.progress import overall
@@ -61,20 +68,18 @@ def reproduce(
     from fedselect.simulate import ranks
 
     if ranks.world() > 1:
-        raise InputError("reproduce runs in one process; to share the work, start it several times on one --out.")
+        raise InputError("reproduce cannot run under torchrun; to share the work, start it several times with the same --out.")
     if rates_ not in ("paper", "tuned"):
-        raise InputError(f"rates is paper or tuned, not {rates_!r}.")
+        raise InputError(f"--rates must be paper or tuned, not {rates_!r}.")
     chosen: Any = rates_
     how = How(tuple(numbers(seeds)) if seeds is not None else None, scale, rounds, chosen, device, precision)
     asked = words(columns) if columns is not None else None
     if asked == []:
-        raise InputError("name at least one column, or leave --columns out.")
+        raise InputError("--columns names no data set; name at least one, or remove the option.")
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; runs and results go into a folder.")
+        raise InputError(f"{out} is a file; choose a folder as --out.")
     if any((out / file).exists() for file in ("config.json", "compare.json")):
-        raise InputError(
-            f"{out} is a run or a comparison; runs and results go into a folder of their own: choose another --out."
-        )
+        raise InputError(f"{out} is already a run or a comparison; choose another folder as --out.")
     found = choose(targets(target), asked, words(methods) if methods is not None else None)
     work = Reproduction(with_data(found, how, asked is not None), how, out)
     if dry_run:
@@ -93,7 +98,7 @@ def _show(work: Reproduction, target: Target, found: list[Any], made: list[Path]
     from fedselect.paper import write
 
     if not found:
-        say(f"{target.name}: no row has all its runs yet; without --there, what is missing is run.")
+        say(f"{target.name}: no row is complete yet; run the command without --there to run what is missing.")
         return
     for block in found:
         console.print(write.render(target, block, work.how))
@@ -103,7 +108,7 @@ def _show(work: Reproduction, target: Target, found: list[Any], made: list[Path]
 
 
 def _list(work: Reproduction) -> None:
-    """How many runs and rounds there are, and how many of them are there already."""
+    """Print how many runs and rounds each target needs, and how many are complete."""
     from fedselect.paper.make import Reproduction, rates
     from fedselect.runs.rundir import done
 
@@ -116,11 +121,11 @@ def _list(work: Reproduction) -> None:
         fresh = {place: config for place, config in runs.items() if place not in seen}
         left = [config for place, config in fresh.items() if not done(place)]
         if runs:
-            rest = f"{len(runs) - len(fresh)} of them listed above, " if len(fresh) < len(runs) else ""
+            rest = f"{len(runs) - len(fresh)} listed above, " if len(fresh) < len(runs) else ""
             there = len(fresh) - len(left)
-            say(f"{name:<16} {len(runs):>5} runs, {rest}{there} there, {sum(c.rounds for c in left)} rounds to run")
+            say(f"{name:<16} {len(runs):>5} runs, {rest}{there} complete, {sum(c.rounds for c in left)} rounds to run")
         seen |= fresh
     left = [config for place, config in seen.items() if not done(place)]
-    say(f"{'in all':<16} {len(seen):>5} runs, {len(seen) - len(left)} there, {sum(c.rounds for c in left)} rounds to run")
+    say(f"{'total':<16} {len(seen):>5} runs, {len(seen) - len(left)} complete, {sum(c.rounds for c in left)} rounds to run")
     if work.how.mark:
         say(work.how.mark)

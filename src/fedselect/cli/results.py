@@ -1,4 +1,4 @@
-"""Commands about runs that were made: report, export, predict."""
+"""Commands that use the results of runs: report, export, predict."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,15 +15,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def report_(
-    places: Annotated[list[Path], typer.Argument(help="Run directories, or those of comparisons.", metavar="DIR...")],
+    places: Annotated[list[Path], typer.Argument(help="Directories of runs or comparisons", metavar="DIR...")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the page. (default: DIR/report.html; of several, ./report.html)")
+        Path | None, typer.Option(help="The page to write (default: DIR/report.html; for several directories ./report.html)")
     ] = None,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Also write figures (PDF, PNG) and tables (LaTeX, CSV) into figures/ beside it.")
+        bool, typer.Option("--figures", help="Also write figures (PDF, PNG) and tables (LaTeX, CSV) to figures/ beside it")
     ] = False,
 ) -> None:
-    """Write report.html: one page with every figure and table, that opens without a network."""
+    """Write report.html: one page with every figure and table, which opens offline."""
     from fedselect.report import write_report
     from fedselect.report.figures import write_figures
 
@@ -35,18 +35,18 @@ def report_(
 
 
 def export_(
-    run: Annotated[Path, typer.Argument(help="The directory of one run.")],
-    client: Annotated[int, typer.Option(help="Whose model, by number.")],
-    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx.")] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="The file. (default: in the run directory)")] = None,
+    run: Annotated[Path, typer.Argument(help="The directory of one run")],
+    client: Annotated[int, typer.Option(help="Number of the client whose model to export")],
+    form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: in the run directory)")] = None,
 ) -> None:
-    """Write one client's personalised model to a file, and print how to load it."""
+    """Write one client's personalized model to a file, and print how to load it."""
     from fedselect.runs import tables
     from fedselect.runs.export import card_file, export
 
     made = export(run, client, form, out)
     unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
-    recorded = f" (the run: {made.headline.said(made.said)})" if made.said is not None else ""
+    recorded = f" (recorded in the run: {made.headline.said(made.said)})" if made.said is not None else ""
     own = f"client {client}'s {tables.DATA[made.score]} data"
     say(f"wrote {made.path}{unfinished}: {made.headline.name} {made.headline.said(made.value)} on {own}{recorded}")
     say(f"\n{made.snippet}")
@@ -54,12 +54,12 @@ def export_(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A file of `export` or `deploy export`: safetensors, pt2 or onnx.")],
-    file: Annotated[Path, typer.Argument(help="A table, arrays (.npy, .npz), a picture, or a folder of pictures.")],
-    out: Annotated[Path | None, typer.Option(help="Write CSV there. (default: to the terminal)")] = None,
-    proba: Annotated[bool, typer.Option("--proba", help="Also write how likely each class is.")] = False,
+    model: Annotated[Path, typer.Argument(help="A file written by `export` or `deploy export`: safetensors, pt2 or onnx")],
+    file: Annotated[Path, typer.Argument(help="A table, arrays (.npy, .npz), an image or a folder of images")],
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write (default: print to the terminal)")] = None,
+    proba: Annotated[bool, typer.Option("--proba", help="Also write the probability of each class")] = False,
 ) -> None:
-    """Predict with one exported model: a line of CSV for each sample."""
+    """Predict with an exported model: one line of CSV per sample."""
     from fedselect.serve import given, load_model
 
     served = load_model(model)

@@ -1,4 +1,4 @@
-"""Flags that several commands have: the options of a run, from the fields of `Config`, and who hears of its rounds."""
+"""Flags shared by several commands: the options of a run, taken from the fields of `Config`, and how progress is shown."""
 
 import inspect
 from collections.abc import Callable
@@ -16,21 +16,18 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class Shown:
-    """Who hears of the rounds of a run."""
+    """How the progress of a run is shown."""
 
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False
-    live: Annotated[
-        bool, typer.Option("--watch", help="Show the report in a browser while it trains, on this machine alone.")
-    ] = False
-    port: Annotated[int, typer.Option(help="Port for --watch. (default: a free one)", show_default=False)] = 0
-    track: Annotated[str | None, typer.Option(help="Also write to tensorboard, mlflow or wandb.")] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result")] = False
+    live: Annotated[bool, typer.Option("--watch", help="Serve a live report for a browser on this machine")] = False
+    port: Annotated[int, typer.Option(help="Port for --watch (default: a free one)", show_default=False)] = 0
+    track: Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow or wandb")] = None
 
 
 def with_run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
-    """Give a command that takes **given a flag for each of these options of a run; those that are not set are None.
+    """Add a flag for each of these options of a run to a command that takes **given. Flags that are not set are None.
 
-    `defaults`: what the command itself puts in place of some that are not set, for the help. A command that takes
-    `shown: Shown` has its flags, too.
+    `defaults`: defaults of this command to show in the help. A command that takes `shown: Shown` gets its flags, too.
     """
 
     def wrap(command: Command) -> Command:
@@ -63,6 +60,6 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 def _flag(field: "Field[Any]", instead: str | None = None) -> Any:
     kind, default = HINTS[field.name], instead or field.metadata.get("said", field.metadata["default"])
     said = field.metadata["help"] + ("" if default is None or kind is bool else f" (default: {default})")
-    shown = {int: "INTEGER", float: "FLOAT"}.get(kind)  # numbers are checked where files are, too, and in the same words
+    shown = {int: "INTEGER", float: "FLOAT"}.get(kind)  # parsed by Config, so that flags and files give the same errors
     plain = bool if kind is bool else str
     return Annotated[plain | None, typer.Option(f"--{field.name.replace('_', '-')}", help=said, metavar=shown)]

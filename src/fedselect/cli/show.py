@@ -1,4 +1,4 @@
-"""Who has what, before anything is trained: a table and a picture of a partition."""
+"""A partition as a table and as a picture: which client has which data."""
 
 import math
 from collections import Counter
@@ -24,9 +24,9 @@ def table(data: Federation) -> Table:
     grid.add_column("client", no_wrap=True)
     for column in ("train", "val", "test"):
         grid.add_column(column, justify="right", no_wrap=True)
-    grid.add_column("classes in training (samples)" if data.classes else "targets in training, mean ± deviation")
+    grid.add_column("training classes (samples)" if data.classes else "training targets, mean ± standard deviation")
     if any(client.shift for client in data.clients):
-        grid.add_column("how it differs")
+        grid.add_column("shift")
     for i, client in enumerate(data.clients):
         held = _held(data, _counted(client)) if data.classes else _numbers(client.train[1])
         val = len(client.val[1]) if client.val else 0
@@ -36,7 +36,7 @@ def table(data: Federation) -> Table:
 
 
 def columns(data: Federation) -> Table | None:
-    """The columns of a table: what each is, how often training rows lack it, and its values; None where there are none."""
+    """The columns of a table: kind, share of missing values in training rows, and values. None if the data is no table."""
     schemas = [client.schema for client in data.clients]
     if schemas[0] is None:
         return None
@@ -57,7 +57,7 @@ def columns(data: Federation) -> Table | None:
 
 
 def _gaps(column: Column, x: Tensor) -> Tensor:
-    """Which rows of a column's inputs come from a gap."""
+    """Which rows lack a value in this column."""
     if column.kind == "category":
         return x.sum(1) == 0
     return x[:, 1] > 0 if column.gaps else torch.zeros(len(x), dtype=torch.bool)
@@ -74,19 +74,19 @@ def _values(column: Column) -> str:
 
 
 def _numbers(y: Tensor) -> str:
-    """Targets that are numbers, in short."""
+    """Mean and standard deviation of numeric targets."""
     parts = y.double().reshape(len(y), -1)
     return ", ".join(f"{float(v.mean()):.4g} ± {float(v.std(correction=0)):.4g}" for v in parts.T[:6])
 
 
 def _counted(client: ClientData) -> Counter[int]:
-    """How often a client trains on each class; in rows of them, those below 0 are none."""
+    """Training samples per class. Classes below 0 are padding."""
     y = client.train[1]
     return Counter(y[y >= 0].tolist())
 
 
 def _held(data: Federation, counts: Counter[int]) -> str:
-    """A client's classes with their samples; in short where it has as many of every class."""
+    """A client's classes with their number of samples, abbreviated if all are equal."""
     if len(counts) == data.classes > 2 and len(set(counts.values())) == 1:
         return f"all {data.classes} ({counts[0]} each)"
     listed = ", ".join(f"{_name(data, c)} ({counts[c]})" for c in sorted(counts)[:12])
@@ -94,15 +94,15 @@ def _held(data: Federation, counts: Counter[int]) -> str:
 
 
 def picture(data: Federation, path: Path) -> Path:
-    """Training samples by client and class, as a bubble chart with totals."""
+    """Draw training samples by client and class as a bubble chart with totals."""
     if path.suffix not in (".png", ".pdf", ".svg"):
-        raise InputError(f"a picture is a .png, .pdf or .svg file, not {path.name!r}.")
+        raise InputError(f"--out must end in .png, .pdf or .svg, unlike {path.name!r}.")
     if not data.classes:
-        raise InputError("a picture shows who has which classes, and these targets are numbers; leave --out out.")
+        raise InputError("only data with classes can be drawn, and these targets are numbers; remove --out.")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RunError("a picture needs matplotlib; install it with: pip install 'fedselect[report]'") from None
+        raise RunError("drawing needs matplotlib; install it with: pip install 'fedselect[report]'") from None
     clients = len(data.clients)
     counts = [_counted(c) for c in data.clients]
     most = max(max(c.values()) for c in counts)

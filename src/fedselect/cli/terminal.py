@@ -1,4 +1,4 @@
-"""Where the commands print."""
+"""The console that all commands print to."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 def _terminal() -> Console:
-    """Where output goes. In a file or a pipe a table is as wide as it needs to be: nothing is cut to fit eighty columns."""
+    """The console. In a file or a pipe it is wide, so that tables are not cut to eighty columns."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=160 if piped else None)
 
@@ -18,12 +18,12 @@ console = _terminal()
 
 
 def say(text: str) -> None:
-    """A line as it is: neither wrapped nor coloured."""
+    """Print a line as it is, without wrapping or color."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def say_metrics(runs: Sequence[Path], score: str) -> None:
-    """Every metric over clients, where runs have more than one; score: the data that they are of, test or val."""
+    """Print a table of every metric if the runs have more than one. `score`: the data measured on, test or val."""
     from fedselect.runs import metric_tables
 
     if metric_tables.several(runs):

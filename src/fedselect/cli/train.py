@@ -26,31 +26,29 @@ if TYPE_CHECKING:
     from fedselect.simulate.records import Record
 
 _MORE = (
-    "Options of the method, the data, the model, the task, the aggregator and of local training are flags too: "
-    "[bold]--limit 0.5 --clients 8 --width 32 --batch-size 16[/bold]. [bold]fedselect methods NAME[/bold] and "
-    "[bold]fedselect data list[/bold] show them."
+    "Options of the method, data set, model, task, aggregator and local training are flags too: "
+    "[bold]--limit 0.5 --clients 8 --width 32 --batch-size 16[/bold]. List them with [bold]fedselect methods NAME[/bold] and "
+    "[bold]fedselect data list[/bold]."
 )
-_STATUS = " Exit status: 0 where any run came to its end; the table and stderr say which diverged."
+_STATUS = " Exit status: 0 if at least one run finished; the table and stderr name those that diverged."
 
-Method = Annotated[str | None, typer.Option(help="Method. (default: fedselect)", autocompletion=completion.method)]
-DataName = Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)", autocompletion=completion.data)]
+Method = Annotated[str | None, typer.Option(help="Method (default: fedselect)", autocompletion=completion.method)]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set (default: digits)", autocompletion=completion.data)]
 ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model. (default: what suits the data)", autocompletion=completion.model)
+    str | None, typer.Option("--model", help="Model (default: depends on the data)", autocompletion=completion.model)
 ]
-Seeds = Annotated[str | None, typer.Option(help="Seeds with commas between. (default: 0)")]
-Out = Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas (default: 0)")]
+Out = Annotated[Path | None, typer.Option(help="Run directory (default: a new one under runs/)")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run; flags override it.")
+    Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run; flags override it")
 ]
-Overwrite = Annotated[
-    bool, typer.Option(help="Replace an existing run directory; models and figures made from it there go too.")
-]
-Report = Annotated[bool, typer.Option(help="Write report.html beside the runs.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an existing run directory, including models and figures exported to it")]
+Report = Annotated[bool, typer.Option(help="Write report.html beside the runs")]
 
 
 def add_to(app: typer.Typer) -> None:
-    own = " [bold]--fedselect.limit 0.5[/bold] sets one method's alone."
-    grid = "Options with several values make the grid: [bold]--limit 0.1,0.3[/bold]."
+    own = " [bold]--fedselect.limit 0.5[/bold] sets an option of one method only."
+    grid = "Options with several values span the grid: [bold]--limit 0.1,0.3[/bold]."
     app.command(context_settings=EXTRA, epilog=_MORE)(run)
     app.command(context_settings=EXTRA, epilog=_MORE + own + _STATUS)(compare)
     app.command(context_settings=EXTRA, epilog=grid + _STATUS)(sweep)
@@ -94,7 +92,7 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between. (default: all but layers, the ablation)", autocompletion=completion.methods
+            help="Methods, separated by commas (default: all except the ablation layers)", autocompletion=completion.methods
         ),
     ] = None,
     data: DataName = None,
@@ -106,7 +104,7 @@ def compare(
     report: Report = False,
     **given: Any,
 ) -> None:
-    """Train with several methods and seeds, and print one table."""
+    """Compare several methods over several seeds in one table."""
     from fedselect.runs import rundir
     from fedselect.runs.config import read
 
@@ -130,7 +128,7 @@ def sweep(
     report: Report = False,
     **given: Any,
 ) -> None:
-    """Train one method over a grid of settings and seeds; those of the same shapes are batched into one training run."""
+    """Train one method over a grid of settings and seeds. Settings of equal shape train together in one batch."""
     from fedselect.runs import rundir
     from fedselect.runs.config import read
 
@@ -151,10 +149,8 @@ def sweep(
 
 
 @with_run_options()
-def resume(
-    out: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison or a search.")], shown: Shown
-) -> None:
-    """Go on with a run, a comparison or a search that was interrupted, as if it had not been."""
+def resume(out: Annotated[Path, typer.Argument(help="The directory of a run, a comparison or a search")], shown: Shown) -> None:
+    """Resume an interrupted run, comparison or search. The result is the same as without the interruption."""
     from fedselect.runs import rundir, runner
     from fedselect.tuning.trials import is_search
 
@@ -178,16 +174,16 @@ def compared(
     more: dict[str, str],
     **given: Any,
 ) -> dict[str, Config]:
-    """The runs of a comparison by name: those of a file (`where` names it), with what the flags say on top."""
+    """The runs of a comparison, by name: those in a file (`where` names it), overridden by flags."""
     from fedselect.methods import METHODS
 
     raw = dict(raw)
-    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # of the file of one run: a comparison of that run alone
+    own, seed = raw.pop("method", None), raw.pop("seed", 0)  # the file of a single run is a comparison of one
     alone = {own["name"]: {k: v for k, v in own.items() if k != "name"}} if isinstance(own, dict) and "name" in own else {}
     listed = raw.pop("methods", alone)
     own_seeds = raw.pop("seeds", [seed])
     if not isinstance(listed, dict) or not all(isinstance(m, dict) for m in listed.values()) or not isinstance(own_seeds, list):
-        raise InputError(f"{where}: methods is a table of tables and seeds a list.")
+        raise InputError(f"{where}: methods must be a table of tables, and seeds a list.")
     listed = {named(name, METHODS): options for name, options in listed.items()}
     names = _names(methods, listed)
     tasks = dict[str, str]()
@@ -211,15 +207,15 @@ def train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown,
 
 @contextmanager
 def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Watch]:
-    """Everybody who wants to hear of a round: the terminal, a browser, a tracker."""
+    """Set up everything that shows progress: the terminal, a browser, a tracker."""
     from fedselect.report.live import live as serve
     from fedselect.runs.progress import progress
     from fedselect.runs.trackers import tracking
     from fedselect.simulate import ranks
 
     if shown.port and not shown.live:
-        raise InputError("--port is that of the page of --watch; give both, or leave it out.")
-    if ranks.rank() > 0:  # of several processes one speaks
+        raise InputError("--port needs --watch; pass both, or remove --port.")
+    if ranks.rank() > 0:  # only the first process prints
         shown = Shown(quiet=True)
     with ExitStack() as stack:
         told: list[runner.Watch] = []
@@ -243,7 +239,7 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
     if methods is None and listed:
         return list(listed)
     if methods in (None, "all"):
-        return [m for m in METHODS if m != "layers"]  # an ablation, of layers that another network may not have
+        return [m for m in METHODS if m != "layers"]  # an ablation that names layers of one network
     names = list(dict.fromkeys(named(word, METHODS) for word in words(methods or "")))
     for name in names:
         find("method", name, METHODS)
@@ -253,7 +249,7 @@ def _names(methods: str | None, listed: dict[str, Any]) -> list[str]:
 
 
 def _folder(name: str, taken: Container[str]) -> str:
-    """A name for a run directory: what would lead elsewhere, as a path in it does, is left out."""
+    """A safe and unused name for a run directory, without path separators."""
     plain = re.sub(r"[^\w.,=+-]+", "_", name).lstrip(".")
     return next(n for n in (plain, *(f"{plain}-{i}" for i in range(2, 10_000))) if n not in taken)
 
@@ -266,8 +262,8 @@ def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
     ended = keeping.final(history, shown.name)
     assert ended is not None  # the last round is evaluated
     when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
-    when += ", of the model that each client chose" if config.view else ""
-    whose = f"mean over clients, own {tables.DATA[config.score]} data{when}"
+    when += ", each client's chosen model" if config.view else ""
+    whose = f"mean over clients, each on its own {tables.DATA[config.score]} data{when}"
     say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 
 
@@ -282,9 +278,9 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     console.print(tables.render(found, tables.rowless(done)))
     say_metrics(done, found[0].score)
     for run, why in tables.failures(done):
-        say(f"{run} did not come to its end: {why}")
+        say(f"{run} diverged: {why}")
     if failed := [run for run in done if rundir.failure(run)]:
-        say(f"such a run is tried again by its own name, which helps on a GPU at most: fedselect resume {failed[0]}")
+        say(f"to retry a diverged run: fedselect resume {failed[0]} (on a CPU it will diverge again)")
         print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
     if report:
         say(f"wrote {write_report([out])}")

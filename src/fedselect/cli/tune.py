@@ -1,4 +1,4 @@
-"""tune: which method and which settings for this federation."""
+"""The command tune: choose a method and its settings for a federation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fedselect.tuning.outcome import Judge, Row
     from fedselect.tuning.trials import Asked, Found
 
-OWN = ("seed", "score", "cross", "preset", "view")  # options of a run that a search sets itself, or may try several of
+OWN = ("seed", "score", "cross", "preset", "view")  # options of a run that a search sets itself or varies
 _MORE = (
-    "Options with several values are what is tried: [bold]--lr 0.01,0.1 --fedselect.limit 0.1,0.3[/bold]; options with one "
-    "value are the same for all. What is not given is tried over a few values of its own."
+    "An option with several values is searched over: [bold]--lr 0.01,0.1 --fedselect.limit 0.1,0.3[/bold]; an option with "
+    "one value is fixed. For the main options that you do not set, a few usual values are tried."
 )
 
 
@@ -41,33 +41,39 @@ def add_to(app: typer.Typer) -> None:
 def tune(
     ctx: typer.Context,
     *,
-    methods: Annotated[str | None, typer.Option(help=f"Names with commas between. (default: {','.join(space.TRIED)})")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Data set. (default: digits)")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model. (default: what suits the data)")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"Methods, separated by commas (default: {','.join(space.TRIED)})")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Data set (default: digits)")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model (default: depends on the data)")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="A time (10m, 2h) or a number of rounds of all runs together (2000). (default: no limit)"),
+        typer.Option(
+            help="A time such as 10m or 2h, or a total number of rounds over all runs such as 2000 (default: no limit)"
+        ),
     ] = None,
-    for_: Annotated[str, typer.Option("--for", help="mean: the mean over clients; worst: the worst tenth of them.")] = "mean",
-    seeds: Annotated[str, typer.Option(help="Seeds of the trials, with commas between.")] = "0,1,2",
+    for_: Annotated[
+        str, typer.Option("--for", help="What to optimize: the mean over clients, or the worst tenth of clients (worst)")
+    ] = "mean",
+    seeds: Annotated[str, typer.Option(help="Seeds of the trials, separated by commas")] = "0,1,2",
     test_seeds: Annotated[
         str | None,
-        typer.Option(help="Seeds of the look at test data; none: do not look. (default: the three after the last of --seeds)"),
+        typer.Option(help="Seeds of the final test; none skips it (default: the three after the last of --seeds)"),
     ] = None,
     rungs: Annotated[
-        str | None, typer.Option(help="How many settings train to which round, as an earlier search says: 64x3,16x8,4x30.")
+        str | None, typer.Option(help="Settings x round of every rung, as printed by an earlier search: 64x3,16x8,4x30")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory; by default a new one under runs/.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run directory.")] = False,
-    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of the search (default: a new one under runs/)")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file, or the config.json of a run")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run directory")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result")] = False,
     **given: Any,
 ) -> None:
-    """Choose a method and its settings for a federation, on validation data held out of each client's training data.
+    """Choose a method and its settings on validation data, which is held out of each client's training data.
 
-    Settings are trained side by side; after a few rounds the weaker ones are dropped, and the others go on (successive
-    halving). Ends with a ranking, the chosen setting as a file for run --config, and one look at test data.
+    All settings train for a few rounds, then the weaker ones are dropped and the others go on (successive halving). The
+    result is a ranking, the chosen setting as a file for run --config, and its score on test data with fresh seeds.
     """
     from fedselect.runs import rundir
     from fedselect.tuning import trials
@@ -75,9 +81,9 @@ def tune(
     from fedselect.tuning.trials import Asked
 
     if for_ not in ("mean", "worst"):
-        raise InputError(f"--for is mean or worst, not {for_!r}.")
+        raise InputError(f"--for must be mean or worst, not {for_!r}.")
     if rungs is not None and budget is not None:
-        raise InputError("--rungs say how much is trained, and so does --budget; give one of the two.")
+        raise InputError("--rungs and --budget both set how much is trained; pass only one of them.")
     own = numbers(seeds)
     fresh = [max(own) + i for i in (1, 2, 3)] if test_seeds is None else [] if test_seeds == "none" else numbers(test_seeds)
     settings = _settings(ctx, methods, data, model, config, given)
@@ -101,7 +107,7 @@ def resume_tuning(out: Path, quiet: bool) -> None:
 def _settings(
     ctx: typer.Context, methods: str | None, data: str | None, model: str | None, config: Path | None, given: dict[str, Any]
 ) -> dict[str, Config]:
-    """Every setting that is tried, by name."""
+    """The settings to try, by name."""
     from fedselect.methods import METHODS
     from fedselect.runs.config import read
     from fedselect.tuning import trials
@@ -116,7 +122,7 @@ def _settings(
     found: dict[str, Config] = {}
     for method in names:
         mine = {flag: values for flag, values in given_flags.items() if _concerns(flag, method, names)}
-        if "view" not in mine and "best" in given_flags.get("view", []):  # the choice of every client, whatever the method
+        if "view" not in mine and "best" in given_flags.get("view", []):  # an option of the run, not of a method
             mine["view"] = ["best"]
         tried = {**space.values(method, [flag.rpartition(".")[2].replace("-", "_") for flag in mine]), **mine}
         many = [name for name, values in tried.items() if len(values) > 1]
@@ -131,7 +137,7 @@ def _settings(
 
 
 def _concerns(flag: str, method: str, names: list[str]) -> bool:
-    """Whether a flag says something about a method: it is its own, or nobody's here, and then of the data and the like."""
+    """Whether a flag applies to a method: it is an option of the method, or of no method here (then of the data, ...)."""
     from fedselect.methods import METHODS
 
     head, _, option = flag.rpartition(".")
@@ -150,7 +156,7 @@ def _check_one_data(given: dict[str, list[str]], data: str) -> None:
     known = options(find("data", name, DATA))
     for flag, values in given.items():
         if len(values) > 1 and flag.removeprefix("data.").replace("-", "_") in known:
-            raise InputError(f"settings are compared on the same data; give --{flag} one value, not {len(values)}.")
+            raise InputError(f"all settings must train on the same data; give --{flag} one value, not {len(values)}.")
 
 
 def _show(asked: Asked, out: Path, quiet: bool, go: Callable[[Board], Found], report: bool) -> None:
@@ -182,9 +188,9 @@ def _so_far(out: Path) -> tuple[list[Row], Judge]:
 
 
 def _say_rows(rows: list[Row], judge: Judge) -> None:
-    """The ranking: those of the last rung, and the best of the others."""
+    """Print the ranking: all settings of the last rung, then the best of the others."""
     first = judge.measure
-    table = Table(title=f"{judge.said} on own validation data", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"{judge.said} on each client's validation data", title_justify="left", box=SIMPLE_HEAD)
     for column in ("setting", "rounds", first.title, "behind", "MB", "sec"):
         table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
     last = [r for r in rows if r.rounds == rows[0].rounds and r.score is not None]
@@ -192,12 +198,12 @@ def _say_rows(rows: list[Row], judge: Judge) -> None:
     for r in shown:
         score = "diverged" if r.score is None else _with_error(first, r.score, r.error)
         behind = "" if r.behind is None else _with_error(first, r.behind, r.behind_error)
-        near = " chance" if r.chance else ""
+        near = " n.s." if r.chance else ""
         table.add_row(r.name, str(r.rounds), score, behind + near, f"{r.bytes / 1e6:.2f}", f"{r.seconds:.1f}")
     rest = len(rows) - len(shown)
     table.caption = (
-        "±: standard error over seeds; behind: the first, paired by seed and client; chance: within two standard errors; "
-        "MB and sec: a whole run, as these went" + (f"; {rest} more that were dropped are in outcome.json" if rest else "")
+        "±: standard error over seeds; behind: difference to the first row, paired by seed and client; n.s.: not significant "
+        "(within two standard errors); MB and sec: for a full run" + (f"; outcome.json lists {rest} more" if rest else "")
     )
     table.caption_justify = "left"
     console.print(table)
@@ -213,17 +219,17 @@ def _say_choice(found: Found, out: Path) -> None:
 
     first, test = found.judge.measure, found.test
     near = [r.name for r in found.rows if r.chance]
-    say(f"chosen: {found.chosen}" + (f"; within chance of it: {', '.join(near)}" if near else ""))
+    say(f"chosen: {found.chosen}" + (f"; not significantly worse: {', '.join(near)}" if near else ""))
     say(f"  fedselect run --config {out / 'chosen.json'} --out DIR")
     if test is None:
-        say("test data was not looked at")
+        say("test data was not used")
     else:
         seeds = ", ".join(map(str, test["seeds"]))
         value = _with_error(first, statistics.fmean(test["values"]), standard_error(test["values"]))
         say(
-            f"one look at test data, fresh seeds {seeds}: {first.title} {value} (mean over clients, ± standard error over "
+            f"on test data, fresh seeds {seeds}: {first.title} {value} (mean over clients, ± standard error over "
             f"seeds), worst tenth {first.show(statistics.fmean(test['worst_tenth']))}"
         )
     schedule = found.progress.schedule
     if schedule:
-        say(f"the same search again, whatever the clock says: --rungs {halving.spell(schedule)}")
+        say(f"to repeat this search independently of the machine's speed: --rungs {halving.spell(schedule)}")

@@ -1,1 +1,1 @@
-"""Where clients differ: a few rounds of sharing everything, then a table, a picture and sentences."""
+"""Diagnose how clients differ: train one shared model for a few rounds, then report a table, a picture and sentences."""

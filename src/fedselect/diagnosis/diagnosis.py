@@ -1,4 +1,4 @@
-"""Diagnosis: what a window of sharing everything says about how clients differ."""
+"""Diagnosis: how clients differ, measured over a few rounds in which all parameters are shared."""
 
 import math
 import statistics
@@ -24,15 +24,15 @@ from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack
 from fedselect.training.settings import Training
 
-MOST = 10  # columns of a table before the body's are put together
-FEW = 100  # training samples a client, below which differences drown in chance
-SAME = 0.9  # of the first round's loss: so little was learned that pulls are mostly noise
+MOST = 10  # columns of a table, above which layers of the body are combined
+FEW = 100  # training samples per client, below which differences may go unnoticed
+SAME = 0.9  # ratio of last to first loss above which pulls are mostly noise
 CANNOT = (
-    "What this cannot tell: {rounds} rounds are few, and small tensors noisy. Clients that differ pull the shared model, and "
-    "the others then disagree with it, too. Persistence does not tell one group from another, for they meet in the middle: "
-    "groups are found by what classes look like to the untrained network, and clients of one group may still differ in other "
-    "ways. None of it says that a head of their own, or another part kept personal, will pay. Statistics of BatchNorm stay "
-    "with the client and absorb differences such as a camera's."
+    "Limits: {rounds} rounds are few, and small tensors are noisy. Clients that differ pull the shared model away, so that "
+    "the other clients disagree with it as well. Persistence does not distinguish groups, since the shared model lies between "
+    "them; groups are found by how the untrained network sees the classes, and clients of a group may still differ in other "
+    "ways. A difference does not mean that a head per group or other personal parameters will help. BatchNorm statistics stay "
+    "on the client and absorb some differences, such as those between cameras."
 )
 
 
@@ -41,16 +41,16 @@ class Diagnosis:
     """Persistence by client and tensor, and what it means. Print it, or use `table`, `sentences` and `figure()`."""
 
     clients: list[str]
-    samples: list[int]  # to train on, by client
-    persistence: dict[str, list[float | None]]  # by tensor, in the model's order; None: not tested
-    roles: dict[str, str]  # of the tensors: "body weights", "head vector"
-    share: list[float]  # of its parameters that FedPersist would keep, by client
-    losses: list[float]  # of training, round by round
-    groups: list[int]  # who would share a head: by client, the first member of its group
+    samples: list[int]  # training samples, by client
+    persistence: dict[str, list[float | None]]  # by tensor and client, in the model's order; None: not tested
+    roles: dict[str, str]  # by tensor: "body weights", "head vector", ...
+    share: list[float]  # share of parameters that FedPersist would make personal, by client
+    losses: list[float]  # training loss, by round
+    groups: list[int]  # groups of clients that would share a head: by client, the first member of its group
 
     @property
     def rounds(self) -> int:
-        """Rounds of sharing everything."""
+        """Rounds in which all parameters were shared."""
         return len(self.losses)
 
     @cached_property
@@ -60,12 +60,12 @@ class Diagnosis:
 
     @property
     def sentences(self) -> list[str]:
-        """For each kind of difference the clients that have it."""
+        """One sentence per kind of difference, with the clients that have it."""
         return words.sentences(self.kinds, words.short(self.clients))
 
     @property
     def table(self) -> dict[str, list[float | None]]:
-        """Columns of numbers by client: the tensors; of a deep model's body, the most persistent of each part."""
+        """Persistence by tensor and client. In a deep model, body tensors are combined by part (maximum)."""
         if len(self.persistence) <= MOST:
             return self.persistence
         parts: dict[str, list[str]] = {}
@@ -78,45 +78,46 @@ class Diagnosis:
 
     @property
     def heads(self) -> str:
-        """Who would share a head in FedAlike."""
+        """The groups that would share a head in FedAlike."""
         count = len(set(self.groups))
         if count == 1:
-            return "FedAlike would share one head among all clients."
+            return "FedAlike would use one head for all clients."
         if count == len(self.groups):
-            return "FedAlike would give every client a head of its own."
+            return "FedAlike would use a separate head for every client."
         said = " ".join(words.together(self.groups, words.short(self.clients)))
-        return f"FedAlike would give {count} groups a head each. {said}"
+        return f"FedAlike would use {count} heads, one per group. {said}"
 
     @property
     def keeps(self) -> str:
-        """What FedPersist would keep personal."""
+        """What FedPersist would make personal."""
         own = [s for s in self.share if s]
         if not own:
-            return "FedPersist would keep nothing personal."
+            return "FedPersist would make no parameters personal."
         who = "every client" if len(own) == len(self.share) else f"{len(own)} of {len(self.share)} clients"
-        return f"FedPersist would keep {_percent(statistics.fmean(own))} of the parameters personal in {who}."
+        return f"FedPersist would make {_percent(statistics.fmean(own))} of the parameters personal in {who}."
 
     @property
     def methods(self) -> list[str]:
-        """What to begin with: one shared model, fine-tuned; and where there are groups, FedAlike beside it."""
+        """Methods to try first: a fine-tuned shared model, and FedAlike if there are groups."""
         return ["fedalike", "fedavg+ft"] if self._apart else ["fedavg+ft"]
 
     @property
     def advice(self) -> str:
-        """Why to begin with these methods."""
+        """Why to try these methods first."""
         if self._apart:
-            why = "that groups differ does not say that a head each pays"
-            return f"Begin with fedalike, and compare it with fedavg+ft: {why}."
-        return "Begin with fedavg+ft: one shared model, fine-tuned by each client."
+            why = "groups that differ do not always benefit from separate heads"
+            return f"Try fedalike first, and compare it with fedavg+ft: {why}."
+        return "Try fedavg+ft first: one shared model, fine-tuned by each client."
 
     @property
     def limits(self) -> str:
-        """What the numbers cannot tell."""
+        """The limits of the diagnosis."""
         first, last = self.losses[0], self.losses[-1]
         doubts = [
-            f"The loss hardly fell ({first:.2f} to {last:.2f}), so these numbers say little; try more --rounds."
+            f"The loss hardly fell ({first:.2f} to {last:.2f}), so these numbers mean little; try more --rounds."
             if last > SAME * first else "",
-            f"With {statistics.median(self.samples):.0f} samples a client, differences may go unnoticed." if self._few else "",
+            f"With {statistics.median(self.samples):.0f} samples per client, differences may go unnoticed."
+            if self._few else "",
         ]  # fmt: skip
         return " ".join([*filter(None, doubts), CANNOT.format(rounds=self.rounds)])
 
@@ -141,7 +142,7 @@ class Diagnosis:
         return heat.figure(self.persistence, self.clients)
 
     def save(self, path: str | Path) -> Path:
-        """The heat map as a file: .png, .pdf or .svg."""
+        """Save the heat map as .png, .pdf or .svg."""
         return heat.save(self.figure, Path(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -205,7 +206,7 @@ def check_rounds(rounds: int) -> None:
 
 
 def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], None] | None = None) -> Diagnosis:
-    """Take a simulation of FedPersist through its window, and the round after it, in which clients look back."""
+    """Run a simulation of FedPersist through its window and one more round, in which clients measure persistence."""
     simulation.model.need_head("a diagnosis")
     if ranks.world() > 1:
         raise InputError("a diagnosis runs in one process; start it without torchrun.")
@@ -232,24 +233,24 @@ def observe(simulation: Simulation, rounds: int, on_round: Callable[[Record], No
 
 
 def sharing(simulation: Simulation) -> list[int]:
-    """Whose classes look alike: by client, the first member of its group."""
+    """Groups of clients whose classes look alike: by client, the first member of its group."""
     found = profiles(Stack([simulation]).work(torch.arange(simulation.clients), 0))
     return [int(group) for group in alike(found["first"], found["second"], found["has"])]
 
 
 def roles(simulation: Simulation) -> dict[str, str]:
-    """Where each tensor is, and what."""
+    """The role of each tensor: body or head, weights or vector."""
     model, initial = simulation.model, simulation.initial
     return words.roles({n: initial[n].ndim for n in model.params}, [n for n in model.params if model.is_head(n)])
 
 
 def plain(persistence: Tree) -> dict[str, list[float | None]]:
-    """As files hold it."""
+    """Persistence as plain lists, for files."""
     return {n: [None if math.isnan(x) else round(x, 4) for x in v.tolist()] for n, v in persistence.items()}
 
 
 def kinds(persistence: Mapping[str, list[float | None]], roles: Mapping[str, str]) -> list[words.Kind]:
-    """How each client differs, of numbers by tensor and client."""
+    """How each client differs, from persistence by tensor and client."""
     clients = [dict(zip(persistence, row, strict=True)) for row in zip(*persistence.values(), strict=True)]
     return words.kinds([None if None in row.values() else words.profile(row, roles) for row in clients])
 

@@ -7,15 +7,15 @@ from typing import Any
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk
 
-NUMBERS = 240  # cells that have their number written in
+NUMBERS = 240  # number of cells up to which values are printed in them
 
 
 def figure(persistence: Mapping[str, Sequence[float | None]], clients: Sequence[str]) -> Any:
-    """Clients down, tensors across, from the input on the left to the head."""
+    """Draw clients as rows and tensors as columns, from the input on the left to the head."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RunError("a picture needs matplotlib; install it with: pip install 'fedselect[report]'") from None
+        raise RunError("drawing needs matplotlib; install it with: pip install 'fedselect[report]'") from None
     names, count = list(persistence), len(clients)
     z = [[persistence[n][i] for n in names] for i in range(count)]
     written = count * len(names) <= NUMBERS
@@ -42,7 +42,7 @@ def figure(persistence: Mapping[str, Sequence[float | None]], clients: Sequence[
 
 def save(draw: Callable[[], Any], path: Path) -> Path:
     if path.suffix not in (".png", ".pdf", ".svg"):
-        raise InputError(f"a picture is a .png, .pdf or .svg file, not {path.name!r}.")
+        raise InputError(f"the file must end in .png, .pdf or .svg, unlike {path.name!r}.")
     made = draw()
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)

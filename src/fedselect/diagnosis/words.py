@@ -1,7 +1,7 @@
-"""From persistence to words: how each client differs, and sentences that say so.
+"""From persistence to words: how each client differs, as sentences.
 
-The rules come from runs in which the difference was known (docs/diagnose.md). They look at weights, which have many entries and
-little noise, and of vectors at the head's bias alone: it is where the balance of classes shows.
+The rules come from runs with a known difference (docs/diagnose.md). They use weights, which have many entries and thus little
+noise. The only vector they use is the bias of the head, where the balance of classes shows.
 """
 
 import statistics
@@ -12,37 +12,37 @@ from typing import Literal
 from fedselect.methods.groups import members
 
 Kind = Literal["classes", "meaning", "inputs", "either", "none", "unknown"]
-CLASSES = 0.3  # of the head's weights and of its bias: both reach it where classes come in other numbers
-QUIET = 0.1  # of weights: most clients that are alike stay below it
-MORE = 1.5  # times as persistent as another part of the model: it stands out
+CLASSES = 0.3  # persistence that both weights and bias of the head reach if the balance of classes differs
+QUIET = 0.1  # persistence of weights below which most clients without a difference stay
+MORE = 1.5  # ratio of persistence at which one part of the model stands out
 
 SAID: dict[Kind, str] = {
-    "classes": "other classes than the rest, or in other numbers (head and its bias)",
-    "meaning": "labels mean something else (head more than first layers)",
-    "inputs": "inputs look different (first layers more than head)",
-    "either": "labels or inputs mean something else (all layers: this model does not tell which)",
-    "none": "nothing that sharing does not handle",
+    "classes": "different classes or class frequencies (persistent in the head and its bias)",
+    "meaning": "labels have a different meaning (more persistent in the head than in the first layers)",
+    "inputs": "inputs look different (more persistent in the first layers than in the head)",
+    "either": "labels or inputs differ (persistent in all layers, so this model cannot tell which)",
+    "none": "no difference that a shared model cannot handle",
     "unknown": "not tested yet",
 }
-"""What is said of each kind, in the order in which it is said."""
+"""The description of each kind, in order of output."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the rules look at of one client."""
+    """The numbers of one client that the rules use."""
 
-    first: float | None  # mean over the weights in the first half of the body; None where all is head
-    head: float  # weights of the head
-    bias: float | None  # of the head, where it has one
+    first: float | None  # mean over the weights in the first half of the body; None without a body
+    head: float  # mean over the weights of the head
+    bias: float | None  # bias of the head, if it has one
 
 
 def roles(sizes: Mapping[str, int], head: Sequence[str]) -> dict[str, str]:
-    """Of each tensor, given its number of axes, where it is and what: "body weights", "head vector"."""
+    """The role of each tensor, given its number of axes: "body weights", "head vector", ..."""
     return {n: f"{'head' if n in head else 'body'} {'weights' if axes > 1 else 'vector'}" for n, axes in sizes.items()}
 
 
 def profile(persistence: Mapping[str, float], roles: Mapping[str, str]) -> Profile:
-    """Persistence by tensor, in the model's order, as what the rules look at."""
+    """The profile of a client, from persistence by tensor in the model's order."""
 
     def of(role: str) -> list[float]:
         return [persistence[n] for n, r in roles.items() if r == role]
@@ -73,17 +73,17 @@ def kinds(profiles: Sequence[Profile | None]) -> list[Kind]:
 
 
 def sentences(found: Sequence[Kind], names: Sequence[str]) -> list[str]:
-    """A sentence for each kind that there is, with the clients it is true of."""
+    """One sentence per kind that occurs, with its clients."""
     out = []
     for each, said in SAID.items():
         who = [name for name, k in zip(names, found, strict=True) if k == each]
         if who:
-            out.append(f"{'Everybody' if len(who) == len(names) else listed(who)}: {said}.")
+            out.append(f"{'All clients' if len(who) == len(names) else listed(who)}: {said}.")
     return out
 
 
 def together(groups: Sequence[int | None], names: Sequence[str]) -> list[str]:
-    """Who shares a head with whom."""
+    """Sentences about which clients share a head."""
     found = members(groups)
     if len(found) == 1 and None not in groups:
         return ["All clients share one head."]
@@ -100,7 +100,7 @@ def together(groups: Sequence[int | None], names: Sequence[str]) -> list[str]:
 
 
 def short(names: Sequence[str]) -> list[str]:
-    """Names of clients; a number where a name begins with it, as in "4 camera"."""
+    """Client names, shortened to their number if they start with it, as "4 camera" does."""
     return [str(i) if name.split(" ")[0] == str(i) else name for i, name in enumerate(names)]
 
 

@@ -1,1 +1,1 @@
-"""The paper as a command: its tables and figures from runs that are made where they are missing, beside its numbers."""
+"""Reproduce the paper's tables and figures: run what is missing, and show our numbers beside the paper's."""

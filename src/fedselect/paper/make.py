@@ -1,4 +1,4 @@
-"""Make targets: tune what is to be tuned, run what is missing, and gather the numbers."""
+"""Build targets: tune rates, run what is missing, and collect the numbers."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from fedselect.runs.rundir import done
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What is to be done for some targets, in a folder."""
+    """The work for some targets, in a folder."""
 
     targets: Sequence[Target]
     how: How
@@ -41,7 +41,7 @@ class Reproduction:
         return self._places(cell.config for target in self.targets for cell in cells(target, self.how, rates))
 
     def judged(self) -> dict[tune.Key, dict[str, Any]]:
-        """What tuning chose, of what is tuned."""
+        """The choices of tuning so far."""
         return tune.judged(self.keys, self.how, self.cells)
 
     def _places(self, configs: Iterable[Config]) -> dict[Path, Config]:
@@ -53,10 +53,10 @@ def rates(found: dict[tune.Key, dict[str, Any]]) -> Rates:
 
 
 def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
-    """The targets on data that is there. What was asked for by name must be; of the rest we say that it is left out."""
+    """The targets, without data sets that are not available. A data set that was `asked` for must be available."""
     missing: dict[str, str] = {}
     for target in targets:
-        how.on(target)  # seeds that cannot be used show before anything is read
+        how.on(target)  # raises for invalid seeds before any data is read
     for name in dict.fromkeys(c for t in targets for c in t.on):
         try:
             configure(read_column(name), Row("", "local"), Setting(), 0, how, tuned={}).make_data()
@@ -68,12 +68,12 @@ def with_data(targets: Sequence[Target], how: How, asked: bool) -> list[Target]:
     if not any(t.on for t in left):
         raise DataError(f"there is no data for {', '.join(t.name for t in targets)}: {next(iter(missing.values()))}")
     for name, why in missing.items():
-        warnings.warn(f"the column {name} is left out: {why}", stacklevel=2)
+        warnings.warn(f"the data set {name} is skipped: {why}", stacklevel=2)
     return [t for t in left if t.on]
 
 
 def run(work: Reproduction, stop: Callable[[], bool], told: Overall) -> dict[tune.Key, dict[str, Any]]:
-    """Everything that is missing; returns what was tuned."""
+    """Run everything that is missing, and return the tuned rates."""
     tuning, later = work.tuning(), work.reported(rates(work.judged()))
     _expect(told, tuning, later)
     shared.finish(tuning, stop, told)
@@ -87,7 +87,7 @@ def run(work: Reproduction, stop: Callable[[], bool], told: Overall) -> dict[tun
 
 
 def gather(work: Reproduction, target: Target, found: dict[tune.Key, dict[str, Any]]) -> tuple[list[Block], list[Path]]:
-    """A target's numbers, and the files they are written to."""
+    """The numbers of a target, and the files they were written to."""
     how = work.how.on(target)
     columns = blocks(target, how, rates(found), work.cells)
     if not columns:

@@ -1,7 +1,7 @@
-"""The figures that the FedSelect paper (CVPR 2024) publishes, in percent, as they are printed.
+"""The numbers that the FedSelect paper (CVPR 2024) publishes, in percent, as printed.
 
-Rows and columns bear the names of the protocol files in reproduce/protocol/. Figures have no numbers in the paper, except
-that the one over data sizes draws what "data-size" lists.
+Rows and columns are named as in the protocol files in protocol/. The paper's figures have no numbers, except that the one
+over data sizes draws those of "data-size".
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ SETS = ("cifar10", "cifar10c", "miniimagenet", "officehome")
 
 @dataclass(frozen=True)
 class Published:
-    """One table of the paper. Columns are data sets, or settings on the one data set that `on` names."""
+    """One table of the paper. Columns are data sets, or settings on the data set named by `on`."""
 
     where: str
     columns: tuple[str, ...]
@@ -19,7 +19,7 @@ class Published:
     on: str | None = None
 
     def value(self, row: str, data: str, setting: str | None = None) -> float | None:
-        """What the paper has in a cell; None where it has nothing."""
+        """The paper's number in a cell, or None."""
         column = data if self.on is None else setting if data == self.on else None
         if row not in self.rows or column not in self.columns:
             return None

@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: means over seeds, differences, ranks, and whether FedSelect's lead is more than chance."""
+"""Our numbers beside the paper's: means over seeds, differences, ranks, and whether FedSelect's lead is significant."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ TEST = "Wilcoxon signed-rank, two-sided, paired over clients and seeds, not corr
 
 @dataclass(frozen=True)
 class Compared:
-    """The reference row less this one, client by client."""
+    """The reference row minus this row, client by client."""
 
     pairs: int
     gain: float  # mean difference in points
@@ -29,24 +29,24 @@ class Compared:
 
 @dataclass(frozen=True)
 class Seed:
-    """One run, as far as a table needs it. Accuracies in percent."""
+    """The results of one run that a table needs. Accuracies are in percent."""
 
     seed: int
-    accuracy: float  # of the last round, mean over clients
-    tail: float  # mean over the last quarter of the rounds: one round alone is noisy
+    accuracy: float  # in the last round, mean over clients
+    tail: float  # mean over the last quarter of the rounds, since a single round is noisy
     clients: tuple[float | None, ...]
     _: KW_ONLY
-    share: float = 0.0  # of the parameters, that is personal
-    share_live: float | None = None  # of those parameters that an output depends on
-    bytes_up: float = 0.0  # a round, all clients together
+    share: float = 0.0  # personal share of the parameters
+    share_live: float | None = None  # personal share of the parameters that affect an output
+    bytes_up: float = 0.0  # per round, over all clients
     bytes_down: float = 0.0
     seconds: float = 0.0
-    rounds: tuple[int, ...] = ()  # the evaluated ones
-    curve: tuple[float, ...] = ()  # the accuracy in them
+    rounds: tuple[int, ...] = ()  # evaluated rounds
+    curve: tuple[float, ...] = ()  # accuracy in these rounds
     date: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
-    local: float | None = None  # the accuracy of models as local training leaves them, whatever the method reports
-    merged: float | None = None  # of these merged with the aggregate
+    local: float | None = None  # accuracy of local models, whatever the method reports
+    merged: float | None = None  # accuracy of merged models
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Entry:
     """A cell of a table: all seeds of one row in one column."""
 
     row: str
-    seeds: tuple[Seed, ...]  # those that came to their end
-    config: dict[str, Any] = field(default_factory=dict)  # of the first seed; files by name
+    seeds: tuple[Seed, ...]  # finished seeds
+    config: dict[str, Any] = field(default_factory=dict)  # of the first seed, with file names instead of paths
     _: KW_ONLY
     runs: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()  # why, for each seed that did not come to its end
+    failed: tuple[str, ...] = ()  # reasons, one per diverged seed
     paper: float | None = None
     paper_rank: int | None = None
     rank: int | None = None
@@ -104,30 +104,30 @@ class Block:
 
     @property
     def weights(self) -> str | None:
-        """The name of the file that models start from."""
+        """The name of the weights file that models start from."""
         name: str | None = self.entries[0].config["model"].get("weights")
         return name
 
 
 def blocks(target: Target, how: How, tuned: Rates, folder: Path) -> list[Block]:
-    """What there is of a target, column by column: the rows of which every seed has ended."""
+    """The completed rows of a target, by column: those whose seeds have all ended."""
     found: dict[tuple[str, str | None], dict[str, list[Cell]]] = {}
     wait = how.on(target).rates == "tuned"
     for cell in cells(target, how, tuned):
         if wait and (cell.column, cell.row.tuned_as) not in tuned:
-            continue  # its rates are not known yet; until then it has those of the paper
+            continue  # its rates are not tuned yet
         found.setdefault((cell.column, cell.setting.name), {}).setdefault(cell.row.name, []).append(cell)
     there = {key: [e for own in rows.values() if (e := _entry(target, own, folder)).ended] for key, rows in found.items()}
     return [Block(*key, tuple(_ranked(target, entries))) for key, entries in there.items() if entries]
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, int]:
-    """1 for the largest; equal ones, but for rounding, share the better rank."""
+    """Rank 1 is the largest. Values equal up to rounding share the better rank."""
     return {name: 1 + sum(other > value + 1e-9 for other in values.values()) for name, value in values.items()}
 
 
 def compare(ours: Entry, other: Entry) -> Compared | None:
-    """Wilcoxon's signed-rank test of the differences between two rows, a pair for each client and seed both have."""
+    """Wilcoxon's signed-rank test between two rows, with one pair per client and seed that both have."""
     from scipy.stats import wilcoxon
 
     own = {s.seed: s.clients for s in ours.seeds}
@@ -146,11 +146,11 @@ def compare(ours: Entry, other: Entry) -> Compared | None:
 
 
 ROUNDING = 2.5e-4
-"""How far apart two equal differences may lie, in points: accuracies are kept to six digits, so each is off by up to 1e-4."""
+"""Tolerance in points for equal differences: accuracies are rounded to six digits, so each is off by up to 1e-4."""
 
 
 def _tied(off: Sequence[float]) -> list[float]:
-    """The differences, those that are equal but for rounding made equal in size: the test ranks them."""
+    """The differences, made exactly equal in size if equal up to rounding, since the test ranks them."""
     sizes = sorted({abs(d) for d in off})
     first: dict[float, float] = {}
     for size, before in zip(sizes, [0.0, *sizes], strict=False):
@@ -168,16 +168,16 @@ def _entry(target: Target, own: Sequence[Cell], folder: Path) -> Entry:
         tuple(_seed(seed, p) for seed, p in places.items() if finished(p)),
         {**config, "data": named(config["data"]), "model": named(config["model"])},
         runs=tuple(p.name for p in places.values()),
-        failed=tuple(read_json(f, "it should say why a run failed.")["why"] for f in failed),
+        failed=tuple(read_json(f, "it must contain why a run failed.")["why"] for f in failed),
         paper=published.value(one.row.name, one.column, one.setting.name) if published else None,
     )
 
 
 def read_summary(place: Path) -> dict[str, Any]:
-    """The outcome of a run of the protocol: shares of samples, of which more is better. Others are refused."""
+    """The summary of a run of the protocol, whose headline must be accuracy."""
     if (first := headline(place).name) != ACCURACY.name:
-        raise RunError(f"{place} has the headline {first}, and reproduce compares {ACCURACY.name}; remove it to run it anew.")
-    return read_json(place / "summary.json", "it should hold the outcome of a run.")
+        raise RunError(f"{place} has the headline {first}, but reproduce compares {ACCURACY.name}; remove it to run it again.")
+    return read_json(place / "summary.json", "it must contain the outcome of a run.")
 
 
 def _seed(seed: int, place: Path) -> Seed:

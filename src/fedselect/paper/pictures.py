@@ -18,7 +18,7 @@ from fedselect.runs.rundir import finished
 
 
 def draw(target: Target, found: Sequence[Block], how: How, cells: Path, out: Path) -> list[Path]:
-    """A target's figure, one for each data set."""
+    """Draw a target's figure for each data set."""
     require_matplotlib()
     kinds = {"convergence": _convergence, "sizes": _sizes, "overlap": _overlap}
     make = kinds[target.figure or ""]
@@ -41,11 +41,11 @@ def _convergence(target: Target, found: Sequence[Block], cells: Path) -> Any:
 
 def _need(path: Path) -> None:
     if not path.exists():
-        raise RunError(f"{path.parent} holds an outcome without its {path.stem}; remove that folder, and it runs again.")
+        raise RunError(f"{path.parent} has a summary but no {path.stem}; remove that folder to run it again.")
 
 
 def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
-    """Accuracy over training images; the paper's numbers hollow and dashed."""
+    """Accuracy over training images. The paper's numbers are hollow and dotted."""
     figure, axes = canvas(5.6, 3.1)
     sizes = sorted({e.config["data"]["train"] for b in found for e in b.entries})
     methods = [r.method for r in target.rows]
@@ -66,17 +66,17 @@ def _sizes(target: Target, found: Sequence[Block], cells: Path) -> Any:
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(s) for s in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("training images a client" + (" (dotted: the paper)" if published else ""))
+    axes.set_xlabel("training images per client" + (" (dotted: the paper)" if published else ""))
     axes.set_ylabel("mean client accuracy, %")
     axes.legend(frameon=False, fontsize=7, ncols=2)
     return figure
 
 
 def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[str, Any]]:
-    """What clients' masks share in the final linear layer, row by row: the first seed of the first column."""
+    """Overlap of clients' masks in the final linear layer, for each row, from the first seed of the first column."""
     entries = [e for e in found[0].entries if e.seeds]
     if not entries:
-        raise RunError(f"{target.name}: no run came to its end.")
+        raise RunError(f"{target.name}: no run finished; remove the diverged runs to retry.")
     out = []
     for e in entries:
         place = next(cells / name for name in e.runs if finished(cells / name))
@@ -84,7 +84,7 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
         data = gather([place])
         (run,) = data["runs"]
         if not run["iou"]:
-            raise RunError(f"{place} kept no overlap of its masks; it ran with too many clients for that.")
+            raise RunError(f"{place} has no record of mask overlap, because it has too many clients.")
         layers = list(data["federations"][run["federation"]]["layers"])
         last = max(i for i, name in enumerate(layers) if name.endswith(".weight"))
         iou = [[None if v != v else round(v, 4) for v in row] for row in overlap(run, 1 + last).tolist()]
@@ -95,7 +95,7 @@ def overlaps(target: Target, found: Sequence[Block], cells: Path) -> list[dict[s
 
 
 def _overlap(target: Target, found: Sequence[Block], cells: Path) -> Any:
-    """The limit growing from left to right."""
+    """One panel per limit, in increasing order."""
     shown = overlaps(target, found, cells)
     figure, panels = canvas(2.3 * len(shown) + 0.8, 2.6, len(shown))
     for axes, one in zip(np.atleast_1d(panels), shown, strict=True):

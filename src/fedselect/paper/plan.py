@@ -1,4 +1,4 @@
-"""Cells: which runs a target needs. A cell is one run directory, named by all that its numbers depend on."""
+"""Cells: the runs that a target needs. A cell is a run directory, named by everything its numbers depend on."""
 
 import itertools
 import math
@@ -18,49 +18,49 @@ from fedselect.simulate.inputs import check_ranges
 
 Rates = Mapping[tuple[str, str], dict[str, Any]]
 """Tuned options by data set and method."""
-FILES = ("path", "data_dir", "weights")  # options that are places on a disk
+FILES = ("path", "data_dir", "weights")  # options that are paths
 
 
 @dataclass(frozen=True)
 class How:
-    """What the user chose."""
+    """The user's choices."""
 
-    seeds: tuple[int, ...] | None = None  # those of each target
+    seeds: tuple[int, ...] | None = None  # None: the seeds of each target
     scale: float = 1.0
     rounds: int | None = None
-    rates: Literal["paper", "tuned", "own"] = "tuned"  # own: of a target whose rows say theirs
+    rates: Literal["paper", "tuned", "own"] = "tuned"  # own: the target's rows set their rates
     device: str = "auto"
     precision: str = "auto"
 
     def __post_init__(self) -> None:
         if self.seeds == ():
-            raise InputError("give at least one seed.")
+            raise InputError("--seeds is empty; pass at least one seed.")
         if not 0.0 < self.scale <= 1.0:
-            raise InputError(f"scale is a fraction of the paper's size and must lie in (0, 1], not {self.scale}.")
+            raise InputError(f"--scale must be greater than 0 and at most 1, not {self.scale}.")
         if self.rounds is not None:
             check_ranges(rounds=self.rounds)
         if self.rates not in ("paper", "tuned", "own"):
-            raise InputError(f"rates is paper or tuned, not {self.rates!r}.")
+            raise InputError(f"--rates must be paper or tuned, not {self.rates!r}.")
 
     def on(self, target: Target) -> "How":
-        """The same with what a target says itself: its seeds where none were asked for, whose rates it takes."""
+        """These choices, completed by a target's own seeds and rates."""
         seeds = self.seeds or target.seeds
         rates = "own" if target.rates == "own" else self.rates
         kept = [s for s in seeds if s in read_tuning().seeds]
         if kept and rates != "paper" and target.score == "test":
-            raise InputError(f"seed {kept[0]} is kept for tuning; report others.")
+            raise InputError(f"seed {kept[0]} is reserved for tuning; choose other --seeds.")
         return replace(self, seeds=seeds, rates=rates)
 
     @property
     def mark(self) -> str:
-        """What every table and file says of runs that are not the paper's size; nothing of those that are."""
+        """The note on tables and files of runs that are smaller than the paper's, or nothing."""
         said = [f"scaled to {self.scale:g}"] if self.scale < 1 else []
         said += [f"{self.rounds} rounds"] if self.rounds is not None else []
         return f"{', '.join(said)}, not comparable" if said else ""
 
     @property
     def suffix(self) -> str:
-        """What the name of a file says of this."""
+        """The suffix of file names for these choices."""
         said = ["paper-rates"] if self.rates == "paper" else []
         said += [f"scaled-{self.scale:g}"] if self.scale < 1 else []
         said += [f"rounds-{self.rounds}"] if self.rounds is not None else []
@@ -69,7 +69,7 @@ class How:
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a run stands in a table."""
+    """A run and its position in a table."""
 
     row: Row
     column: str
@@ -79,12 +79,12 @@ class Cell:
 
 
 def name_of(config: Config) -> str:
-    """The directory of a cell: the same for the same run, whoever asks for it and wherever its files lie."""
+    """The directory name of a cell. It does not depend on the target or on where data files are stored."""
     return identity(replace(config, data=named(config.data, True), model=named(config.model, True)))[:16]
 
 
 def named(table: Mapping[str, Any], size: bool = False) -> dict[str, Any]:
-    """Options with files by their names, and their sizes too where they shall tell one file from another."""
+    """Options with file names instead of paths, with `size` also file sizes to tell files apart."""
 
     def name(path: Path) -> str:
         return f"{path.name}, {path.stat().st_size} bytes" if size and path.is_file() else path.name
@@ -93,7 +93,7 @@ def named(table: Mapping[str, Any], size: bool = False) -> dict[str, Any]:
 
 
 def cells(target: Target, how: How, tuned: Rates) -> Iterator[Cell]:
-    """The runs of a target; rows that make no sense for a data set's model, or for a setting, are left out."""
+    """The runs of a target, without rows that do not apply to a model or setting."""
     how = how.on(target)
     rates = tuned if how.rates == "tuned" else {}
     for name, setting, row, seed in itertools.product(target.on, target.settings, target.rows, how.seeds or ()):
@@ -122,7 +122,7 @@ def configure(
 
 
 def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int, Config]]:
-    """What is tried to tune a method: options, seed, and a run that is scored on validation images alone."""
+    """The trials to tune a method: options, seed, and a run scored on validation images."""
     tuning, where, brief = read_tuning(), read_column(column), in_tuning(column, how)
     short = replace(where, rounds=_most(where))
     grid = {**tuning.common, **tuning.methods.get(method, {})}
@@ -136,7 +136,7 @@ def trials(column: str, method: str, how: How) -> list[tuple[dict[str, Any], int
 
 
 def in_tuning(column: str, how: How) -> How:
-    """What the user chose, as far as trials follow: a number of rounds above their own leaves them as they are."""
+    """The user's choices for trials. A number of rounds above their own does not affect them."""
     longer = how.rounds is not None and how.rounds >= _most(read_column(column))
     return replace(how, rounds=None) if longer else how
 
@@ -146,7 +146,7 @@ def _most(column: Column) -> int:
 
 
 def scaled(column: Column, data: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """Fewer clients (a client a domain stays) and images, at least one of each class of a client."""
+    """Fewer clients (but still one per domain) and images, at least one per class of a client."""
     if scale == 1:
         return dict(data)
     sizes = {**data, **{k: v for k, v in column.scaled.items() if data.get(k) is None}}
@@ -178,7 +178,7 @@ def _config(column: Column, how: How, *, data: dict[str, Any], model: dict[str, 
 
 
 def _finetuning(column: Column, row: Row, rates: Rates) -> dict[str, Any]:
-    """How long and how fast another method is fine-tuned, where a row says whose example it follows."""
+    """The epochs and rate of fine-tuning, for a row that takes them from another method."""
     if row.finetune_of is None:
         return {}
     said = {**column.of(row.finetune_of), **rates.get((column.name, row.finetune_of), {})}
@@ -191,5 +191,5 @@ def _known(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _found(table: Mapping[str, Any]) -> dict[str, Any]:
-    """{ find = [names] } stands for the first of these that lies where data lies."""
+    """Replace { find = [names] } by the path of the first that exists."""
     return {k: str(Path(find(v["find"], None)).resolve()) if isinstance(v, Mapping) else v for k, v in table.items()}

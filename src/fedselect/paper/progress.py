@@ -1,4 +1,4 @@
-"""One display over all runs: how many are done, the round in progress, the time left."""
+"""One progress display for all runs: runs done, the current round, the time left."""
 
 import time
 from collections.abc import Iterator
@@ -15,26 +15,26 @@ from fedselect.simulate.records import Record
 
 
 class Overall:
-    """Counts rounds over all runs; on a terminal it draws them, elsewhere it prints a line when a run is done."""
+    """Counts rounds over all runs. Draws a bar on a terminal, elsewhere prints a line per finished run."""
 
     def __init__(self, console: Console, bars: Progress | None, quiet: bool) -> None:
         self.console, self.bars, self.quiet = console, bars, quiet
         self.began = time.perf_counter()
         self.runs = self.total = self.finished = 0
-        self.here = self.elsewhere = 0  # rounds that this process ran, and those it found done
+        self.here = self.elsewhere = 0  # rounds run by this process, and rounds found done
         self._at: dict[str, int] = {}
         self._waits = False
         self._task = bars.add_task("", total=None, left="", note=opening()) if bars else None
 
     def expect(self, runs: int, rounds: int) -> None:
-        """So much is ahead, counting what is done already in this command."""
+        """Set the number of runs and rounds still to do."""
         self.runs, self.total = self.finished + runs, self.here + self.elsewhere + rounds
         self._draw("" if self.here else opening())
 
     def round(self, config: Config, record: Record) -> None:
         self._waits = False
         name = name_of(config)
-        if name not in self._at:  # its earlier rounds were run before
+        if name not in self._at:  # resumed: its earlier rounds were run before
             self.elsewhere += record["round"] - 1
         self.here += 1
         self._at[name] = record["round"]
@@ -58,7 +58,7 @@ class Overall:
 
     @property
     def left(self) -> str:
-        """By the rounds of this process so far."""
+        """The time left, estimated from this process's rounds so far."""
         ahead = self.total - self.here - self.elsewhere
         if not self.here or ahead <= 0:
             return ""

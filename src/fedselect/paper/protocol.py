@@ -1,4 +1,4 @@
-"""The protocol as it stands in protocol/*.toml: data sets (columns), tables and figures (targets), what is tuned."""
+"""The protocol in protocol/*.toml: data sets (columns), tables and figures (targets), and tuning grids."""
 
 import tomllib
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ COLUMNS = (
 TARGETS = (
     "table1", "table2", "table3", "p-alpha", "alpha", "data-size", "fig-convergence", "fig-data-size", "fig-iou",
 )  # fmt: skip
-SHIFTS = ("shifts", "shifts-digits", "natural")  # where clients differ: docs/shifts.md
-OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own", *SHIFTS)  # questions of ours
+SHIFTS = ("shifts", "shifts-digits", "natural")  # known and natural shifts: docs/shifts.md
+OWN = ("plain", "beyond", "readings", "little", "stem", "long", "own", *SHIFTS)  # our own experiments
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Column:
     model: dict[str, Any]
     rates: dict[str, float]
     methods: dict[str, dict[str, Any]]
-    tuning: dict[str, int]  # sizes where test images stay unseen: `val` of a client's `train` are held out
+    tuning: dict[str, int]  # sizes for tuning: `val` of a client's `train` images are held out
     training: dict[str, Any] = field(default_factory=dict)
     scaled: dict[str, int] = field(default_factory=dict)
-    tuning_rounds: int | None = None  # where those of tuning.toml would cost more than the table itself
-    tuning_over: tuple[dict[str, Any], ...] = ({},)  # what data differ in that a choice is for: the mean over them decides
-    stands_for: tuple[str, ...] = ()  # the paper's data sets in whose place this one may be asked for
+    tuning_rounds: int | None = None  # if the rounds of tuning.toml would be too expensive
+    tuning_over: tuple[dict[str, Any], ...] = ({},)  # data options to average over when choosing
+    stands_for: tuple[str, ...] = ()  # data sets of the paper that this one may replace
 
     def of(self, method: str, also: str | None = None) -> dict[str, Any]:
-        """The paper's options of a method on this data; `also` names a method whose values it shares."""
+        """The paper's options of a method on this data. `also`: a method whose values it uses."""
         known = options(METHODS[method])
         said = {"epochs": self.epochs, **self.rates, **self.methods.get(also or method, {})}
         return {k: v for k, v in said.items() if k in known}
@@ -53,19 +53,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table."""
+    """A row of a table."""
 
     name: str
     method: str
     options: dict[str, Any] = field(default_factory=dict)
-    rates_of: str | None = None  # the method whose rates it takes, if not its own
-    model: str | None = None  # the one model it makes sense for
+    rates_of: str | None = None  # the method whose rates it uses, if not its own
+    model: str | None = None  # the only model it applies to
     training: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     model_options: dict[str, Any] = field(default_factory=dict)
-    finetune_of: str | None = None  # the method whose fine-tuning it takes, its length and rate
-    by_setting: dict[str, dict[str, Any]] = field(default_factory=dict)  # options by setting; it is left out of others
-    ceiling: bool = False  # it knows what the others must find out, so it is none of them
+    finetune_of: str | None = None  # the method whose fine-tuning epochs and rate it uses
+    by_setting: dict[str, dict[str, Any]] = field(default_factory=dict)  # options by setting; other settings omit the row
+    ceiling: bool = False  # an upper bound that knows the true groups, so it is not ranked
 
     @property
     def tuned_as(self) -> str:
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """What columns of one data set differ in."""
+    """The options of one column, if a data set has several."""
 
     name: str | None = None
     method: dict[str, Any] = field(default_factory=dict)
@@ -91,15 +91,15 @@ class Target:
     on: tuple[str, ...]
     rows: tuple[Row, ...]
     settings: tuple[Setting, ...] = (Setting(),)
-    against: str | None = None  # the row that the others are tested against
+    against: str | None = None  # the row that others are tested against
     figure: str | None = None
-    table: str = ""  # whose published numbers belong here
-    score: Literal["test", "val"] = "test"  # val: on images held out of training data, test stays unseen
-    seeds: tuple[int, ...] = ()  # where nobody asks for others
-    rates: Literal["tuned", "own"] = "tuned"  # own: what rows and columns say
+    table: str = ""  # the table with the published numbers
+    score: Literal["test", "val"] = "test"  # val: scored on images held out of training data
+    seeds: tuple[int, ...] = ()  # default seeds
+    rates: Literal["tuned", "own"] = "tuned"  # own: rates set by rows and columns
 
     def takes(self, column: str) -> bool:
-        """Whether a data set may be asked for: one of `on`, or one that stands for such and has the options of the settings."""
+        """Whether a data set can be used: one of `on`, or a replacement with the options that settings need."""
         asked = read_column(column)
         data, model = options(DATA[asked.data["name"]]), options(MODELS[asked.model["name"]])
         known = all(s.data.keys() <= data.keys() and s.model.keys() <= model.keys() for s in self.settings)
@@ -108,32 +108,32 @@ class Target:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tried, for a method's rate and its own option."""
+    """The tuning grid: values of each method's rate and of one more option."""
 
-    rounds: int  # at most; a column may have fewer
+    rounds: int  # at most; a column may set fewer
     seeds: tuple[int, ...]
     common: dict[str, list[float]]
     methods: dict[str, dict[str, list[float]]]
 
 
 def targets(name: str) -> list[Target]:
-    """The target of this name; `all` is every one of the paper's."""
+    """The target with this name, or all targets of the paper for `all`."""
     if name not in (*TARGETS, *OWN, "all"):
         raise unknown("target", name, [*TARGETS, *OWN, "all"])
     return [read_target(n) for n in (TARGETS if name == "all" else [name])]
 
 
 def choose(found: Sequence[Target], columns: Sequence[str] | None, methods: Sequence[str] | None) -> list[Target]:
-    """These targets with the data sets and methods that were asked for; of several, those in which something is left."""
+    """Restrict targets to the requested data sets and methods, and drop those that become empty."""
     names = ", ".join(t.name for t in found)
     for column in columns or ():
         if not any(t.takes(column) for t in found):
             there = ", ".join(dict.fromkeys(c for t in found for c in t.on))
-            raise InputError(f"{names}: there is no column {column} there; there is {there}.")
+            raise InputError(f"{names}: there is no column {column}; choose one of {there}.")
     rows = dict.fromkeys(r.method for t in found for r in t.rows)
     for method in methods or ():
         if method not in rows:
-            raise InputError(f"{names}: there is no row of method {method!r}; there are {', '.join(rows)}.")
+            raise InputError(f"{names}: there is no row of method {method!r}; choose one of {', '.join(rows)}.")
     out = []
     for target in found:
         on = target.on if columns is None else tuple(c for c in columns if target.takes(c))
@@ -157,14 +157,14 @@ def read_tuning() -> Tuning:
 
 
 def read_target(name: str) -> Target:
-    """One target as its file says."""
+    """Read a target from its file."""
     raw = dict(_read(f"targets/{name}.toml"))
     of = raw.pop("of", None)
     for part, make in (("rows", Row), ("settings", Setting)):
         if part in raw:
             raw[part] = tuple(make(**one) for one in raw[part])
     own: dict[str, Any] = {k: tuple(v) if k in ("on", "seeds") else v for k, v in raw.items()}
-    if of is not None:  # a table drawn, run in another way, or with rows of ours above its own
+    if of is not None:  # a table drawn as a figure, run differently, or extended with our rows
         table = read_target(of)
         return replace(table, name=name, **own | {"rows": own.get("rows", ()) + table.rows})
     usual: dict[str, Any] = {"table": name, "seeds": (0, 1, 2)}

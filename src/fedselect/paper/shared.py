@@ -1,7 +1,7 @@
-"""Runs in a folder that several processes share: each is run once, by whoever takes it first.
+"""Runs in a folder shared by several processes. Each run is done once, by the process that locks it first.
 
-A run is taken by the lock of its directory, which ends with the process that holds it, however it ends. What another process
-has taken is left to it; if that one dies, whoever is still there goes on from the last checkpoint.
+The lock of a run directory ends with the process that holds it, however it ends. If a process dies, another one resumes its
+runs from their last checkpoints.
 """
 
 import shutil
@@ -20,11 +20,11 @@ from fedselect.runs.runner import go_on, groups, prepare
 from fedselect.simulate.checkpoint import identity, moved
 from fedselect.simulate.records import Record
 
-WAIT = 0.5  # seconds between looks at what others are doing
+WAIT = 0.5  # seconds between checks of other processes
 
 
 class Told(Protocol):
-    """Who wants to know how far it is."""
+    """Receives progress."""
 
     def round(self, config: Config, record: Record) -> None: ...
     def done(self, config: Config) -> None: ...
@@ -32,7 +32,7 @@ class Told(Protocol):
 
 
 def finish(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
-    """Return when all these runs are done, here or elsewhere."""
+    """Return when all these runs are done, by this or another process."""
     left = {place: config for place, config in runs.items() if not done(place)}
     for place in runs.keys() - left.keys():
         _tidy(place)
@@ -42,7 +42,7 @@ def finish(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) ->
             _take({Path(name): free[name] for name in group}, stop, told)
             _tick_off(left, told)
         if stop():
-            raise Stopped("stopped; the same command goes on.")
+            raise Stopped("stopped; run the same command again to continue.")
         _tick_off(left, told)
         if left and all(in_use(place) for place in left):
             told.waiting(len(left))
@@ -55,7 +55,7 @@ def _tick_off(left: dict[Path, Config], told: Told) -> None:
 
 
 def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> None:
-    """Those of these runs that nobody else has, as one program."""
+    """Run those that no other process has locked, in one batch."""
     with ExitStack() as locks:
         mine = []
         for place, config in runs.items():
@@ -72,29 +72,29 @@ def _take(runs: Mapping[Path, Config], stop: Callable[[], bool], told: Told) -> 
         if not mine:
             return
         if stop():
-            raise Stopped("stopped; the same command goes on.")
+            raise Stopped("stopped; run the same command again to continue.")
         try:
             for run in go_on(mine, stop, told.round, alone=False, keep=False):
                 _tidy(run.out)
         except Stopped as e:
-            raise Stopped(f"{str(e).partition(';')[0]}; the same command goes on.") from None
+            raise Stopped(f"{str(e).partition(';')[0]}; run the same command again to continue.") from None
 
 
 def _moved(place: Path, config: Config) -> None:
-    """A run whose files lie elsewhere now goes on: its directory is named by what they are, wherever they lie."""
+    """Let a run resume after its data files were moved, which does not change the name of its directory."""
     there = place / "config.json"
     if there.exists():
-        was, now = core(read_json(there, "it should say how to run.")), core(config.to_json())
+        was, now = core(read_json(there, "it must contain the configuration of a run.")), core(config.to_json())
         if was != now and identity(_nowhere(was)) == identity(_nowhere(now)):
             moved(place / "checkpoint", was, now)
 
 
 def _nowhere(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration without the places of its files."""
+    """A run's configuration without the paths of its files."""
     return {k: named(v) if k in ("data", "model") else v for k, v in run.items()}
 
 
 def _tidy(place: Path) -> None:
-    """A table needs no models, and they are large."""
+    """Delete checkpoints, which are large and not needed for tables."""
     with disk(place):
         shutil.rmtree(place / "checkpoint", ignore_errors=True)

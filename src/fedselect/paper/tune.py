@@ -1,4 +1,4 @@
-"""Rates chosen on validation images: nothing here reads a run that was scored on test images."""
+"""Choose rates on validation images. Nothing here reads runs scored on test images."""
 
 import statistics
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Key = tuple[str, str]
 
 
 def needed(targets: Iterable[Target], how: How) -> list[Key]:
-    """What must be tuned for these targets."""
+    """What these targets need tuned."""
     tuned = [t for t in targets if how.on(t).rates == "tuned"]
     return list(dict.fromkeys((column, row.tuned_as) for t in tuned for column in t.on for row in t.rows))
 
@@ -28,7 +28,7 @@ def runs(keys: Iterable[Key], how: How) -> list[Config]:
 
 
 def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, Any]]:
-    """What was tried for each, how it did, and what is chosen; those of which a trial is missing are left out."""
+    """The trials, their scores and the choice for each key. Keys with missing trials are omitted."""
     out = {}
     for column, method in keys:
         tried: dict[str, dict[str, Any]] = {}
@@ -43,7 +43,9 @@ def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, An
             t["accuracy"] = statistics.fmean(t["accuracy"]) if min(t["accuracy"]) >= 0 else -1.0
         best = max(tried.values(), key=lambda t: t["accuracy"])
         if best["accuracy"] < 0:
-            raise RunError(f"no rate that was tried for {method} on {column} stays finite; there is nothing to choose.")
+            raise RunError(
+                f"every trial of {method} on {column} diverged, so no rate can be chosen; add smaller rates to tuning.toml."
+            )
         for t in tried.values():
             t["accuracy"] = None if t["accuracy"] < 0 else round(t["accuracy"], 6)
         one = trials(column, method, how)[0][2]
@@ -60,22 +62,22 @@ def judged(keys: Iterable[Key], how: How, cells: Path) -> dict[Key, dict[str, An
 
 
 def save(found: dict[Key, dict[str, Any]], out: Path) -> None:
-    """tuned.json beside the runs, with what others have put there."""
+    """Add these choices to tuned.json, which several processes may write."""
     path = out / "tuned.json"
     with locked(out, wait=True):
-        known = read_json(path, "it should list tuned rates.") if path.exists() else {}
+        known = read_json(path, "it must list tuned rates.") if path.exists() else {}
         fresh = {f"{method} on {column}" + (f" ({e['note']})" if e["note"] else ""): e for (column, method), e in found.items()}
         if {**known, **fresh} != known:
             write_json(path, {**known, **fresh})
 
 
 def _accuracy(place: Path) -> float | None:
-    """Of the last quarter, on validation images; -1 where numbers stopped being finite, None for a run that is not there."""
+    """Accuracy over the last quarter on validation images; -1 if the run diverged, None if it is missing."""
     if (place / "failed.json").exists():
         return -1.0
     if not finished(place):
         return None
     summary = read_summary(place)
     if summary["score"] != "val":
-        raise RunError(f"{place} was scored on test images; rates are not chosen on those.")
+        raise RunError(f"{place} was scored on test images, which must not be used to choose rates; remove it.")
     return float(summary["accuracy_tail"])

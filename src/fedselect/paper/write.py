@@ -1,7 +1,7 @@
-"""A target's numbers on the terminal, as CSV, LaTeX and JSON.
+"""Write a target's numbers to the terminal, and as CSV, LaTeX and JSON.
 
-± is the standard error of a mean over seeds: it says how well the mean is known, which is what a comparison needs. The last
-round is what counts; "tail" beside it is the mean of the last quarter of the rounds, which is less noisy.
+± is the standard error of the mean over seeds. Numbers are of the last round; "tail" is the mean over the last quarter of
+the rounds, which is less noisy.
 """
 
 import csv
@@ -22,12 +22,12 @@ from fedselect.runs.tables import tex
 
 
 def about(target: Target, how: How) -> str:
-    """What a reader must know of these numbers."""
+    """A description of the numbers."""
     seeds = len(how.on(target).seeds or ())
-    data = "own test data" if target.score == "test" else "images held out of own training data"
+    data = "own test data" if target.score == "test" else "images held out of the client's training data"
     said = [f"mean client accuracy on {data}, %, {seeds} seed{'s, ± standard error' if seeds > 1 else ''}"]
     published = "the protocol files" if any(read_column(c).stands_for for c in target.on) else "the paper"
-    rates = {"paper": f"as in {published}", "tuned": "tuned on held-out training data", "own": "of each row's own"}
+    rates = {"paper": f"as in {published}", "tuned": "tuned on held-out training data", "own": "set by each row"}
     said.append(f"rates {rates[how.on(target).rates]}")
     return "; ".join([*said, *([how.mark] if how.mark else [])])
 
@@ -56,17 +56,17 @@ def render(target: Target, block: Block, how: How) -> Table:
 
 
 def notes(target: Target, block: Block) -> list[str]:
-    """What the table's signs mean, and runs that came to nothing."""
-    said = [f"{e.row}: {len(e.failed)} seed(s) without a number: {e.failed[0]}" for e in block.entries if e.failed]
+    """Footnotes: diverged runs and the meaning of columns."""
+    said = [f"{e.row}: {len(e.failed)} seed(s) diverged: {e.failed[0]}" for e in block.entries if e.failed]
     if block.weights:
         said.append(f"starts from the weights in {block.weights}")
     if target.against is not None and any(e.compared for e in block.entries):
-        said.append(f"gain: {target.against} less this row, in points; p: {TEST}; n: pairs")
+        said.append(f"gain: {target.against} minus this row, in points; p: {TEST}; n: pairs")
     return said
 
 
 def as_csv(target: Target, found: Sequence[Block], how: How) -> str:
-    """A line for each cell."""
+    """One line per cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -86,7 +86,7 @@ def as_csv(target: Target, found: Sequence[Block], how: How) -> str:
 
 
 def as_latex(target: Target, found: Sequence[Block], how: How) -> str:
-    """A booktabs table as the paper's: ours, and the paper's in brackets; the best of ours is bold."""
+    """A booktabs table like the paper's: our numbers, with the paper's in brackets; our best is bold."""
     rows = list(dict.fromkeys(e.row for b in found for e in b.entries))
     head = " & ".join(["", *(tex(b.title) for b in found)]) + r" \\"
     where = PUBLISHED[target.table].where if target.table in PUBLISHED else None
@@ -101,7 +101,7 @@ def as_latex(target: Target, found: Sequence[Block], how: How) -> str:
 
 
 def as_json(target: Target, found: Sequence[Block], how: How, tuned: dict[str, Any]) -> dict[str, Any]:
-    """Everything that a page needs: each seed and client, curves, traffic, options, and where the runs came from."""
+    """Everything a page needs: results by seed and client, curves, traffic, options, and the origin of the runs."""
     how = how.on(target)
     seeds = [s for b in found for e in b.entries for s in e.seeds]
     return {
@@ -135,7 +135,7 @@ def as_json(target: Target, found: Sequence[Block], how: How, tuned: dict[str, A
 
 
 def lean(value: Any, width: int = 100, at: int = 0) -> str:
-    """JSON with what is short on one line, and every list of numbers: small, and a difference shows where it is."""
+    """Compact JSON: short values and lists of numbers stay on one line, so that diffs are small."""
     flat = json.dumps(value, ensure_ascii=False)
     numbers = isinstance(value, (list, tuple)) and not any(isinstance(v, (list, tuple, dict)) for v in value)
     if not isinstance(value, (list, tuple, dict)) or numbers or len(flat) <= width:
@@ -204,7 +204,7 @@ def _p(value: float) -> str:
 
 
 def _rank(e: Entry) -> str:
-    """Ours, and the paper's in brackets."""
+    """Our rank, and the paper's in brackets."""
     return "-" if e.rank is None else f"{e.rank}" + (f" ({e.paper_rank})" if e.paper_rank else "")
 
 

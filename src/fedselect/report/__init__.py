@@ -15,7 +15,7 @@ __all__ = ["check_page", "gather", "page", "plotly", "write_report"]
 
 
 def write_report(places: Sequence[Path], out: Path | None = None) -> Path:
-    """report.html beside a run or a comparison, or of several, where it is said."""
+    """Write report.html into the directory of a run or comparison, or to `out`."""
     if out is not None:
         check_page(out)
     where = out or (places[0] / "report.html" if len(places) == 1 else Path("report.html"))
@@ -26,12 +26,12 @@ def write_report(places: Sequence[Path], out: Path | None = None) -> Path:
 def check_page(out: Path) -> None:
     if out.suffix != ".html":
         raise InputError(
-            f"the report is an .html page, not {out.name!r}; figures as PDF and PNG are written beside it by --figures."
+            f"the report is an .html page, not {out.name!r}; to also write figures as PDF and PNG, pass --figures."
         )
 
 
 def page(data: Data, live: bool = False) -> str:
-    """The page with everything it needs inside it: it opens without a network."""
+    """The self-contained page, which opens offline."""
     here = files(__package__)
     own = "\n".join(
         (here / name).read_text() for name in ("charts.js", "figures.js", "sides.js", "masks.js", "tuning.js", "page.js")
@@ -48,7 +48,7 @@ def page(data: Data, live: bool = False) -> str:
 
 
 def plotly() -> str:
-    """The script that draws the charts, as the package plotly ships it."""
+    """The plotly script, from the plotly package."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:

@@ -1,4 +1,4 @@
-"""Training alone, which runs are compared with: one choice for the page and the figures."""
+"""Choose the run of `local` (training alone) that each run is compared with."""
 
 import json
 import statistics
@@ -9,16 +9,15 @@ from fedselect.runs.labels import flat, settings
 from fedselect.tasks import Measure
 
 Data = dict[str, Any]
-NONE = "Run the method local on the same seeds to see who gains by taking part."
+NONE = "Run the method local with the same seeds to see which clients gain from federation."
 
 
 def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[Data], headline: Measure) -> None:
-    """Say of each run, under "alone", the number of the run of local that it is compared with, or None.
+    """Set "alone" of each run to the index of the run of local that it is compared with, or None.
 
-    Such a run has the same configuration but for its method, its aggregator (local sends nothing) and how it was executed, the
-    same seed and as many clients, and is as far. Of several groups of local the best is taken, for all methods of that
-    configuration. Of each group "alone" is the number of the group it is compared with, or None, and "why" says which runs are
-    compared with nothing, and why.
+    That run has the same configuration (except method, aggregator and execution), seed, number of clients and last round.
+    With several groups of local, the best is used for all methods with that configuration. "alone" of each group is the
+    index of the group it is compared with, or None; "why" explains which runs are not compared.
     """
     kinds = [json.dumps(_setting(c), sort_keys=True) for c in configs]
     solo = [groups[r["group"]]["method"] == "local" for r in runs]
@@ -37,7 +36,7 @@ def compare_with_alone(configs: Sequence[Data], groups: list[Data], runs: list[D
 
 
 def gains(data: Data, group: int) -> list[float]:
-    """What clients of a group are better by than alone, of every run that is compared with one."""
+    """The gains of a group's clients over training alone, for every run that is compared."""
     sign = 1 if data["headline"]["more_is_better"] else -1
     return [
         sign * (own - other)
@@ -60,7 +59,7 @@ def _comparable(run: Data, other: Data) -> bool:
 
 
 def _best(partners: list[tuple[int, Data]], headline: Measure) -> int | None:
-    """Of groups of local, the one with the best mean over the seeds that others are compared on."""
+    """The group of local with the best mean over the seeds of the comparison."""
     by: dict[int, dict[int, float]] = {}
     for group, run in partners:
         by.setdefault(group, {})[run["seed"]] = run["value"][-1]
@@ -71,7 +70,7 @@ def _best(partners: list[tuple[int, Data]], headline: Measure) -> int | None:
 def _why(
     own: list[int], configs: Sequence[Data], groups: list[Data], runs: list[Data], kinds: list[str], solo: list[bool]
 ) -> str:
-    """Why runs of a group are compared with nothing: a sentence, or nothing where all are compared."""
+    """A sentence on why runs of a group are not compared, empty if all are."""
     without = [i for i in own if runs[i]["alone"] is None]
     if not without:
         return ""
@@ -82,7 +81,11 @@ def _why(
         here = flat(_setting(configs[first]))
         others = [flat(_setting(c)) for c, s in zip(configs, solo, strict=True) if s]
         apart = min(([k for k in {**here, **o} if here.get(k) != o.get(k)] for o in others), key=len)
-        return f"{label} is not compared with training alone: the runs of local here differ from it in {', '.join(apart)}."
+        return (
+            f"{label} is not compared with training alone, because the runs of local have other values of {', '.join(apart)}."
+        )
     seeds = ", ".join(str(runs[i]["seed"]) for i in without)
     whose = next((groups[runs[j]["group"]]["label"] for i in own if (j := runs[i]["alone"]) is not None), "local")
-    return f"{label} is not compared with training alone on seed {seeds}: {whose} has no run there that is as far."
+    return (
+        f"{label} is not compared with training alone on seed {seeds}, because {whose} has no run that reached the same round."
+    )

@@ -1,5 +1,5 @@
 "use strict";
-// Numbers and drawing that every figure shares.
+// Numbers and drawing functions for all figures.
 
 const there = values => values.filter(v => v !== null && v !== undefined && !Number.isNaN(v));
 const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
@@ -10,7 +10,7 @@ const spread = values => {
 };
 const percent = (v, digits = 1) => v === null || v === undefined ? "–" : (100 * v).toFixed(digits);
 
-// the headline metric: its name and unit, a value as it is drawn and as it is written, and by how much one is better than another
+// the headline metric: name and unit, values as drawn and as written, and differences (positive is better)
 const metric = () => data.headline.name;
 const Metric = () => metric()[0].toUpperCase() + metric().slice(1);
 const unit = () => data.headline.percent ? "%" : "";
@@ -19,7 +19,7 @@ const decimals = (digits = 1) => data.headline.percent ? digits : digits + 2;
 const drawn = v => v === null || v === undefined ? null : data.headline.percent ? 100 * v : v;
 const written = (v, digits = 1) => drawn(v) === null ? "–" : drawn(v).toFixed(decimals(digits));
 const betterBy = (own, other) => data.headline.more_is_better ? own - other : other - own;
-const even = v => Math.abs(drawn(v)) < 0.5 * 10 ** -decimals(); // less than shows
+const even = v => Math.abs(drawn(v)) < 0.5 * 10 ** -decimals(); // too small to show
 const points = v => (even(v) ? "±" : v < 0 ? "−" : "+") + Math.abs(drawn(v)).toFixed(decimals());
 const inPoints = () => data.headline.percent ? " points" : "";
 
@@ -27,7 +27,7 @@ const mega = v => v === null ? "–" : v === 0 ? "0" : (v / 1e6).toFixed(v < 1e5
 const phone = () => !printing && window.innerWidth < 640;
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-let printing = false; // paper is light and has a width of its own
+let printing = false; // paper has its own colors and width
 const night = () => dark.matches && !printing;
 const scale = () => [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
 const percents = { thickness: 10, outlinewidth: 0, ticksuffix: "%", nticks: 5, tickfont: { size: 11 } };
@@ -39,7 +39,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const SHAPES = { // the markers of the charts, for text beside them
+const SHAPES = { // the chart markers, for legends in text
   circle: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9z", square: "M2 2h8v8h-8z", diamond: "M6 .7 11.3 6 6 11.3 .7 6z",
   "triangle-up": "M6 1 11.2 10H.8z", "triangle-down": "M6 11 .8 2h10.4z",
   cross: "M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z", x: "M3 .9 6 3.9 9 .9 11.1 3 8.1 6l3 3L9 11.1l-3-3-3 3L.9 9l3-3-3-3z",
@@ -54,7 +54,7 @@ function swatch(paint, symbol) {
   return made;
 }
 
-// masks.jsonl packs numbers as little-endian uint16 in units of 1/10000; 65535 is none
+// masks.jsonl packs numbers as little-endian uint16 in units of 1/10000; 65535 means undefined
 function unpack(text) {
   const raw = atob(text);
   return Array.from({ length: raw.length / 2 }, (_, i) => {
@@ -84,7 +84,7 @@ function draw(place, traces, layout, onClick) {
   if (onClick) place.on("plotly_click", e => onClick(e.points[0]));
 }
 
-// Places for labels of one column that want to be at these heights (sorted), at least `gap` apart: each moves as little as can be.
+// Positions for labels in a column, given their sorted heights: at least `gap` apart, each moved as little as possible.
 function apart(wanted, gap, height) {
   const blocks = [];
   wanted.forEach((at, i) => {
@@ -99,7 +99,7 @@ function apart(wanted, gap, height) {
   return blocks.flatMap(b => Array(b.n).fill(Math.min(Math.max(b.sum / b.n, 0), most))).map((at, i) => at + i * gap);
 }
 
-// Labels in one column right of the plot, each with a thin line from where its curve ends. Ends are {text, colour, x, y}, in data units.
+// Labels in a column right of the plot, each with a thin line from the end of its curve. Ends are {text, colour, x, y}, in data units.
 const LABEL = 17, LEAD = 22; // pixels from one label to the next, and from the plot to its labels
 function endLabels(ends, plot) {
   const across = v => plot.log ? Math.log10(v) : v;
@@ -113,7 +113,7 @@ function endLabels(ends, plot) {
   }));
 }
 
-// What marks which curve, as a list below the chart: on a phone there is no room beside it.
+// A legend below the chart, since a phone has no room beside it.
 function keyBelow(place, curves) {
   place.parentElement.querySelector(".key")?.remove();
   if (!phone()) return;
@@ -121,7 +121,7 @@ function keyBelow(place, curves) {
     element("li", {}, swatch(c.colour, c.symbol), c.label, element("b", {}, c.points.at(-1).y.toFixed(decimals()) + unit())))));
 }
 
-// Labels without the method's name where all begin with it, and no longer than fits.
+// Labels cut to fit, without the method's name if all start with it.
 function brief(labels) {
   const heads = new Set(labels.map(text => text.split(" ")[0])), most = 30;
   const plain = heads.size === 1 && labels.length > 1 && labels.every(text => text.includes(" "))
@@ -171,7 +171,7 @@ function drawLines(place, curves, { xaxis, hover, log = false, levels = [] }) {
   keyBelow(place, curves.concat(levels.map(l => ({ ...l, label: l.text, points: [{ y: l.y }] }))));
 }
 
-// ticks of a logarithmic axis: 1, 2 and 5 of each decade, or the decades alone where there are many
+// ticks of a logarithmic axis: 1, 2 and 5 of each decade, or only decades if there are many
 function decades(xs) {
   const low = Math.floor(Math.log10(Math.min(...xs))), high = Math.ceil(Math.log10(Math.max(...xs)));
   const each = high - low < (phone() ? 3 : 5) ? [1, 2, 5] : [1];
@@ -179,9 +179,9 @@ function decades(xs) {
   return { tickvals: ticks, ticktext: ticks.map(t => t.toLocaleString("en", { maximumFractionDigits: 9 })) };
 }
 
-// A matrix of clients by clients; z is null where there is nothing, or where the page is filtered to another client.
-// Shares run from 0 to 1 and are drawn in percent; other numbers from their least to their greatest.
-// Rows carry the clients' classes as well, columns the names alone: twice would leave no room for the cells.
+// A matrix of clients by clients; z is null for undefined cells and for clients filtered out.
+// Shares (0 to 1) are drawn in percent; other numbers use their own range.
+// Row labels include the clients' classes; column labels are only names, to leave room for the cells.
 function drawMatrix(place, z, run, { xtitle, ytitle, hover, shares = true, more = true }) {
   const all = there(z.flat()), [low, high] = shares ? [0, 1] : [Math.min(...all), Math.max(...all)], by = shares ? 100 : 1;
   const strong = v => (more ? v - low : high - v) > 0.6 * (high - low);

@@ -1,12 +1,12 @@
-// Figures of the headline metric. A figure has a title, says in words what it shows, and knows its choices, how it is drawn, a caption and
-// its numbers as a table; `ready` is whether there is anything to show.
+// Figures of the headline metric. A figure has a title, a description, choices, a drawing, a caption and its numbers as a table;
+// `ready` tells whether there is anything to show.
 
 const groupRuns = g => data.runs.filter(r => r.group === g);
 const colour = g => data.groups[g].colour[night() ? 1 : 0];
 const symbol = g => data.groups[g].symbol;
 const label = g => data.groups[g].label;
 const shown = () => data.groups.map((_, g) => g).filter(g => !state.hidden.has(g));
-const base = g => data.groups[g].alone; // the group that is its training alone, or null
+const base = g => data.groups[g].alone; // the group of local that it is compared with, or null
 const isLocal = g => data.groups[g].method === "local";
 const ours = () => Math.max(0, data.groups.findIndex(g => g.method === "fedselect"));
 const strong = g => data.groups[g].method === "fedselect";
@@ -50,7 +50,7 @@ function curve(g, x) {
   });
 }
 
-// a group's clients with what they have alone, in the run that theirs is compared with: [{client, run, own, alone}]
+// a group's clients with their scores and those of training alone: [{client, run, own, alone}]
 function gains(g, seed = null) {
   return groupRuns(g).filter(r => seed === null || r.seed === seed).flatMap(run => {
     const other = run.alone === null ? null : data.runs[run.alone];
@@ -64,7 +64,7 @@ function better(pairs) {
   return known.length ? [known.filter(p => betterBy(p.own, p.alone) > 0).length, known.length] : null;
 }
 
-// the value of a figure's choice among [[value, text]]: what was chosen, or the first where that is not there any more
+// the selected value among [[value, text]], or the first if the selection no longer exists
 function chosen(id, key, list, first = 0) {
   const held = (state.picks[id] ||= {})[key];
   return list.some(([v]) => v === held) ? held : (list[first] || list[0])[0];
@@ -92,8 +92,8 @@ const convergence = {
       return [name, line[at + 1].round, at + 2 === line.length];
     }).sort((a, b) => a[1] - b[1]);
     const most = 10, more = settled.length > most ? `, and ${settled.length - most} more` : "";
-    const said = settled.slice(0, most).map(([name, round, never]) => `${name} ${never ? "not before the end" : round}`).join(", ") + more;
-    return said && `Rounds until ${metric()} stays within a point of where it ends: ${said}.`;
+    const said = settled.slice(0, most).map(([name, round, never]) => `${name} ${never ? "only at the end" : round}`).join(", ") + more;
+    return said && `Rounds until ${metric()} stays within one point of its final value: ${said}.`;
   },
   numbers() {
     const curves = shown().map(g => [g, new Map(curve(g, roundAt).map(p => [p.round, p.y.toFixed(decimals()) + p.text]))]);
@@ -103,7 +103,7 @@ const convergence = {
 };
 
 const gained = {
-  id: "gains", title: "Who gains, who loses",
+  id: "gains", title: "Which clients gain or lose",
   say() {
     const [[, , , group]] = this.picks(), { why } = data.groups[group], solo = base(group);
     return `Final ${metric()} of every client on its own ${data.scored} data.${why && ` ${why}`}` + (solo === null ? ""
@@ -122,7 +122,7 @@ const gained = {
     const by = new Map();
     for (const p of gains(group, seed)) by.set(p.client, [...(by.get(p.client) || []), p]);
     return [...by].map(([client, pairs]) => {
-      const known = pairs.filter(p => p.alone !== null); // a seed that has no partner is left out where another has one
+      const known = pairs.filter(p => p.alone !== null); // seeds without a local run are omitted if others have one
       const own = mean((known.length ? known : pairs).map(p => p.own)), alone = mean(known.map(p => p.alone));
       const names = [...new Set(pairs.map(p => tell(p.run, client)))];
       return {
@@ -191,12 +191,12 @@ const gained = {
 
 const bytes = {
   id: "bytes", get title() { return `${Metric()} against bytes sent`; },
-  say: () => `What ${metric()} costs: megabytes that `
+  say: () => `${Metric()} over the megabytes that `
     + (state.client === null ? "all clients have" : `client ${clientName(state.client)} has`)
-    + " sent to the server so far, on a logarithmic scale.",
+    + " uploaded so far, on a logarithmic scale.",
   sends: () => shown().filter(g => groupRuns(g).some(r => r.up.at(-1) > 0)),
   ready() { return this.sends().length; },
-  missing: "Nobody here sends anything.",
+  missing: "No method here uploads anything.",
   draw(place) {
     const sends = this.sends(), quiet = shown().filter(g => !sends.includes(g));
     const curves = sends.map(g => ({
@@ -215,12 +215,12 @@ const bytes = {
   caption() {
     const partners = this.sends().map(g => groupRuns(g).map(r => r.alone)), solo = [...new Set(partners[0])];
     const one = partners.every(p => new Set(p).size === solo.length && p.every(at => at !== null && solo.includes(at)));
-    if (!one || !solo.every(at => data.runs[at].finished)) return this.alt(); // nothing that all are compared with
+    if (!one || !solo.every(at => data.runs[at].finished)) return this.alt(); // no common baseline
     const alone = drawn(mean(there(solo.map(at => finals(data.runs[at])))));
     const passed = this.sends().map(g => [label(g), curve(g, upAt).find(p => betterBy(p.y, alone) > 0)?.x]);
-    if (passed.every(([, x]) => x === undefined)) return `Nobody here passes training alone (${alone.toFixed(decimals())}${unit()}).`;
+    if (passed.every(([, x]) => x === undefined)) return `No method here exceeds training alone (${alone.toFixed(decimals())}${unit()}).`;
     const said = passed.map(([name, x]) => `${name} ${x === undefined ? "never" : mega(1e6 * x)}`).join(", ");
-    return `MB sent until training alone (${alone.toFixed(decimals())}${unit()}) is passed: ${said}.`;
+    return `MB sent until training alone (${alone.toFixed(decimals())}${unit()}) is exceeded: ${said}.`;
   },
   numbers: () => [["method", "MB sent", head(metric())], ranked().map(r => [label(r.g), mega(r.up), written(r.mean)])],
 };

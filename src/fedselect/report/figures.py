@@ -1,4 +1,4 @@
-"""The report's figures as PDF and PNG for a paper, its tables as LaTeX and CSV, from the same data as the page."""
+"""The report's figures as PDF and PNG, and its tables as LaTeX and CSV, from the same data as the page."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from fedselect.runs.masks import unpack
 from fedselect.tasks import Measure
 
 Points = list[tuple[float, float, float, float]]
-"""Of a curve: round, mean of x, mean of y, standard deviation of y over seeds."""
+"""Points of a curve: round, mean of x, mean of y, standard deviation of y over seeds."""
 OVERLAP = Measure("overlap", low=0.0, high=1.0)
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
@@ -32,13 +32,13 @@ STYLE: dict[Any, Any] = {
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "cross": "P", "x": "X", "star": "*",
 }  # fmt: skip
-"""Of matplotlib, for the page's symbols."""
+"""Matplotlib's markers for the symbols of the page."""
 
 
 def write_figures(places: Sequence[Path], folder: Path) -> list[Path]:
-    """All figures and tables, into a folder."""
+    """Write all figures and tables to a folder."""
     require_matplotlib()
-    with warnings.catch_warnings(action="ignore"):  # the page has said what is left out
+    with warnings.catch_warnings(action="ignore"):  # writing the page has already warned
         kept = distinct(places)
     data, rows, none = gather(kept), tables.rows(kept), tables.rowless(kept)
     made = save_all(_figures(data), folder)
@@ -56,7 +56,7 @@ def require_matplotlib() -> None:
 
 
 def save_all(figures: Iterable[tuple[str, Any]], folder: Path) -> list[Path]:
-    """Figures by name as PDF and PNG; they are made one at a time, in the style they are saved in."""
+    """Save figures by name as PDF and PNG. Figures are created one at a time, in the style they are saved in."""
     import matplotlib
 
     with disk(folder):
@@ -78,13 +78,13 @@ def _figures(data: Data) -> Iterator[tuple[str, Any]]:
         yield "bytes", lines(data, "MB sent")
     yield "clients", _dots(data)
     seen = set()
-    for run in data["runs"]:  # of several seeds, the first
+    for run in data["runs"]:  # only the first seed
         name = re.sub(r"[^\w.+-]+", "-", data["groups"][run["group"]]["label"])
         if name in seen:
             continue
         seen.add(name)
         layers = list(data["federations"][run["federation"]]["layers"])
-        if run["iou"]:  # masks that each client learns for itself
+        if run["iou"]:  # masks differ between clients
             yield f"shares-{name}", _shares(run, layers)
             yield (
                 f"overlap-{name}",
@@ -139,7 +139,7 @@ def lines(data: Data, by: str) -> Any:
 
 
 def _dots(data: Data) -> Any:
-    """By how much each client's final value is better than alone, where a run is compared with that; else the value itself."""
+    """Each client's gain over training alone, or its final value if no run is compared."""
     found = {g: gains(data, g) for g in range(len(data["groups"]))}
     compared = any(found.values())
     if not compared:
@@ -216,7 +216,7 @@ def canvas(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
 
 
 def overlap(run: Data, at: int = 0) -> Any:
-    """What clients' masks share in the last round: of all parameters, or of the layer number `at` counted from 1."""
+    """Overlap of clients' masks in the last round: over all parameters, or in layer `at`, counted from 1."""
     n = run["paired"]
     pairs = n * (n - 1) // 2
     z = np.full((n, n), np.nan)

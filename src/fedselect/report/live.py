@@ -1,4 +1,4 @@
-"""The report while a run is under way, on this machine alone: read-only, and gone when the run is."""
+"""The live report of a running run: read-only, for this machine only, until the run ends."""
 
 import hashlib
 import json
@@ -15,22 +15,22 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.report import gather, page, plotly
 from fedselect.report.runs import expand
 
-HOST = "127.0.0.1"  # nothing outside this machine can reach it
+HOST = "127.0.0.1"  # not reachable from other machines
 WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><title>fedselect</title><link rel="icon" href="data:,">
 <meta http-equiv="refresh" content="2"><meta name="color-scheme" content="light dark">
 <body style="font: 16px system-ui; margin: 4rem auto; max-width: 40rem">
-<p>The first round is under way; this page turns into the report when it is done.</p></body></html>"""
-PATIENCE = 5.0  # seconds that an open page has to fetch the end of a run
+<p>The first round is running. The report will appear here when it is done.</p></body></html>"""
+PATIENCE = 5.0  # seconds for an open page to fetch the last round
 
 
 @contextmanager
 def live(out: Path, port: int) -> Iterator[str]:
-    """Serve the report of a directory at the address this yields, until the block ends."""
-    plotly()  # what is missing is said before the run, not in the browser
+    """Serve the report of a directory until the block ends. Yields its address."""
+    plotly()  # raises before the run if the package is missing
     try:
         server = _Server(out, port)
     except (OSError, OverflowError) as e:
-        raise InputError(f"port {port} cannot be used ({e}); choose another --port, or none for a free one.") from None
+        raise InputError(f"port {port} cannot be used ({e}); choose another --port, or remove it to use a free one.") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://{HOST}:{server.server_port}/"
@@ -49,13 +49,13 @@ class _Server(ThreadingHTTPServer):
         self.asked = 0.0  # when a page last asked for news
 
     def farewell(self) -> None:
-        """Let a page that is open see the end of the run."""
+        """Wait until an open page has fetched the last round."""
         ended = time.monotonic()
         while ended - PATIENCE < self.asked < ended and time.monotonic() < ended + PATIENCE:
             time.sleep(0.05)
 
     def tag(self) -> str:
-        """Changes whenever a file that the report is made from does."""
+        """A tag that changes whenever a file of the report changes."""
         names = (
             "config.json",
             "federation.json",
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get("Host") not in (f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}"):
-            self._answer(HTTPStatus.FORBIDDEN, b"ask for it by its own address\n")  # a foreign page must not read it
+            self._answer(HTTPStatus.FORBIDDEN, b"open the report at its own address\n")  # other web pages must not read it
         elif self.path == "/":
             try:
                 self._answer(HTTPStatus.OK, page(gather([self.server.out]), live=True).encode(), "text/html")
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/data.json":
             self._news()
         else:
-            self._answer(HTTPStatus.NOT_FOUND, b"there is / and /data.json\n")
+            self._answer(HTTPStatus.NOT_FOUND, b"the only pages are / and /data.json\n")
 
     def _news(self) -> None:
         try:
@@ -109,4 +109,4 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # the page was closed
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to the run."""
+        """Log nothing; the terminal is for the run."""

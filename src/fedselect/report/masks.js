@@ -1,6 +1,6 @@
-// Figures of masks, and of what models know of other clients' data.
+// Figures of masks, and of models on other clients' data.
 
-// the choices of a figure about one run, and that run
+// the choices of a figure that shows one run, and that run
 function oneRun(id, runs) {
   const groups = groupsOf(runs), group = chosen(id, "group", groups, preferred(groups));
   const seeds = seedsOf(runs, group), seed = chosen(id, "seed", seeds);
@@ -9,16 +9,16 @@ function oneRun(id, runs) {
 }
 
 const shares = {
-  id: "shares", title: "What stays personal, layer by layer",
-  say: () => "Share of each layer's parameters that stays with "
-    + (state.client === null ? `the client, mean over clients${seeded() ? " and seeds" : ""}`
-      : `client ${clientName(state.client)}${seeded() ? ", mean over seeds" : ""}`)
+  id: "shares", title: "Personal parameters by layer",
+  say: () => "Share of each layer's parameters that is personal "
+    + (state.client === null ? `(mean over clients${seeded() ? " and seeds" : ""})`
+      : `on client ${clientName(state.client)}${seeded() ? " (mean over seeds)" : ""}`)
     + ". Layers run from the input at the top to the output.",
   runs: () => data.runs.filter(r => r.shares.length),
   ready() { return this.runs().length; },
   get missing() {
-    return networked() ? "A deployed run keeps no record of its masks by round; its clients have theirs in their vaults."
-      : "These runs keep no record of their masks: those in several processes, with rows=personal or of an older version do not.";
+    return networked() ? "Deployed runs do not record masks by round; each client keeps its mask in its vault."
+      : "These runs have no record of masks. Runs in several processes, with rows=personal or of older versions do not record them.";
   },
   picks() {
     const groups = groupsOf(this.runs());
@@ -28,7 +28,7 @@ const shares = {
     const [[, , , group]] = this.picks(), runs = this.runs().filter(r => r.group === group), { round: rounds } = runs[0];
     const layers = data.federations[runs[0].federation].layers, clients = runs[0].last.value.length;
     const known = runs.map(run => run.shares.map(([round, text]) => [round, unpack(text)]));
-    const value = (lines, round, layer) => { // as last written: a line stands for every change
+    const value = (lines, round, layer) => { // the last recorded value: there is a line only for changes
       const held = lines.findLast(([r]) => r <= round);
       if (!held) return null;
       const row = held[1].slice(layer * clients, (layer + 1) * clients);
@@ -60,8 +60,8 @@ const shares = {
   caption() {
     const { names, z } = this.grid(), last = z.map(row => row.at(-1));
     const most = last.indexOf(Math.max(...last)), least = last.indexOf(Math.min(...last));
-    if (last[most] === last[least]) return `In the end every layer is ${percent(last[most])}% personal.`;
-    return `In the end ${names[most]} is the most personal layer (${percent(last[most])}%), ${names[least]} the least `
+    if (last[most] === last[least]) return `After the last round, every layer is ${percent(last[most])}% personal.`;
+    return `After the last round, ${names[most]} is the most personal layer (${percent(last[most])}%), ${names[least]} the least `
       + `(${percent(last[least])}%).`;
   },
   numbers() {
@@ -75,14 +75,14 @@ const shares = {
 };
 
 const overlap = {
-  id: "overlap", title: "Do clients keep the same parameters?", paired: true,
-  say: () => "Overlap of what two clients keep personal: entries both keep, as a share of those either keeps (intersection over "
-    + "union). Behind a client's name are the classes it trains on.",
+  id: "overlap", title: "Do clients personalize the same parameters?", paired: true,
+  say: () => "Overlap of the personal parameters of two clients: entries personal on both, as a share of those personal on either "
+    + "(intersection over union). Classes that a client trains on follow its name.",
   runs: () => data.runs.filter(r => r.iou.length),
   ready() { return this.runs().length; },
   get missing() {
-    return networked() ? "A deployed run keeps no record of its masks by round, so there is no overlap to show."
-      : "No run here has a record of masks that differ from client to client, so there is no overlap to show.";
+    return networked() ? "Deployed runs do not record masks by round, so there is no overlap to show."
+      : "No run here has a record of masks that differ between clients, so there is no overlap to show.";
   },
   picks() {
     const { picks, run } = oneRun(this.id, this.runs());
@@ -102,7 +102,7 @@ const overlap = {
     const common = (i, j) => people(run)[i].classes.filter(c => people(run)[j].classes.includes(c));
     return { run, z, common };
   },
-  // what masks of the same shares, drawn at random in each layer, would overlap by, on average over pairs
+  // the expected overlap of random masks with the same shares in each layer, on average over pairs
   chance() {
     const { run, z } = this.matrix(), [, , [, , , layer], [, , , at]] = this.picks(), round = run.iou[at][0];
     const sizes = Object.values(data.federations[run.federation].layers), clients = run.last.value.length;
@@ -130,7 +130,7 @@ const overlap = {
       by.set(common(i, j).length, [...(by.get(common(i, j).length) || []), v]);
     }));
     const all = [...by].sort((a, b) => a[0] - b[0]);
-    if (!all.length) return "Nothing is personal here yet.";
+    if (!all.length) return "No parameters are personal yet.";
     return `Mean overlap ${percent(mean(all.flatMap(([, v]) => v)))}%; random masks of the same shares would overlap by about `
       + `${percent(this.chance())}%. By number of classes in common: `
       + all.map(([k, v]) => `${k}: ${percent(mean(v))}%`).join(", ") + ".";
@@ -143,13 +143,13 @@ const overlap = {
 
 const cross = {
   id: "cross", title: "Every model on every client's data", paired: true,
-  say: () => `${Metric()} of each client's final model (row) on each client's ${data.scored} data (column). The diagonal is a client's own; the `
-    + "rest shows how much a model knows that its client never saw.",
+  say: () => `${Metric()} of each client's final model (row) on each client's ${data.scored} data (column). On the diagonal, models meet their own `
+    + "client's data; elsewhere, data of clients they were not personalized for.",
   runs: () => data.runs.filter(r => r.cross),
   ready() { return this.runs().length; },
   get missing() {
-    return networked() ? "In a deployment nobody has another client's data, so every model is tried on its own client's alone."
-      : "Runs made with --cross also try every client's model on every other client's data.";
+    return networked() ? "In a deployment, no model is evaluated on another client's data, because the data never leaves its client."
+      : "Run with --cross to evaluate every client's model on every other client's data.";
   },
   picks() { return oneRun(this.id, this.runs()).picks; },
   draw(place) {
@@ -164,8 +164,8 @@ const cross = {
     const cells = own => there(run.cross.flatMap((row, i) =>
       row.filter((_, j) => (!one || i === state.client) && (i === j) === own)));
     const said = own => `${written(mean(cells(own)))}${unit()}`;
-    return one ? `On its own data the model of client ${clientName(state.client)} reaches ${said(true)}, on others' ${said(false)}.`
-      : `On their own client's data models reach ${said(true)} on average, on other clients' data ${said(false)}.`;
+    return one ? `The model of client ${clientName(state.client)} reaches ${said(true)} on its own data, ${said(false)} on other clients' data.`
+      : `Models reach ${said(true)} on average on their own client's data, ${said(false)} on other clients' data.`;
   },
   numbers() {
     const { run } = oneRun(this.id, this.runs()), names = people(run).map((_, i) => tell(run, i));
@@ -179,9 +179,9 @@ const clientAxis = who => ({
 });
 
 const persistence = {
-  id: "persistence", title: "Where clients keep disagreeing", optional: true,
-  say: () => "Persistence: the share of a client's pull away from the shared model that is there in other rounds and other samples "
-    + "too, while everything was shared. 0 is noise, 1 a constant pull. Layers run from the input at the top to the output.",
+  id: "persistence", title: "Persistent disagreement", optional: true,
+  say: () => "Persistence: the share of a client's pull away from the shared model that repeats across rounds and samples, measured "
+    + "while all parameters were shared. 0 is noise, 1 a constant pull. Layers run from the input at the top to the output.",
   runs: () => data.runs.filter(r => r.persistence),
   ready() { return this.runs().length; },
   picks() { return oneRun(this.id, this.runs()).picks; },
@@ -212,14 +212,14 @@ const persistence = {
 };
 
 const heads = {
-  id: "heads", title: "Who shares a head", optional: true,
-  say: () => "A row is a head, and the clients marked in it share it; the layers below are everybody's.",
+  id: "heads", title: "Groups that share a head", optional: true,
+  say: () => "Each row is a head, shared by the clients marked in it. All clients share the layers below.",
   runs: () => data.runs.filter(r => r.heads),
   ready() { return this.runs().length; },
   picks() { return oneRun(this.id, this.runs()).picks; },
   grid() {
     const { run } = oneRun(this.id, this.runs()), { groups } = run.heads, who = people(run);
-    const others = i => who.filter((_, k) => k !== i && groups[k] === groups[i]).map(c => c.name).join(", ") || "nobody";
+    const others = i => who.filter((_, k) => k !== i && groups[k] === groups[i]).map(c => c.name).join(", ") || "no other client";
     return { who, groups, rows: [...new Set(there(groups))], shares: who.map((_, i) => groups[i] === null ? "not tested yet" : others(i)) };
   },
   draw(place) {

@@ -1,11 +1,11 @@
-// The page: its state (which client, which methods), its frame, and drawing it again when either changes.
+// The page: its state (selected client and methods), its frame, and redrawing when the state changes.
 
 let data = JSON.parse(document.getElementById("data").textContent);
 const state = { client: null, hidden: new Set(), picks: {}, unfolded: false };
-const MANY = 8;  // methods that fit into the bar; more of them are folded away
+const MANY = 8;  // methods that fit into the bar; more are folded
 const byId = id => document.getElementById(id);
 
-// every method shown, best first, for all clients or the chosen one
+// every visible method, best first, for all clients or the selected one
 function ranked() {
   const one = state.client, mine = i => one === null || i === one;
   return shown().map(g => {
@@ -29,7 +29,7 @@ function header() {
   if (r !== best) text.push(`${label(best.g)} leads with ${written(best.mean)}${unit()}.`);
   let said = `${label(r.g)} reaches ${data.headline.percent ? "" : `${metric()} `}${written(r.mean)}${r.all.length > 1 ? ` ± ${written(spread(r.all))}` : ""}${unit()}`;
   if (r.gain !== null) {
-    said += even(r.gain) ? ", as training alone does"
+    said += even(r.gain) ? ", the same as training alone"
       : `, ${points(Math.abs(r.gain)).slice(1)}${inPoints()} ${r.gain < 0 ? "worse" : "better"} than training alone`;
     if (state.client === null) said += `; ${r.better[0]} of ${r.better[1]} clients gain`;
   }
@@ -71,12 +71,12 @@ function filter() {
       render();
     }, swatch(colour(g), symbol(g)))));
   document.querySelector(`[data-chip="${focus}"]`)?.focus();
-  byId("who").textContent = state.client === null ? "" : `Showing client ${clientName(state.client)} alone. ${holdings()}`;
+  byId("who").textContent = state.client === null ? "" : `Showing only client ${clientName(state.client)}. ${holdings()}`;
   const whose = state.client === null ? "All clients" : `Client ${clientName(state.client)}`, few = shown().length < data.groups.length;
   byId("filtered").textContent = `${whose} · ${few ? `${shown().length} of ` : ""}${data.groups.length} method${data.groups.length > 1 ? "s" : ""}`;
 }
 
-// what the chosen client trains on; with several seeds, in each
+// the training data of the selected client, by seed
 function holdings() {
   const said = data.federations.flatMap((f, k) => {
     const c = f.clients[state.client], seeds = new Set(data.runs.filter(r => r.federation === k).map(r => r.seed));
@@ -89,7 +89,7 @@ function holdings() {
   return said.length ? `It has ${[...new Set(said)].join("; ")}.`.replace("It has seed", "Seed") : "";
 }
 
-// a table that scrolls by itself where it is too wide, and says so until it has been scrolled
+// a table that scrolls sideways if it is too wide, with a hint until it has been scrolled
 function grid(head, rows, mark = () => null) {
   const wide = element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" }, element("table", {},
     element("thead", {}, element("tr", {}, head.map(h => element("th", { scope: "col" }, h)))),
@@ -104,7 +104,7 @@ function grid(head, rows, mark = () => null) {
   return made;
 }
 
-// which runs are training alone where there are several, and what is compared with none of them
+// which of several local groups is training alone, and which methods are not compared
 function remarks() {
   if (!data.groups.some((_, g) => isLocal(g))) return "";
   const used = [...new Set(shown().map(base).filter(g => g !== null))], many = data.groups.filter((_, g) => isLocal(g)).length > 1;
@@ -112,28 +112,28 @@ function remarks() {
   return [...named, ...shown().map(g => data.groups[g].why).filter(why => why)].map(said => ` ${said}`).join("");
 }
 
-// when the numbers of a run were taken: in the last round, or in the one that was kept
-const ending = () => data.runs.some(r => r.kept) ? "in the round that was kept" : "in the last round";
+// the round that numbers are of: the last, or the kept one
+const ending = () => data.runs.some(r => r.kept) ? "in the round chosen on validation data" : "in the last round";
 
-// which rounds were kept, and who stopped early
+// kept rounds, and runs that stopped early
 function keptRounds() {
   return data.runs.filter(r => r.kept).map(r => ` ${label(r.group)}, seed ${r.seed}: ${r.kept}${r.stopped ? "; stopped early" : ""}.`).join("");
 }
 
-// settings of a search that the table leaves out, and why
+// settings of a search that the table omits
 function leftOut() {
   if (!data.tuning || data.groups.length === data.tuning.settings.length) return "";
   const { settings } = data.tuning, longest = settings.filter(s => s.rounds === settings[0].rounds).length;
-  const best = data.groups.length < longest ? `${data.groups.length} best of the ${longest}` : longest;
+  const best = data.groups.length < longest ? `best ${data.groups.length} of the ${longest}` : longest;
   return ` The table and the figures show the ${best} settings that trained longest. All ${settings.length} of the search are listed under `
     + "“How the setting was chosen”, in “Numbers as a table”.";
 }
 
-// which of their models clients report, where they choose: how many of them each, or the chosen client's
+// the models that clients chose: counts, or the choice of the selected client
 function chosenModels() {
   return data.runs.filter(r => r.chosen).map(r => {
     const whose = ` ${label(r.group)}, seed ${r.seed}:`, one = state.client === null ? null : r.chosen[state.client];
-    if (one) return one.model ? `${whose} it chose ${one.model} in round ${one.round}${one.validation === undefined ? "" : `, on ${one.validation} validation samples`}.` : "";
+    if (one) return one.model ? `${whose} the client chose ${one.model} in round ${one.round}${one.validation === undefined ? "" : `, on ${one.validation} validation samples`}.` : "";
     const names = r.chosen.map(c => c.model).filter(m => m), count = m => names.filter(n => n === m).length;
     const said = [...new Set(names)].sort((a, b) => count(b) - count(a)).map(m => `${m} ${count(m)}`).join(", ");
     return `${whose} each client chose on its validation data (${said}).`;
@@ -169,18 +169,18 @@ function table() {
   const whose = state.client === null ? `Unweighted mean over clients of each client's ${metric()}`
     : `${Metric()} of client ${clientName(state.client)}`;
   place.querySelector(".say").textContent = `${whose} on its own ${data.scored} data ${ending()}`
-    + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that counts, as local training left it or `
-    + "merged with the aggregate. MB and seconds are of the whole run."
-    + (kept ? " Epsilon: what the model gives away of one client, or one sample, at most; none: no promise." : "") + remarks() + keptRounds()
+    + `${seeded() ? ", mean and standard deviation over seeds" : ""}. Bold: the model that the method reports, after local training `
+    + "or after aggregation. MB and seconds are for the whole run."
+    + (kept ? " Epsilon: the differential privacy of one client or one sample; none: no guarantee." : "") + remarks() + keptRounds()
     + chosenModels() + leftOut();
   place.append(grid(columns, body, i => strong(rows[i].g) ? "own" : null));
   const failed = place.querySelector(".failed");
   failed.hidden = !data.failed.length;
-  failed.replaceChildren(...data.failed.flatMap(([run, why]) => [`${run} did not come to its end: ${why}`, element("br")]));
+  failed.replaceChildren(...data.failed.flatMap(([run, why]) => [`${run} diverged: ${why}`, element("br")]));
   place.append(failed);
 }
 
-// every metric over clients, or the chosen client's: one row for each method and metric
+// every metric over clients or of the selected client, one row per method and metric
 function metrics() {
   const one = state.client, show = (m, v) => v === null ? "–" : m.percent ? (100 * v).toFixed(2) : v.toFixed(4);
   const found = ranked().flatMap(({ g, runs }) => data.metrics.filter(m => runs.some(r => r.metrics[m.name])).map(m => {
@@ -193,13 +193,13 @@ function metrics() {
     return [label(g), m.percent ? `${m.name} %` : m.name, value, ...(one === null ? rest : [])];
   }));
   const whose = one === null ? `Each metric over clients ${ending()}: ` + "the mean, the mean of the worst tenth of clients (at least "
-    + "of one), the mean weighted by test samples, and for how many clients it is defined; the others are left out."
-    : `Each metric of client ${clientName(one)} ${ending()}; – where it is not defined on its data.`;
+    + "one), the mean weighted by test samples, and the number of clients for which it is defined; the others are excluded."
+    : `Each metric of client ${clientName(one)} ${ending()}; – means that it is not defined on the client's data.`;
   const columns = one === null ? ["method", "metric", "mean", "worst tenth", "weighted", "clients"] : ["method", "metric", "value"];
   byId("metrics").replaceChildren(element("h2", {}, "Every metric"), element("p", { class: "say" }, whose), grid(columns, found));
 }
 
-// deployed runs alone: who was not heard, what was turned away, and who had lost what it knew
+// only for deployed runs: clients that missed rounds, rejected messages, and clients that lost their state
 function attendance() {
   const section = byId("missed"), runs = data.runs.filter(r => r.missed), one = state.client;
   section.hidden = !runs.length;
@@ -214,12 +214,12 @@ function attendance() {
     .map(([c, why]) => [name(r), clientName(+c), why]));
   const say = (list, none, some) => element("p", { class: "say" }, list.length ? some : none);
   section.replaceChildren(
-    element("h2", {}, "Who missed which round"),
-    say(gaps, `${one === null ? "Nobody" : `Client ${clientName(one)} never`} missed a round.`,
-      "Rounds went on without these clients; they joined again with what they had."),
+    element("h2", {}, "Missed rounds"),
+    say(gaps, `${one === null ? "No client" : `Client ${clientName(one)} never`} missed a round.`,
+      "These rounds ran without these clients, which later rejoined with their own state."),
     ...(gaps.length ? [grid(["run", "client", "rounds missed"], gaps)] : []),
-    ...(turned.length ? [say(turned, "", "Turned away:"), grid(["run", "round", "who", "why"], turned)] : []),
-    ...(back.length ? [say(back, "", "Set back, for the vault had lost a round:"), grid(["run", "round", "who", "why"], back)] : []),
+    ...(turned.length ? [say(turned, "", "Rejected:"), grid(["run", "round", "who", "why"], turned)] : []),
+    ...(back.length ? [say(back, "", "Reset to an older state, because the vault had lost a round:"), grid(["run", "round", "who", "why"], back)] : []),
     ...(away.length ? [say(away, "", "Not there at the end, so without a final model until the run is resumed:"),
       grid(["run", "client", "why"], away)] : []),
   );
@@ -287,7 +287,7 @@ function render(some = FIGURES) {
   for (const f of some) {
     const section = byId(f.id), chart = section.querySelector(".chart"), ready = Boolean(f.ready());
     section.hidden = Boolean(f.optional) && !ready;
-    section.querySelector(".say").textContent = ready ? f.say() : f.missing || "There is nothing to show here.";
+    section.querySelector(".say").textContent = ready ? f.say() : f.missing || "Nothing to show.";
     for (const part of section.querySelectorAll(".picks, .beside, figure, details")) part.hidden = !ready;
     if (!ready) continue;
     choices(f, section.querySelector(".picks"));
@@ -300,7 +300,7 @@ function render(some = FIGURES) {
   }
 }
 
-// the filter takes one line on a phone until it is opened
+// on a phone, the filter is one line until opened
 function unfold() {
   byId("filter").open = !phone();
 }
@@ -324,25 +324,25 @@ function about() {
   byId("config").replaceChildren(
     element("h2", {}, "Configuration"),
     element("p", { class: "say" }, [
-      networked() ? "" : "Complete: every value that a run depends on, defaults written out. A run directory's config.json replays "
-        + "it with fedselect run --config.",
-      data.runs.some(r => r.deployed) ? "Of a deployed run: what its clients share, defaults written out; each has data of its own." : "",
+      networked() ? "" : "The complete configuration, including defaults. To repeat a run, pass the config.json in its directory to "
+        + "fedselect run --config.",
+      data.runs.some(r => r.deployed) ? "For deployed runs: the settings that all clients share, including defaults." : "",
     ].filter(Boolean).join(" ")),
     pairs(common.map(k => [k, all[0].get(k)])),
     ...(apart.length ? [
-      element("h3", {}, "Where they differ"),
+      element("h3", {}, "Differences"),
       grid(["option", ...data.groups.map(g => g.label)], apart.map(k => [k, ...all.map(m => m.has(k) ? show(m.get(k)) : "")])),
     ] : []),
-    element("details", {}, element("summary", {}, "As JSON, and where the runs are"),
+    element("details", {}, element("summary", {}, "JSON and paths of the runs"),
       element("pre", {}, JSON.stringify(raw, null, 2))),
   );
   byId("environment").replaceChildren(element("h2", {}, "Environment"), ...data.environments.map(e => pairs(Object.entries(e))),
-    data.environments.length ? "" : element("p", { class: "say" }, "A run writes it down when it is finished."));
+    data.environments.length ? "" : element("p", { class: "say" }, "Recorded when a run finishes."));
   byId("footer").textContent =
-    `Made with fedselect ${data.version}, ${data.made}. This page holds all it needs; nothing is fetched.`;
+    `Made with fedselect ${data.version}, ${data.made}. This page is self-contained and loads nothing from the network.`;
 }
 
-// while a run is under way: ask for news, as long as somebody answers and somebody looks
+// while a run is running: poll for news as long as the server answers and the page is visible
 async function follow() {
   const tellBusy = () => {
     const busy = data.runs.filter(r => !r.finished);
@@ -359,7 +359,7 @@ async function follow() {
       tag = answer.headers.get("ETag");
       data = await answer.json();
     } catch {
-      byId("live").textContent = "the run has ended; this page no longer follows it";
+      byId("live").textContent = "the run has ended; this page no longer updates";
       return;
     }
     tellBusy();

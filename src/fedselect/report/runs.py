@@ -1,4 +1,4 @@
-"""Run directories as one plain structure: what the page, the figures and the tables are drawn from."""
+"""Collect run directories into one plain structure for the page, the figures and the tables."""
 
 import datetime
 import math
@@ -42,28 +42,28 @@ Data = dict[str, Any]
 MOST = 200  # points on a curve
 MOST_SHARES = 60  # columns of a picture of shares over rounds
 AGREED = ("method", "model", "training", "aggregate", "rounds", "fraction", "secret", "private")
-"""What the clients of a deployment share, beside the data's kind."""
+"""Settings that all clients of a deployment share, beside the kind of data."""
 
 
 def gather(places: Sequence[Path]) -> Data:
-    """Everything to show of these runs and comparisons. Runs that are under way are shown as far as they are."""
+    """The data of these runs and comparisons. Unfinished runs are included as far as they are."""
     paths = distinct(places)
     if not paths:
-        raise RunError(f"{', '.join(map(str, places))}: no run has begun yet; begin with: {again(places[0])}")
+        raise RunError(f"{', '.join(map(str, places))}: no run has started yet; start it with: {again(places[0])}")
     configs = [read_config(p) for p in paths]
     named, failed = labels([described(p) for p in paths]), failures(paths)
     histories = [_evaluated(p) for p in paths]
     there = [i for i, h in enumerate(histories) if h and not failure(paths[i])]
     lost = [label for label, path in zip(named, paths, strict=True) if failure(path)]
     if not there and len(failed) == len(paths):
-        raise RunError(f"no run came to its end; {': '.join(failed[0])}")
+        raise RunError(f"every run diverged; {': '.join(failed[0])}")
     if not there and all(finished(p) for p in paths):
         raise RunError(
-            f"{paths[0]} has its outcome alone, without its rounds; make it anew with: "
+            f"{paths[0]} has a summary but no rounds; run it again with: "
             f"fedselect run --config {paths[0] / 'config.json'} --out DIR"
         )
     if not there:
-        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; finish it with: {again(places[0])}")
+        raise RunError(f"{', '.join(map(str, places))}: nothing was evaluated yet; continue with: {again(places[0])}")
     paths, configs, histories = [paths[i] for i in there], [configs[i] for i in there], [histories[i] for i in there]
     named = [named[i] for i in there]
     scored, shown = _scored(paths, configs), common_headline(paths)
@@ -103,18 +103,20 @@ def gather(places: Sequence[Path]) -> Data:
 
 
 def distinct(places: Sequence[Path]) -> list[Path]:
-    """The run directories that these stand for, each configuration and seed once: of equal ones, the first that is finished."""
+    """The run directories in these places, without duplicates. Of runs with equal settings and seed, a finished one is kept."""
     paths = list(dict.fromkeys(run for place in places for run in expand(place)))
     kept: dict[str, Path] = {}
     for path in sorted(paths, key=lambda p: not finished(p)):
         first = kept.setdefault(same(described(path)), path)
         if first != path:
-            warnings.warn(f"{path} is left out: {first} has the same configuration and seed.", stacklevel=1)  # said once
+            warnings.warn(
+                f"{path} is skipped, because {first} has the same configuration and seed.", stacklevel=1
+            )  # warn only once
     return [p for p in paths if p in kept.values()]
 
 
 def expand(place: Path) -> list[Path]:
-    """The run directories that a run or a comparison stands for."""
+    """The run directories of a run or a comparison."""
     if (place / "compare.json").exists():
         return [run for name in finalists(place) or read_comparison(place) if ((run := place / name) / "config.json").exists()]
     if (place / "config.json").exists():
@@ -162,14 +164,14 @@ def _run(path: Path, config: Data, history: list[Record], group: int, federation
         "persistence": _persistence(path, federations[at]),
         "heads": _heads(path, federations[at]),
         "cross": summary.get("cross"),
-        "epsilon": last.get("epsilon"),  # what was spent by then, of a private run
-        "chosen": summary.get("chosen") or choices(last),  # which of its models each client reports, where clients choose
+        "epsilon": last.get("epsilon"),  # privacy budget spent so far
+        "chosen": summary.get("chosen") or choices(last),  # each client's choice of model, with --view best
         "kept": kept_in_words(last) if last.get("kept") is not None else None,
         "stopped": bool(last.get("stopped")),
-        "missed": summary.get("missed"),  # of a deployed run: {client: rounds}
+        "missed": summary.get("missed"),  # deployed runs only: {client: rounds}
         "rejected": summary.get("rejected", []),
-        "set_back": summary.get("set_back", []),  # whose vault had lost a round
-        "absent": summary.get("absent", {}),  # who has no final model, and why
+        "set_back": summary.get("set_back", []),  # clients whose vault had lost a round
+        "absent": summary.get("absent", {}),  # clients without a final model, and why
     }
 
 
@@ -178,7 +180,7 @@ def _shown(measure: Measure) -> Data:
 
 
 def _metrics(path: Path, summary: Data, last: Record, federation: Data) -> Data:
-    """Every metric in the last round: each client's, and over clients."""
+    """Every metric in the last round, by client and over clients."""
     tested = [c.get("test") for c in federation["clients"]]
     found = {}
     for m in measures(path):
@@ -188,7 +190,7 @@ def _metrics(path: Path, summary: Data, last: Record, federation: Data) -> Data:
 
 
 def _persistence(path: Path, federation: Data) -> Data | None:
-    """Where clients keep disagreeing, by tensor, and in words; None where the method does not measure it."""
+    """Persistence by tensor, and in words; None if the method does not measure it."""
     found = persistence.read(path)
     if found is None:
         return None
@@ -200,7 +202,7 @@ def _persistence(path: Path, federation: Data) -> Data | None:
 
 
 def _heads(path: Path, federation: Data) -> Data | None:
-    """Who shares a head, as groups and in words; None where the method makes no groups."""
+    """The clients that share a head, as groups and in words; None if the method does not form groups."""
     found = grouped.read(path)
     return None if found is None else {"groups": found, "sentences": words.together(found, _names(federation))}
 
@@ -210,14 +212,14 @@ def _names(federation: Data) -> list[str]:
 
 
 def _settings(path: Path, config: Data) -> Data:
-    """What a run depends on, its seed aside; of a deployed run what its server knows, for each client has its own data."""
+    """A run's settings without its seed. For a deployed run, only those that the server knows."""
     if deployed(path):
         return {**{k: config[k] for k in AGREED if config.get(k)}, "data": {"name": config["data"]["name"]}}
     return {k: v for k, v in config.items() if k not in APART}
 
 
 def _evaluated(path: Path) -> list[Record]:
-    """The evaluated rounds, each with what had been sent by then under "sent"."""
+    """The evaluated rounds, each with its cumulative traffic under "sent"."""
     found = read_records(path / "metrics.jsonl", growing=not finished(path))
     up = down = 0
     seconds = 0.0
@@ -230,9 +232,9 @@ def _evaluated(path: Path) -> list[Record]:
 
 
 def _federation(path: Path, last: Record, federations: list[Data]) -> int:
-    """Which federation a run is of; runs of the same data and model share one. Older runs know their clients by number."""
+    """The index of a run's federation, shared by runs with the same data and model. Old runs only number their clients."""
     if (path / "federation.json").exists():
-        own = read_json(path / "federation.json", "delete it: clients are then known by number.")
+        own = read_json(path / "federation.json", "delete it; clients are then listed by number.")
     else:
         own = {"clients": [{"name": str(i), "classes": []} for i in range(len(last["clients"]["share"]))], "layers": {}}
     if own not in federations:
@@ -241,7 +243,7 @@ def _federation(path: Path, last: Record, federations: list[Data]) -> int:
 
 
 def _paired(pairs: int) -> int:
-    """How many clients have so many pairs."""
+    """The number of clients with this many pairs."""
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
@@ -250,11 +252,11 @@ def _summary(path: Path) -> Data:
 
 
 def _scored(paths: Sequence[Path], configs: Sequence[Data]) -> str:
-    """The data that numbers are of: one kind, for numbers of different ones say nothing about each other."""
+    """The data that runs are scored on, which must be the same for all."""
     by = {SCORED[c.get("score", "test")]: path for path, c in zip(paths, configs, strict=True)}
     if len(by) > 1:
         (one, first), (other, second) = by.items()
-        raise RunError(f"{first} is scored on {one} data and {second} on {other} data; make a report of each.")
+        raise RunError(f"{first} is scored on {one} data, but {second} on {other} data; write a separate report for each.")
     return next(iter(by))
 
 
@@ -267,7 +269,7 @@ def _title(configs: Sequence[Data], order: Sequence[str], scored: str) -> str:
 
 
 def _thin(items: list[Any], most: int) -> list[Any]:
-    """At most so many of these, evenly spaced, the first and the last among them."""
+    """At most `most` items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

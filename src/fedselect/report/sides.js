@@ -1,8 +1,8 @@
-// Two methods or settings side by side: what they differ in, what they cost, and each client with both.
+// Two methods or settings side by side: their differences and costs, and each client's scores.
 
 const sides = {
   id: "sides", title: "Two side by side", optional: true,
-  say: () => "Choose two to compare, on the seeds that both have. A line leads from the first (hollow) to the second, client by client.",
+  say: () => "Choose two methods to compare on their common seeds. Each line leads from a client's score with the first (hollow) to its score with the second.",
   ready: () => shown().length > 1,
   picks() {
     const groups = shown().map(g => [g, label(g)]), order = ranked().map(r => groups.findIndex(([g]) => g === r.g));
@@ -16,7 +16,7 @@ const sides = {
     const there = new Set(groupRuns(right).map(r => r.seed));
     return groupRuns(left).map(r => r.seed).filter(s => there.has(s));
   },
-  // both, with the runs that are compared: of the chosen seed, or of all that both have (of all where they have none in common)
+  // both, with the runs to compare: of the chosen seed, or of all common seeds (all seeds if none is common)
   pair() {
     const [[, , , left], [, , , right], [, , , seed]] = this.picks(), common = this.seeds(left, right);
     const of = g => groupRuns(g).filter(r => seed === null ? !common.length || common.includes(r.seed) : r.seed === seed);
@@ -81,7 +81,7 @@ const sides = {
   },
   caption() {
     const [a, b] = this.pair(), rows = this.clients(), up = rows.filter(r => r.gain > 0).length, gain = mean(rows.map(r => r.gain));
-    const seeds = this.seeds(a.g, b.g).length ? "" : " They have no seed in common, so clients may have other data.";
+    const seeds = this.seeds(a.g, b.g).length ? "" : " They have no seed in common, so clients may have different data.";
     return `${label(b.g)} is better than ${label(a.g)} for ${up} of ${rows.length} clients, by ${points(gain)}${inPoints()} on average.${seeds}`;
   },
   numbers() {

@@ -1,4 +1,4 @@
-"""What the page shows of a search: settings over the rounds spent on all of them, and which were dropped when."""
+"""The data of a search for the page: scores of settings over rounds spent, and when settings were dropped."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from fedselect.runs.labels import looks
 
 Data = dict[str, Any]
 NAME = "outcome.json"
-MOST = 12  # settings of a search that has not come to its end, whose runs are shown in full
+MOST = 12  # settings of an unfinished search whose runs are shown in full
 
 
 def finalists(place: Path) -> list[str] | None:
-    """The runs of a search that trained longest, by directory; None where this is no search."""
+    """The directories of the runs of a search that trained longest; None if this is not a search."""
     if not (place / NAME).exists():
         return None
     found = _read(place)
@@ -23,7 +23,7 @@ def finalists(place: Path) -> list[str] | None:
 
 
 def tuning(places: Sequence[Path]) -> Data | None:
-    """The picture of a search, where the page is of one alone."""
+    """The data of a search, if the page shows only that search."""
     if len(places) != 1 or not (places[0] / NAME).exists():
         return None
     found = _read(places[0])
@@ -61,11 +61,11 @@ def tuning(places: Sequence[Path]) -> Data | None:
 
 
 def _placed(curve: Sequence[Sequence[float]], marks: Sequence[int], spent: Sequence[float]) -> list[list[float]]:
-    """A curve over rounds as one over the rounds that all settings took by then: [x, score, round]."""
+    """A curve over the total rounds of all settings so far: [x, score, round]."""
     out = []
     for round_, score in curve:
         rung = next((i for i, end in enumerate(marks[1:]) if round_ <= end), None)
-        if rung is None:  # of a rung that is not done
+        if rung is None:  # an unfinished rung
             break
         part = (round_ - marks[rung]) / (marks[rung + 1] - marks[rung])
         out.append([round(spent[rung] + part * (spent[rung + 1] - spent[rung]), 1), score, round_])
@@ -77,5 +77,5 @@ def _read(place: Path) -> Data:
     found = read_json(place / NAME, mend)
     lacking = {"ranking", "seeds", "stages", "methods", "chosen", "judged_by", "curves", "rounds", "test"} - found.keys()
     if lacking or not found["ranking"]:
-        raise RunError(f"{place / NAME} is no outcome of a search; {mend}")
+        raise RunError(f"{place / NAME} is not the outcome of a search; {mend}")
     return found

@@ -1,4 +1,4 @@
-"""What a program gets of a run: models, scores and predictions, in memory or from a folder."""
+"""Results of runs in Python: models, scores and predictions, in memory or from a folder."""
 
 from fedselect.results.folder import load_result
 from fedselect.results.result import Result

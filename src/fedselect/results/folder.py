@@ -1,6 +1,6 @@
-"""A result as a folder: what `fedselect report` reads of a run directory, and every client's model as safetensors.
+"""A result as a folder: the files that `fedselect report` reads, and every client's model as safetensors.
 
-result.json says what the models take and what their outputs mean. No pickle: whoever loads a result runs no code of it.
+result.json describes the models' inputs and outputs. There is no pickle, so loading a result never runs its code.
 """
 
 import copy
@@ -47,14 +47,14 @@ ADVICE = "save the result again."
 
 
 def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int, Tree]], out: Path, overwrite: bool) -> Path:
-    """Write a result with its models, by client, into a new folder, whole or not at all."""
+    """Write a result with all models to a new folder, completely or not at all."""
     if (out.exists() or out.is_symlink()) and not is_unused(out):
         if not overwrite:
-            raise InputError(f"{out} exists already; choose another folder, or replace a saved result with overwrite=True.")
+            raise InputError(f"{out} already exists; choose another folder, or pass overwrite=True to replace a saved result.")
         if not rundir.saved(out) or not rundir.is_run(out):
-            raise InputError(f"{out} holds something other than a saved result, so it is left as it is; choose another folder.")
+            raise InputError(f"{out} contains files that are not part of a saved result; choose another folder.")
     if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a directory; make it first, or choose another place.")
+        raise InputError(f"{out.parent} is not a directory; create it first, or choose another folder.")
     if isinstance(source, Saved):
         before = source.place
 
@@ -80,12 +80,12 @@ def save(source: Source, history: Sequence[Record], trees: Callable[[], dict[int
 
 
 def shared_by(s: Simulation) -> Shared:
-    """What the run shares with clients that were not there."""
+    """What the run shares with new clients."""
     return of_simulation(s, {**{k: _config(s)[k] for k in ("method", "training")}, "task": entry(s.task, TASKS)})
 
 
 def report(source: Source, history: Sequence[Record], out: Path) -> Path:
-    """The page of a result."""
+    """Write the report of a result."""
     check_page(out)
     if isinstance(source, Saved):
         return write_report([source.place], out)
@@ -120,20 +120,20 @@ def load_result(
     if rundir.saved(place):
         return Result(Saved(place, model, task), rundir.read_records(place / "metrics.jsonl"))
     if not (place / "config.json").exists() and not (place / "compare.json").exists():
-        raise RunError(f"{place} is no saved result and no run directory; give the folder that result.save wrote.")
+        raise RunError(f"{place} is neither a saved result nor a run directory; pass a folder that result.save wrote.")
     _, simulation = rundir.reopen(place)
     records = rundir.read_records(place / "metrics.jsonl", growing=not rundir.finished(place))
     return Result(simulation, records[: simulation.round])
 
 
 class Saved:
-    """A folder that `save` wrote. Values are read when they are asked for."""
+    """A folder written by `save`. Parameters are read on demand."""
 
     def __init__(self, place: Path, model: Any = None, task: Task | None = None) -> None:
         self.place, self._model, self._task = place, model, task
         self._about = read_json(place / "result.json", ADVICE)
         if self._about.get("format") != FORMAT:
-            raise RunError(f"{place} has format {self._about.get('format')}, this version reads {FORMAT}; {ADVICE}")
+            raise RunError(f"{place} has format {self._about.get('format')}, but this version reads {FORMAT}; {ADVICE}")
         try:
             clients = read_json(place / "federation.json", ADVICE)["clients"]
             self.names: list[str] = [c["name"] for c in clients]
@@ -148,7 +148,7 @@ class Saved:
 
     @cached_property
     def _values(self) -> dict[str, Tree]:
-        """Clients' values, stacked, and what all have alike."""
+        """Clients' parameters, stacked, and the constants that all share."""
         found: dict[str, Tree] = {"clients": {}, "constants": {}}
         for key, v in self._read("models.safetensors").items():
             kind, _, name = key.partition("/")
@@ -181,7 +181,7 @@ class Saved:
 
     def scored(self, part: str, trees: Mapping[int, Tree]) -> dict[str, list[float]]:
         raise InputError(
-            f"{self.place} has no data to score models on, and no scores on {part} data; "
+            f"{self.place} has no data to evaluate models on, and no scores on {part} data; "
             + ("score it in the run: fs.run(..., val=True)." if part == "val" else "score them before saving.")
         )
 
@@ -203,8 +203,8 @@ class Saved:
     def shared(self) -> Shared:
         if not (file := self.place / SHARED).exists():
             raise RunError(
-                f"{self.place} was saved by a version that did not keep what the run shares; run it again and save it, or "
-                "adapt a run directory of the command line."
+                f"{self.place} was saved by a version that did not store what the run shares; run it again and save it, or "
+                "adapt from a run directory of the command line."
             )
         return Shared.read(file, self._model)
 
@@ -213,19 +213,19 @@ class Saved:
 
 
 def _stacked(trees: Mapping[int, Tree], s: Simulation) -> Tree:
-    """Every client's model, stacked, and what all have alike."""
+    """Every client's model, stacked, and the constants that all share."""
     found = {f"clients/{n}": torch.stack([trees[i][n] for i in range(s.clients)]) for n in s.initial}
     return {**found, **{f"constants/{n}": v.contiguous() for n, v in s.model.constants.items()}}
 
 
 def _short(mask: Tensor) -> Tensor:
-    """One truth value where all are the same."""
+    """A single boolean if all are the same."""
     whole = mask.cpu()
     return torch.tensor(bool(whole.all())) if bool(whole.all()) or not bool(whole.any()) else whole.contiguous()
 
 
 def _about(s: Simulation) -> About:
-    """What the models take, and what their outputs mean."""
+    """The description of the models' inputs and outputs."""
     return {
         **about(s.model, Inputs.of(s), Meaning(s.task, s.data.target_shape, tuple(s.data.class_names))),
         "format": FORMAT,
@@ -239,7 +239,7 @@ def _about(s: Simulation) -> About:
 
 
 def _config(s: Simulation) -> dict[str, Any]:
-    """How it was run, as run directories have it."""
+    """The configuration, as in run directories."""
     return {
         "method": entry(s._bare[0], METHODS),
         "data": {"name": s.data.name},
@@ -257,7 +257,7 @@ def _config(s: Simulation) -> dict[str, Any]:
 
 
 def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
-    """What the report reads of a run directory."""
+    """Write the files that the report reads."""
     config = _config(s)
     write_json(out / "config.json", config)
     rundir.write_measures(out, s.metrics, learned(s.asked, s.task))

@@ -1,4 +1,4 @@
-"""A bar for runs in memory: in a terminal, in a notebook, and elsewhere a line now and then."""
+"""Progress of runs in memory: a bar in a terminal or a notebook; elsewhere a line from time to time."""
 
 import importlib
 import time
@@ -13,12 +13,12 @@ from fedselect.simulate.records import Record
 from fedselect.tasks import Measure
 
 Show = Callable[[str, Record], None]
-OFTEN = 0.1  # seconds between two drawings in a notebook
+OFTEN = 0.1  # seconds between updates in a notebook
 
 
 @contextmanager
 def bar(on: bool, total: int, headline: Measure | None) -> Iterator[Show]:
-    """What to call with the name and the record of each round, of so many in all; nothing is shown unless it is `on`."""
+    """Yield the function to call with the name and record of each round. Shows nothing unless `on`."""
     if not on or headline is None:
         yield lambda name, record: None
         return
@@ -34,7 +34,7 @@ def bar(on: bool, total: int, headline: Measure | None) -> Iterator[Show]:
 
 
 def _in_notebook(total: int, headline: Measure) -> Show:
-    """One output that changes; without widgets, which not every notebook has."""
+    """Update a single output cell. Uses no widgets, since not every notebook supports them."""
     display = importlib.import_module("IPython.display").display
     done, drawn, handle = 0, 0.0, None
 

@@ -1,4 +1,4 @@
-"""Result: what a run leaves, whether it is in memory or was saved."""
+"""Result: the outcome of a run, in memory or saved."""
 
 from numbers import Integral
 from pathlib import Path
@@ -51,7 +51,9 @@ class Result:
     def simulation(self) -> Simulation:
         """The simulation behind a result in memory."""
         if not isinstance(self._source, Live):
-            raise InputError("this result was loaded from a folder, which has its models and numbers but no simulation.")
+            raise InputError(
+                "this result was loaded from a folder, which has models and metrics but no simulation; use fs.run to get one."
+            )
         return self._source.simulation
 
     @property
@@ -74,12 +76,16 @@ class Result:
         return [{k: v[i] for k, v in lists.items()} for i in range(len(self._source.names))]
 
     def scores(self, part: str = "test") -> list[Record]:
-        """Every metric of every client's model on its own data: a row for each client, ready for pandas.DataFrame(...).
+        """Every metric of every client's model on its own data, one row per client, ready for pandas.DataFrame(...).
 
-        `part`: test, as last evaluated; val, or train. A metric that is not defined is None.
+        Args:
+            part: test (at the last evaluation), val or train.
+
+        Returns:
+            One dict per client. An undefined metric is None.
         """
         if part not in PARTS:
-            raise InputError(f"part is {' or '.join(PARTS)}, not {part!r}.")
+            raise InputError(f"part must be {' or '.join(PARTS)}, not {part!r}.")
         measured = [m.name for m in self._source.metrics]
         columns = {name: validated(name) if part == "val" else name for name in measured}
         last = final(self.history, measured[0])
@@ -98,15 +104,17 @@ class Result:
         measured = {m.name: m for m in self._source.metrics}
         name = metric or next(iter(measured))
         if name not in measured:
-            raise InputError(f"this run did not measure {name!r}; it measured {', '.join(measured)}: metrics=[{name!r}].")
+            raise InputError(f"this run did not measure {name!r}, only {', '.join(measured)}; run it with metrics=[{name!r}].")
         return Spread.of(measured[name], self._last()["clients"][name], self._source.tested)
 
     @property
     def bytes_up(self) -> int:
+        """Bytes uploaded by all clients in the whole run."""
         return sum(r["bytes_up"] for r in self.history)
 
     @property
     def bytes_down(self) -> int:
+        """Bytes downloaded by all clients in the whole run."""
         return sum(r["bytes_down"] for r in self.history)
 
     @property
@@ -118,14 +126,14 @@ class Result:
     def persistence(self) -> Tree:
         """Persistence of each client's disagreement: {name: (clients,)}, NaN for a client that was not tested."""
         if not (found := self._source.persistence()):
-            raise InputError(f"{self._method} measured no persistence; use fs.FedPersist(), or fs.diagnose(data).")
+            raise InputError(f"{self._method} does not measure persistence; use fs.FedPersist() or fs.diagnose(data).")
         return found
 
     @property
     def groups(self) -> list[list[int]]:
         """The clients of each group that shares a head, ordered by first member; clients without a group are left out."""
         if (found := self._source.groups()) is None:
-            raise InputError(f"{self._method} makes no groups; use fs.FedAlike(), or fs.diagnose(data).")
+            raise InputError(f"{self._method} does not form groups; use fs.FedAlike() or fs.diagnose(data).")
         return members(found)
 
     def cross(self) -> Tensor:
@@ -155,11 +163,15 @@ class Result:
         return [self._source.state_dict(trees[i]) for i in sorted(trees)]
 
     def predict(self, client: int | str, x: Any) -> NDArray[Any]:
-        """What a client's model says of raw inputs: classes, by name where they have names, or numbers in their own units.
+        """Predict with a client's model from raw inputs.
 
-        `x`: an array or tensor with a row for each sample, pictures as uint8 if the model was trained on such; where the data
-        was a table, also a DataFrame or a dict of its columns; of several inputs, a dict or tuple of arrays as in the data. One
-        array comes back, with a row for each sample.
+        Args:
+            client: Number or name of the client.
+            x: An array or tensor with one row per sample; images as uint8 if the model was trained on uint8. For a table,
+                also a DataFrame or a dict of columns. For several inputs, a dict or tuple of arrays as in the data.
+
+        Returns:
+            One row per sample: classes (by name if they have names), or numbers in the units of the targets.
         """
         i = self._number(client)
         return self._source.predictor.predict(self.personal(i), i, x)
@@ -170,9 +182,13 @@ class Result:
         return self._source.predictor.probabilities(self.personal(i), i, x)
 
     def save(self, directory: str | Path, overwrite: bool = False) -> Path:
-        """Write history, scores, masks and every client's model into a new folder: JSON and safetensors.
+        """Write history, scores, masks and every client's model to a new folder, as JSON and safetensors.
 
-        `fs.load_result` reads it, and `fedselect report` draws it. `overwrite` replaces what `save` wrote there before.
+        Read it with `fs.load_result`, or draw it with `fedselect report`.
+
+        Args:
+            directory: The folder to create.
+            overwrite: Replace an earlier saved result.
         """
         every = range(len(self._source.names))
         return folder.save(self._source, self.history, lambda: self._trees(every), Path(directory).expanduser(), overwrite)
@@ -187,7 +203,7 @@ class Result:
         return folder.report(self._source, self.history, Path(path).expanduser())
 
     def _trees(self, ids: Any) -> dict[int, Tree]:
-        """Clients' final models. What was once merged and fine-tuned is kept, until the simulation goes on."""
+        """Clients' final models, cached until the simulation runs another round."""
         if self._kept[0] != self._source.round:
             self._kept = (self._source.round, {})
         kept = self._kept[1]
@@ -199,12 +215,12 @@ class Result:
         names = self._source.names
         if isinstance(client, str):
             if client not in names:
-                raise InputError(f"there is no client {client!r}; there are {_few(names)}.")
+                raise InputError(f"there is no client {client!r}; choose one of {_few(names)}.")
             if names.count(client) > 1:
                 raise InputError(f"several clients are called {client!r}; use their numbers.")
             return names.index(client)
         if not isinstance(client, Integral) or not 0 <= client < len(names):
-            raise InputError(f"there is no client {client}; there are 0 to {len(names) - 1}.")
+            raise InputError(f"there is no client {client}; choose one of 0 to {len(names) - 1}.")
         return int(client)
 
     @property

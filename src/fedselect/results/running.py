@@ -162,7 +162,7 @@ def _ended(found: Result | TrainingError, rounds: int) -> bool:
 
 
 def check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:
-    """Refuse what does not fit, and fill in what patience means for what is kept."""
+    """Check the options of a run, and fill in the default of `keep`, which depends on `patience`."""
     check_ranges(rounds=rounds, patience=patience)
     check_late(how.get("late"), rounds)
     how["keep"] = keeps(how.get("keep"), patience)

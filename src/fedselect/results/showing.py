@@ -10,12 +10,12 @@ from fedselect.simulate.keeping import final, said
 from fedselect.simulate.records import CHOSEN, Record
 from fedselect.tasks import Measure, Spread
 
-MOST = 10  # clients that are shown
+MOST = 10  # rows shown
 
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, the heads of columns, rows of clients, and rows that sum them up."""
+    """A caption, column headers, one row per client, and summary rows."""
 
     caption: str
     heads: list[str]
@@ -24,20 +24,20 @@ class Table:
 
 
 def last(source: Source, history: Sequence[Record]) -> Record:
-    """The last round that was scored."""
+    """The record of the last evaluation."""
     headline = source.metrics[0].name
     if (found := final(history, headline)) is not None:
         return found
     if not any(source.tested):
         raise InputError(
-            "no client has test data, so nothing was scored; give fs.ClientData(test=...), or look at train_loss in "
+            "no client has test data, so nothing was evaluated; pass fs.ClientData(test=...), or use train_loss in "
             "result.history."
         )
-    raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if history else 'the history is empty'}.")
+    raise InputError(f"nothing was evaluated; {'use a smaller eval_every' if history else 'run at least one round'}.")
 
 
 def table(source: Source, history: Sequence[Record]) -> Table:
-    """The last scores of each client, and over clients; without any, the training losses."""
+    """The last scores of each client and over clients, or training losses if nothing was evaluated."""
     clients = len(source.names)
     who = f"{clients} client{'' if clients == 1 else 's'}"
     caption = f"Result of {source.method}: {who}, {len(history)} round{'' if len(history) == 1 else 's'}"
@@ -45,7 +45,7 @@ def table(source: Source, history: Sequence[Record]) -> Table:
         return Table(caption, ["client"], _cut([[name] for name in source.names], 1), [])
     try:
         record, metrics = last(source, history), list(source.metrics)
-        caption += f", own test data {said(record)}"
+        caption += f", each client's test data {said(record)}"
     except InputError:
         record, metrics = history[-1], [Measure("train_loss", more_is_better=False)]
         caption += ", nothing was tested"
@@ -67,7 +67,7 @@ def table(source: Source, history: Sequence[Record]) -> Table:
 
 
 def text(found: Table) -> str:
-    """For a prompt: names to the left, numbers to the right."""
+    """The table as plain text."""
     lines = [found.heads, *found.rows, *found.sums]
     wide = [max(len(line[i]) for line in lines) for i in range(len(found.heads))]
 
@@ -81,12 +81,12 @@ def text(found: Table) -> str:
 
 
 def html(found: Table) -> str:
-    """For a notebook."""
+    """The table as HTML, for notebooks."""
     return html_table(found.caption, found.heads, found.rows, found.sums)
 
 
 def _cut(rows: list[list[str]], columns: int) -> list[list[str]]:
-    """The first clients, and how many more there are."""
+    """The first rows, and the number of the others."""
     if len(rows) <= MOST:
         return rows
     return [*rows[: MOST - 1], [f"... {len(rows) - MOST + 1} more", *[""] * (columns - 1)]]

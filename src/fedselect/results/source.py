@@ -1,4 +1,4 @@
-"""Source: where a result has its models from, a simulation in memory or a folder."""
+"""Source: where a result gets its models from, a simulation in memory or a folder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ from fedselect.tasks import Measure
 
 
 class Source(Protocol):
-    """What a result asks for. Clients go by number."""
+    """What a result needs. Clients are given by number."""
 
     @property
     def method(self) -> str: ...
@@ -33,13 +33,13 @@ class Source(Protocol):
     def predictor(self) -> Predictor: ...
 
     def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
-        """The final models of these clients, on the host."""
+        """The final models of these clients, on the CPU."""
 
     def state_dict(self, tree: Tree) -> Tree:
-        """Such a model as the plain module takes it."""
+        """A model as a state_dict of the plain module."""
 
     def scored(self, part: str, trees: Mapping[int, Tree]) -> dict[str, list[float]]:
-        """Every metric of these models on their clients' data of one part, NaN where it is not defined."""
+        """Every metric of these models on one part of their clients' data; NaN if undefined."""
 
     def masks(self) -> Tree: ...
     def persistence(self) -> Tree: ...
@@ -94,7 +94,7 @@ class Live:
         s = self.simulation
         if not s.data.has(part):
             what = {"val": "validation", "test": "test"}[part]
-            raise InputError(f"no client has {what} data to be scored on; give fs.ClientData({part}=...).")
+            raise InputError(f"no client has {what} data; pass fs.ClientData({part}=...).")
         found: dict[str, list[float]] = {m.name: [] for m in s.metrics}
         for ids in torch.split(torch.arange(s.clients), s.chunk):
             stacked = {n: torch.stack([trees[int(i)][n] for i in ids]).to(s.device) for n in s.initial}

@@ -1,4 +1,4 @@
-"""Config: everything a run depends on, complete and replayable. A flag, a file and the API use the same names."""
+"""Config: the complete, reproducible configuration of a run. Flags, files and the API use the same names."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ DEFAULT_MODEL = {
     "table": "mlp",
 }
 CLASSIFIED = {*IMAGE_SETS, "digits", "femnist", "audiomnist", "har", "heart"}
-"""Data that is known to be for classification; other data is looked at to see which task it is for."""
+"""Data sets known to be for classification. For others, the task is inferred from the data."""
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "method": ("method", METHODS),
     "data": ("data", DATA),
@@ -83,7 +83,7 @@ class Config(Fields):
 
     @staticmethod
     def _present(method: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a method without those that are gone, where they did nothing; of one that moved, where it is now."""
+        """The options of a method without removed ones that had no effect. A removed option that had one is an error."""
         gone = GONE.get(str(method.get("name")), {})
         for k, v in method.items():
             if k in gone and v != gone[k]:
@@ -95,7 +95,7 @@ class Config(Fields):
         return build("method", self.method["name"], METHODS, _rest(self.method))
 
     def make_method(self) -> Method:
-        """The method, made once: it is frozen, and keeps nothing."""
+        """The method. It is frozen and stateless, so it is built only once."""
         return self._method
 
     def make_aggregator(self) -> Aggregator:
@@ -108,7 +108,7 @@ class Config(Fields):
         return build("task", self.task["name"], TASKS, _rest(self.task))
 
     def measured(self) -> tuple[Metric, ...]:
-        """What the run measures, its headline first."""
+        """The metrics of the run, headline first."""
         return self.make_task().measured(self.headline, self.metrics)
 
     def make_data(self) -> Federation:
@@ -116,7 +116,7 @@ class Config(Fields):
         for i, client in enumerate(data.clients):
             if client.test is None:
                 raise InputError(
-                    f"client {client.name or i} has no test data, on which a run in a directory is measured; give it some, or "
+                    f"client {client.name or i} has no test data, which a run in a directory needs; add some, or "
                     "use fs.run in Python."
                 )
         return data.on_validation() if self.score == "val" else data
@@ -128,7 +128,7 @@ class Config(Fields):
     def simulation(
         self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
     ) -> Simulation:
-        """dealt: what other configurations' data came to; it is taken from there where it is the same, else put there."""
+        """Build the simulation. `dealt`: a cache of federations, shared by configurations with the same data."""
         dealt, same = {} if dealt is None else dealt, json.dumps([self.data, self.seed, self.score], sort_keys=True)
         data = dealt[same] = dealt.get(same) or self.make_data()
         how: Any = chunk or self.chunk
@@ -178,30 +178,30 @@ class Config(Fields):
 
 
 def _rows(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The rows of tables that a run with these settings uses."""
+    """The table rows (method, data set, model, ...) that a run with these settings uses."""
     yield from ((table, str(tables[table]["name"])) for table in TABLES)
     yield from ((kind, str(tables["training"][kind])) for kind in SEAMS)
 
 
 def load_plugins(named: Iterable[str] = ()) -> None:
-    """Load the plugins that are installed, those in the environment, and these."""
+    """Load these plugins, the installed ones and those named in the environment."""
     plugins.load(named, _tables())
 
 
 def _tables() -> dict[str, dict[str, Any]]:
-    """Every table that plugins may add rows to."""
+    """Every table that plugins can extend."""
     return {**{name: rows for name, (_, rows) in TABLES.items()}, **{kind: rows for kind, (rows, _, _) in SEAMS.items()}}
 
 
 DEFAULTS = {"method": "fedselect", "data": "digits"}
-"""What is taken from a table where no name is given; which model suits depends on the data."""
+"""Default names; the default model depends on the data."""
 FLAGGED = tuple(f.name for f in dataclasses.fields(Config) if f.name in TABLES and "help" in f.metadata)
-"""Tables of which an option of every run gives the name."""
+"""Tables whose name is an option of every run."""
 DEFAULTS |= {f.name: f.metadata["default"] for f in dataclasses.fields(Config) if f.name in FLAGGED}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A hand-written TOML or a saved JSON configuration."""
+    """Read a TOML or JSON configuration file."""
     try:
         text = path.read_text()
     except OSError as e:
@@ -213,7 +213,7 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise InputError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {e}.") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{path} must hold a table of fields.")
+        raise InputError(f"{path} must contain a table of fields.")
     try:
         return sums.opened(raw)
     except ValueError as e:
@@ -221,30 +221,30 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def task_of(data: Mapping[str, Any]) -> str:
-    """The name of the task that data is for, where none is named."""
+    """The name of the task that suits the data, if none is given."""
     table = _entry("data", at_path(data))
     if table["name"] in CLASSIFIED:
         return "classification"
     made = build("data", table["name"], DATA, {**_rest(table), "seed": 0})
     if (found := suited(made)) is None:
-        raise InputError(f"it is not clear which task {made} is for; say it: --task {' or '.join(TASKS)}.")
+        raise InputError(f"the task of {made} cannot be inferred; pass --task {' or '.join(TASKS)}.")
     return found
 
 
 def canonical(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A table whose name is written as ours are: fedavg for FedAvg, cifar10 for CIFAR-10."""
+    """A table with its name in our spelling: fedavg for FedAvg, cifar10 for CIFAR-10."""
     return {**given, "name": named(str(given["name"]), TABLES[table][1])} if "name" in given else dict(given)
 
 
 def _seams(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of training, its optimizer and schedule written as ours are."""
+    """Training settings with the optimizer and schedule in our spelling."""
     return {k: named(v, SEAMS[k][0]) if k in SEAMS and isinstance(v, str) else v for k, v in training.items()}
 
 
 def place(name: str, methods: list[str], chosen: Mapping[str, str | None], value: str = "VALUE") -> list[tuple[str, str]]:
-    """Which tables a flag belongs to: [(table, option)], among the options of what was chosen from each.
+    """Find the tables that a flag belongs to, as [(table, option)], given what was chosen from each table.
 
-    `name` may single one out: fedselect.limit, aggregate.limit. `value` is what was given for it.
+    `name` may select one table: fedselect.limit, aggregate.limit. `value`: its value, for errors.
     """
     head, _, option = name.rpartition(".")
     option, homes = option.replace("-", "_"), _homes(methods, chosen)
@@ -254,7 +254,7 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None], value
     if len({home.partition(":")[0] for home in found}) > 1:
         own = [home.removeprefix("method:") for home in found]
         flags = " or ".join(f"--{home}.{option.replace('_', '-')}" for home in own)
-        raise InputError(f"{option} is an option of {' and of '.join(own)}; say which is meant: {flags}.")
+        raise InputError(f"{option} is an option of {' and of '.join(own)}; select one: {flags}.")
     if not found:
         if other := meant.option(name, value):
             raise other
@@ -262,14 +262,14 @@ def place(name: str, methods: list[str], chosen: Mapping[str, str | None], value
             table, first, *_ = elsewhere.split()
             raise InputError(f"there is no option {option!r} in this run; {elsewhere} has it: add --{table} {first}.")
         run = {f.name for f in dataclasses.fields(Config)} - {"plugins"} | {"plugin"}
-        if option in run:  # a field that this command asks for in another way
+        if option in run:  # a field that this command sets with another flag
             run = run - {option} | {"seeds", "methods"}
         raise unknown("option", name, [known.replace("_", "-") for known in run.union(*homes.values())])
     return [(home, option) for home in found]
 
 
 def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, dict[str, Option]]:
-    """The options of what was chosen, by table; those of methods by method:NAME."""
+    """The options of what was chosen, by table. Methods are listed as method:NAME."""
     found = {f"method:{m}": options(find("method", m, METHODS)) for m in methods}
     data = str(chosen["data"])
     found["data"] = options(find("data", data, DATA))
@@ -283,30 +283,30 @@ def _homes(methods: list[str], chosen: Mapping[str, str | None]) -> dict[str, di
 
 
 def _home(head: str, option: str, methods: list[str], homes: Mapping[str, Mapping[str, Option]]) -> str:
-    """The table that a flag names, which must have the option."""
+    """The table that a flag selects. It must have the option."""
     home = f"method:{head}" if head in methods else head
     if home not in homes:
         raise unknown("method or table in this command", head, [h.removeprefix("method:") for h in homes])
-    if option not in homes[home] and option not in GONE.get(head, {}):  # of one that is gone, `complete` says more
+    if option not in homes[home] and option not in GONE.get(head, {}):  # `complete` reports removed options
         whose = f"option of method {head}:" if head in methods else f"{head} option"
         raise unknown(whose, option, homes[home])
     return home
 
 
 _INSTEAD = {
-    "decay": 'learning rates of all methods follow a schedule: in place of decay = {0} under [method] write schedule = "step", '
+    "decay": 'learning-rate schedules are options of training: replace decay = {0} under [method] with schedule = "step", '
     "decay = {0}, decay_every = 1 under [training] (--schedule step --decay {0} --decay-every 1).",
-    "server_momentum": "every method may have it: write it under [aggregate], or give --server-momentum {0}.",
+    "server_momentum": "it is an option of the aggregator: write it under [aggregate], or pass --server-momentum {0}.",
 }
 
 
 def _instead(option: str, value: Any) -> str:
-    """What to write in place of an option that a method no longer has."""
+    """The error for a removed option of a method, with its replacement."""
     return f"{option} is no longer an option of a method; {_INSTEAD[option].format(value)}"
 
 
 def _misplaced(field: str) -> str | None:
-    """What to say of a field that is one elsewhere."""
+    """The error for a field that belongs elsewhere, or None."""
     if field in ("methods", "seeds"):
         return f"{field!r} is a field of a comparison; use this file with: fedselect compare --config"
     owner = _owner(field)
@@ -317,7 +317,7 @@ def _misplaced(field: str) -> str | None:
 
 
 def _owner(option: str) -> str:
-    """Who has an option: method fedselect or layers. Nobody: an empty text."""
+    """The owners of an option, such as "method fedselect or layers", or an empty string."""
     for kind, table in {"training": {"": Training}, **_tables()}.items():
         names = [n for n, factory in table.items() if option in options(factory)]
         if names:
@@ -338,7 +338,7 @@ def parse_late(late: str | None) -> tuple[int, int] | None:
         return None
     count, _, at = late.partition("@")
     if not (count.isdecimal() and at.isdecimal() and int(at) > 0):
-        raise InputError(f"late is COUNT@ROUND, such as 2@10, not {late!r}.")
+        raise InputError(f"--late must be COUNT@ROUND, such as 2@10, not {late!r}.")
     return int(count), int(at)
 
 
@@ -355,12 +355,12 @@ def _rest(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Fields of the run itself, checked as flags are."""
+    """Check a field of the run and convert it to its type. Values from flags are strings."""
     if name in TABLES or name == "training":
         if not isinstance(value, Mapping):
             raise InputError(f"{name} must be a table.")
         return dict(value)
-    if name == "metrics" and isinstance(value, str):  # as a flag gives it
+    if name == "metrics" and isinstance(value, str):  # from a flag
         value = list(dict.fromkeys(n.strip() for n in value.split(",") if n.strip()))
     if name in ("plugins", "metrics"):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):

@@ -1,4 +1,4 @@
-"""Where a number came from: software, hardware, commit."""
+"""The environment of a run: software, hardware, commit."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def environment(device: str = "auto", precision: str = "auto") -> dict[str, Any]
 
 
 def commit() -> str | None:
-    """What FEDSELECT_COMMIT says, for a copy; else the checkout this package runs from, + marks changes not committed."""
+    """The commit of the checkout this package runs from, with + for uncommitted changes. FEDSELECT_COMMIT overrides it."""
     here = Path(__file__).resolve().parents[3]
     if "FEDSELECT_COMMIT" in os.environ or not (here / ".git").exists():
         return os.environ.get("FEDSELECT_COMMIT")

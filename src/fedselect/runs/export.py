@@ -1,8 +1,8 @@
-"""Export: one client's personalised model as a file that others can load, and a card that says what it is.
+"""Export: one client's personalized model as a file that other programs can load, with a model card.
 
-The exported model is the one that the run's headline is of. Graphs (pt2, onnx) take raw inputs: pictures as bytes, rows of
-a table with one number for each column; and they answer in the units of targets. A safetensors file holds the values
-alone, with the tensors input.scale, input.shift, output.scale and output.shift beside them where there are any.
+The exported model is the one whose score the run reports. Graphs (pt2, onnx) take raw inputs: images as bytes, table rows
+as one number per column. They return predictions in the units of the targets. A safetensors file contains only tensors: the
+parameters and, if needed, input.scale, input.shift, output.scale and output.shift.
 """
 
 from collections.abc import Sequence
@@ -40,31 +40,31 @@ BATCH = 256
 @dataclass(frozen=True)
 class Export:
     path: Path
-    snippet: str  # Python that loads it and turns inputs x into logits
+    snippet: str  # Python code that loads the model and computes logits from inputs x
     _: KW_ONLY
     round: int
     rounds: int
     headline: Measure
-    value: float  # of the headline metric: the file as loaded back, on the client's test data
-    said: float | None  # what the run recorded for this client
-    score: str  # test, or val: then that data is held-out training data
+    value: float  # headline metric of the reloaded file on the client's test data
+    said: float | None  # headline metric that the run recorded for this client
+    score: str  # data of these values: test, or val (held-out training data)
 
 
 def export(run: Path, client: int, form: str, out: Path | None = None) -> Export:
-    """Write a client's model, load it back, and score it on the client's own test data."""
+    """Write a client's model, load it again, and evaluate it on the client's test data."""
     if form not in formats.FORMS:
-        raise InputError(f"the format is {', '.join(formats.FORMS)}, not {form!r}.")
+        raise InputError(f"--format must be {', '.join(formats.FORMS)}, not {form!r}.")
     if out is not None and not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+        raise InputError(f"{out.parent} is not a directory; create it first, or choose another --out.")
     if out is not None and out.suffix != f".{form}":
-        raise InputError(f"a {form} file ends in .{form}, not {out.suffix or 'nothing'}; choose another --out.")
+        raise InputError(f"a {form} file must end in .{form}, unlike {out.name}; choose another --out.")
     check_client(run, client)
     config, simulation = reopen(run)
     schemas.check(run, simulation.data)
     model = module_of(simulation, client, simulation.personal(client))
     path = out or run / f"client-{client}.{form}"
     test = simulation.data.clients[client].test
-    assert test is not None  # as of every run in a directory
+    assert test is not None  # every run in a directory has test data
     x, y = test
     wanted = _as_learned(simulation.task, _outputs(model, x))
     headline = simulation.metrics[0]
@@ -87,13 +87,13 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
 
 
 def _chosen(last: Record | None, client: int) -> str | None:
-    """Which of its models this is, where clients choose, in words."""
+    """The model that the client chose, in words, or None if clients do not choose."""
     made = choices(last) if last else None
     return f"{made[client]['model']}, of round {made[client]['round']}" if made and made[client]["model"] else None
 
 
 def module_of(simulation: Simulation, client: int, values: Tree) -> Standalone:
-    """A client's network with these values, which takes raw inputs."""
+    """A client's network with these values, for raw inputs."""
     net = simulation.model.build()
     net.load_state_dict(values)
     split = simulation.data.split("test", simulation.initial[simulation.model.params[0]].dtype)
@@ -102,14 +102,14 @@ def module_of(simulation: Simulation, client: int, values: Tree) -> Standalone:
 
 
 def write_model(model: Standalone, simulation: Simulation, form: str, path: Path, x: Tensor, said: About) -> Tensor:
-    """Write a model, and return what the file, loaded back, says of x; it must be what the model says."""
-    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # any number of rows will do, but one or none would be taken for fixed
+    """Write a model, load the file again, and return its outputs for x, which must equal those of the model."""
+    example = x[:1].repeat(2, *[1] * (x.ndim - 1))  # torch.export treats a batch of 0 or 1 as fixed
     replace(path, lambda fresh: formats.write(form, model, model.given(example), fresh, said))
     found = load_model(path, simulation.model, simulation.task).outputs(x)
     wanted = _as_learned(simulation.task, _outputs(model, x))
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3):
         off = float((found - wanted).abs().max())
-        raise RunError(f"{path} does not give what the model gives; it is off by up to {off:.2g}.")
+        raise RunError(f"the outputs of {path} differ from those of the model by up to {off:.2g}; choose another --format.")
     return found
 
 
@@ -120,7 +120,7 @@ def card_file(model: Path) -> Path:
 def _about(
     s: Simulation, config: Config, client: int, headline: Metric, outputs: Tensor, targets: Tensor, *, chosen: str | None
 ) -> About:
-    """What the file says of itself."""
+    """The description of the model that is stored in the file."""
     data, own = s.data, s.data.clients[client]
     low, high = interval(headline, outputs, targets) or (None, None)
     meaning = Meaning(s.task, data.target_shape, tuple(data.class_names))
@@ -154,7 +154,7 @@ def _outputs(model: Standalone, x: Tensor) -> Tensor:
 
 
 def _as_learned(task: Task, y: Tensor) -> Tensor:
-    """Outputs as the network returns them, which is what metrics take."""
+    """Outputs in the scale of the network, which metrics expect."""
     if task.units is None:
         return y
     scale, shift = (torch.tensor(v, dtype=y.dtype) for v in task.units)
@@ -162,7 +162,7 @@ def _as_learned(task: Task, y: Tensor) -> Tensor:
 
 
 def _result(simulation: Simulation) -> str:
-    """What a network returns: in the units of targets it is a prediction."""
+    """The name of the outputs: "predicted" if they are in the units of the targets."""
     return "logits" if simulation.task.units is None else "predicted"
 
 
@@ -183,7 +183,7 @@ def _inputs(kind: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _parts(layout: Layout) -> str:
-    """Several inputs, in words."""
+    """A description of several inputs."""
     kinds = {"floats": "float32", "integers": "int64", "bools": "bool"}
     return "; ".join(f"{f.name}: {_inputs(getattr(torch, kinds[f.kind]), f.shape)}" for f in layout.fields)
 
@@ -211,11 +211,11 @@ def loading(
     layout: Layout | None = None,
     bare: bool = True,
 ) -> str:
-    """Python that loads a safetensors file; pictures of bytes (kind) have input.scale and input.shift beside the values.
+    """Python code that loads a safetensors file. With inputs of bytes (`kind`), the file has input.scale and input.shift.
 
-    `outputs`: how many numbers the model returns, by default one for each class; `units`: whether output.scale and
-    output.shift are there too; `table`: its inputs come from a table; `layout`: that of several inputs; `bare`: the network
-    returns one tensor alone.
+    `outputs`: size of the output, by default one number per class. `units`: whether the file has output.scale and
+    output.shift. `table`: whether inputs come from a table. `layout`: the layout of several inputs. `bare`: whether the
+    network returns a single tensor.
     """
     scaled = kind == torch.uint8
     own = not hasattr(models, model["name"])
@@ -247,7 +247,7 @@ def loading(
 
 
 def _rows(model: Path, graph: bool) -> list[str]:
-    """Inputs from the raw rows of a table; a graph scales them itself."""
+    """Code that makes inputs from the raw rows of a table. A graph scales them itself."""
     return [
         f"schema = fs.load_model({str(model)!r}).schema",
         f"x = schema.{'numbers' if graph else 'features'}(rows)  # rows: a file, a pandas DataFrame or a dict of columns",
@@ -255,7 +255,7 @@ def _rows(model: Path, graph: bool) -> list[str]:
 
 
 def _classes(names: Sequence[str]) -> list[str]:
-    """Which logit is which class, where classes have names."""
+    """Code that lists the class of each logit, if classes have names."""
     return [f"classes = {list(names)}  # in the order of the logits"] if names else []
 
 

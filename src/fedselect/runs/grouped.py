@@ -1,7 +1,7 @@
-"""What a run keeps of who shares with whom, where its method makes groups: groups.json.
+"""groups.json: which clients share a head, for methods that form groups.
 
-"groups" has for each client the first member of its group, null for who is not tested yet. It is the server's to know, so a
-deployed run has the file too.
+"groups" lists for each client the first member of its group, or null if the client is not tested yet. The server knows the
+groups, so a deployed run has the file too.
 """
 
 from pathlib import Path
@@ -13,13 +13,13 @@ NAME = "groups.json"
 
 
 def find(groups: Groups | None) -> kept.Found | None:
-    """What the file is to hold; None until somebody is in a group."""
+    """The content of the file; None until any client is in a group."""
     return {"groups": groups} if groups and any(g is not None for g in groups) else None
 
 
 def read(out: Path) -> Groups | None:
-    """The groups of a run, if it has any."""
-    found = kept.read(out / NAME, _whole, "has not a group for each client")
+    """Read the groups of a run, if it has any."""
+    found = kept.read(out / NAME, _whole, "does not have a group for each client")
     return None if found is None else found["groups"]
 
 

@@ -1,4 +1,4 @@
-"""Small files of a run directory that hold what is known so far, and are not there until anything is."""
+"""Small files of a run directory with results so far. A file is missing until there is a result."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,14 @@ from fedselect.core.errors import RunError
 from fedselect.core.files import disk, read_json, write_json
 
 Found = dict[str, Any]
-MEND = "delete it: the report then goes without."
+MEND = "delete it; the report then omits this part."
 
 
 class KeptFile:
-    """Holds what a run knows so far."""
+    """A file that always has the latest result."""
 
     def __init__(self, path: Path, find: Callable[[], Found | None]) -> None:
-        """Begin where the run stands: what was written after its round is dropped, for that runs again."""
+        """Start from the current round of the run. Content of later rounds is dropped, since they run again."""
         self._path, self._find = path, find
         self._last: Found | None = None
         with disk(path):
@@ -23,7 +23,7 @@ class KeptFile:
         self.update()
 
     def update(self) -> None:
-        """Write what is new."""
+        """Write the file if its content changed."""
         found = self._find()
         if found is not None and found != self._last:
             write_json(self._path, found)
@@ -31,7 +31,7 @@ class KeptFile:
 
 
 def read(path: Path, whole: Callable[[Found], bool], lacks: str) -> Found | None:
-    """What the file holds, if it is there; `lacks` says what is wrong where it is not whole."""
+    """Read the file if it exists. `lacks`: the error text if `whole` finds it incomplete."""
     if not path.exists():
         return None
     found = read_json(path, MEND)

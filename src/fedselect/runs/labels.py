@@ -1,4 +1,4 @@
-"""What to call runs that stand beside each other: the method's name, and whatever else tells them apart."""
+"""Labels, colors and markers for runs shown together. A label is the method's name and whatever distinguishes the run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ BLUE, GREY, INK = ("#1d4ed8", "#86a9ff"), ("#6b7280", "#a3abb8"), ("#111827", "#
 ORANGE, MAROON, GREEN = ("#b45a0f", "#e17800"), ("#781e00", "#f02d4b"), ("#3c784b", "#b4f078")
 LILAC, INDIGO, PLUM = ("#965ab4", "#965aff"), ("#3c1e87", "#00e196"), ("#5a2d69", "#ffe12d")
 PALETTE = (BLUE, GREY, INK, ORANGE, MAROON, GREEN, LILAC, INDIGO, PLUM)
-"""Told apart by the colour-blind too: a test simulates how they see them."""
+"""Distinguishable with color blindness, too; a test simulates it."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
-LOOKS = {  # of each method: its colour and its marker
+LOOKS = {  # color and marker of each method
     "fedselect": (BLUE, "circle"),
     "local": (GREY, "square"),
     "fedalike": (INK, "diamond"),
@@ -31,16 +31,16 @@ LOOKS = {  # of each method: its colour and its marker
     "apfl": (PLUM, "x"),
     "scaffold": (INDIGO, "cross"),
 }
-APART = (  # fields in which runs of one label may differ
+APART = (  # fields in which runs with the same label may differ
     "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "metrics", "cross", "preset", "plugins",
 )  # fmt: skip
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One label for each configuration; equal ones (the seed aside) have the same.
+    """One label for each configuration. Configurations that differ only in the seed have the same label.
 
-    Options of a method, of training and of an aggregator are named where runs of that method differ in them; data, model and
-    rounds where they are not what most of the runs have.
+    Options of the method, training and aggregator are part of the label if runs of that method differ in them; data, model
+    and rounds, if most of the runs have another value.
     """
     known = [flat(settings(c)) for c in configs]
     out = []
@@ -61,17 +61,17 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def same(config: Mapping[str, Any]) -> str:
-    """Equal for runs that would count as the same seed of the same label."""
+    """A key that is equal for runs with the same seed and settings."""
     return json.dumps([config.get("seed"), settings(config)], sort_keys=True)
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells runs apart; a run from before a setting existed is one with its default."""
+    """The settings that distinguish runs. A run from before a setting existed has its default."""
     return {k: v for k, v in as_first_written(config).items() if k not in APART}
 
 
 def looks(methods: Sequence[str]) -> list[tuple[tuple[str, str], str]]:
-    """A colour and a marker for each label by its method: a method's own, then pairs that nobody here has."""
+    """A color and a marker for each label: first those of its method, then unused pairs."""
     taken = [LOOKS[m] for m in dict.fromkeys(methods) if m in LOOKS]
     seen: set[str] = set()
     out = []

@@ -1,12 +1,12 @@
-"""What a run keeps of its masks: small statistics while it trains, enough to draw them later.
+"""masks.jsonl: small statistics of the masks during training, enough to draw them later.
 
-masks.jsonl has a line for each evaluated round in which the masks changed. "share" is the personal share of every layer,
-layer by layer, one number for each client. "iou" stands in the lines of ever rarer rounds (1, 2, 3, 4, 6, 10, 16, ...) and
-in the last: for all parameters together and then for every layer, the overlap of each pair of clients, intersection over
-union of what they keep, as the upper triangle of the matrix row by row. Numbers are uint16 in base64, in units of 1/10000;
-65535 means there is none (a client that has not joined, two clients that both keep nothing).
+The file has a line for each evaluated round in which the masks changed. "share" is the personal share of every layer, one
+number per client. "iou", the overlap of each pair of clients (intersection over union of their personal parameters), is
+recorded in the last round and in ever rarer rounds (1, 2, 3, 4, 6, 10, 16, ...), for all parameters together and then for
+every layer, as the upper triangle of the matrix row by row. Numbers are uint16 in base64, in units of 1/10000; 65535 means
+undefined (a client has not joined, or both clients have no personal parameters).
 
-federation.json says whose masks these are: clients with their classes, and the layers in the model's order.
+federation.json lists the clients with their classes, and the layers in the model's order.
 """
 
 import base64
@@ -25,23 +25,23 @@ from fedselect.core.files import write_bytes
 from fedselect.core.tree import Mask, counts, rows
 from fedselect.simulate import Simulation
 
-PAIRED = 50  # overlap is kept among the first so many clients: it grows with their square
+PAIRED = 50  # record overlap among this many clients at most: its size is quadratic
 NONE = 65535
-COLUMNS = 1 << 22  # entries counted at once: counts stay exact in float32
+COLUMNS = 1 << 22  # entries counted at once, few enough for exact counts in float32
 
 
 class MaskLog:
-    """Appends to masks.jsonl what a simulation's masks look like now, if they have changed."""
+    """Appends statistics of a simulation's masks to masks.jsonl whenever they changed."""
 
     def __init__(self, out: Path, rounds: int, simulation: Simulation) -> None:
-        """Open the file where a simulation stands: what was written after its round is dropped, for that runs again."""
+        """Open the file and drop lines of rounds after the simulation's, since those rounds run again."""
         self.path, self.rounds, self.simulation = out / "masks.jsonl", rounds, simulation
         kept = [line for line in read_lines(self.path) if line["round"] <= simulation.round]
         write_bytes(self.path, "".join(map(sums.to_line, kept)).encode())
         self._last = kept[-1]["share"] if kept else None
 
     def add(self) -> None:
-        """After an evaluated round."""
+        """Call after an evaluated round."""
         s = self.simulation
         mask = s.method.mask(s.model, s.store.dump())
         share = pack(shares(mask, s))
@@ -56,7 +56,7 @@ class MaskLog:
         self._last = share
 
     def sync(self) -> None:
-        """Before a checkpoint, which must never be ahead of this file."""
+        """Call before a checkpoint, which must never be ahead of this file."""
         with self.path.open("rb") as f:
             os.fsync(f.fileno())
 
@@ -67,7 +67,7 @@ class MaskLog:
 
 
 def federation(s: Simulation) -> dict[str, Any]:
-    """Who takes part, with what: small, and the same for every run on the same data and model."""
+    """The clients and layers of a federation. The same for every run on the same data and model."""
     names = s.data.class_names
     return {
         "clients": [
@@ -94,7 +94,7 @@ def shares(mask: Mask, s: Simulation) -> Tensor:
 
 
 def overlap(mask: Mask, s: Simulation) -> Tensor:
-    """Intersection over union of what each pair of clients keeps: (1 + layers, pairs), all parameters together first."""
+    """Overlap of the personal parameters of each pair of clients: (1 + layers, pairs), all parameters together first."""
     first = min(s.clients, PAIRED)
     both = torch.zeros(len(s.model.params), first, first, dtype=torch.float64, device=s.device)
     for at, n in enumerate(s.model.params):
@@ -107,7 +107,7 @@ def overlap(mask: Mask, s: Simulation) -> Tensor:
             both[at] = s.initial[n].numel() * float(m)
     both = torch.cat([both.sum(0, keepdim=True), both]).cpu()
     size = both.diagonal(dim1=1, dim2=2)
-    iou = both / (size.unsqueeze(2) + size.unsqueeze(1) - both)  # 0 / 0 is NaN: neither keeps anything
+    iou = both / (size.unsqueeze(2) + size.unsqueeze(1) - both)  # 0 / 0 is NaN: both have no personal parameters
     away = ~s.store.joined[:first]
     iou[:, away] = math.nan
     iou[:, :, away] = math.nan
@@ -134,7 +134,7 @@ def _fifth(done: int) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a masks file; half a line at its end is what a kill, or a run at work, left there."""
+    """The lines of a masks file, without an incomplete last line."""
     lines = sums.lines(path.read_bytes() if path.exists() else b"")
     try:
         return [_checked(sums.from_line(line)) for line in lines]
@@ -143,7 +143,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _checked(line: Any) -> dict[str, Any]:
-    """A line that can be drawn."""
+    """Check that a line can be drawn."""
     if not isinstance(line, dict) or not isinstance(line.get("round"), int) or "share" not in line:
         raise ValueError("a line lacks its round or its shares")
     for name in ("share", "iou"):

@@ -1,4 +1,4 @@
-"""Tables of every metric over clients: the mean, the worst tenth, the mean weighted by samples, and who has it at all."""
+"""Tables of every metric over clients: mean, worst tenth, mean weighted by samples, and number of clients that have it."""
 
 import csv
 import io
@@ -21,26 +21,26 @@ from fedselect.tasks.metrics import LOSS
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of the runs of one label, a seed each."""
+    """One metric of the runs with one label, one per seed."""
 
     method: str
     measure: Measure
     seeds: list[Spread]
 
     def mean(self, of: Callable[[Spread], float | None]) -> float | None:
-        """Over seeds, where all have it."""
+        """The mean over seeds, or None if a seed lacks it."""
         found = [v for s in self.seeds if (v := of(s)) is not None]
         return statistics.fmean(found) if len(found) == len(self.seeds) else None
 
     @property
     def clients(self) -> str:
-        """How many clients have the metric: 3 of 4, or over seeds 3 to 4 of 4."""
+        """How many clients have the metric: "3 of 4", or "3 to 4 of 4" if seeds differ."""
         low, high = min(s.defined for s in self.seeds), max(s.defined for s in self.seeds)
         return f"{low if low == high else f'{low} to {high}'} of {self.seeds[0].clients}"
 
 
 def rows(runs: Sequence[Path]) -> list[Row]:
-    """Every metric of the finished runs, grouped by what they are runs of, best first as in the table of headlines."""
+    """Every metric of the finished runs, grouped by label, in the order of the main table."""
     found: dict[tuple[str, str], Row] = {}
     order = [line.method for line in tables.rows(runs)]
     for label, run in zip(labels([described(run) for run in runs]), runs, strict=True):
@@ -50,7 +50,7 @@ def rows(runs: Sequence[Path]) -> list[Row]:
 
 
 def spreads(run: Path) -> list[tuple[Measure, Spread]]:
-    """Every metric of a finished run over its clients; a run of an older version has its headline alone."""
+    """Every metric of a finished run over its clients. Runs of older versions have only the headline."""
     said, first = outcome(run), headline(run)
     if "over_clients" not in said:
         return [(first, Spread.of(first, said["clients"]))]
@@ -61,13 +61,15 @@ def spreads(run: Path) -> list[tuple[Measure, Spread]]:
 
 
 def several(runs: Sequence[Path]) -> bool:
-    """Whether runs are measured by more than one metric and the loss."""
+    """Whether any run has more metrics than one and the loss."""
     return any(len({m.name for m in measures(run)} - {LOSS}) > 1 for run in runs)
 
 
 def render(found: Sequence[Row], score: str = "test") -> Table:
     many = ", ± standard deviation over seeds" if max(len(row.seeds) for row in found) > 1 else ""
-    table = Table(title=f"every metric over clients, own {DATA[score]} data{many}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"every metric over clients, each on its own {DATA[score]} data{many}", title_justify="left", box=SIMPLE_HEAD
+    )
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
     for column in ("mean", "worst tenth", "weighted", "clients"):
@@ -81,15 +83,15 @@ def render(found: Sequence[Row], score: str = "test") -> Table:
         table.add_row(row.method if row.method != before else "", row.measure.title, mean, *shown, row.clients)
         before = row.method
     table.caption = (
-        "worst tenth: the mean of the worst tenth of clients, at least of one; weighted: by test samples; clients: for how "
-        "many the metric is defined, the others are left out"
+        "worst tenth: mean of the worst tenth of clients, at least one; weighted: by test samples; clients: number of clients "
+        "for which the metric is defined; others are excluded"
     )
     table.caption_justify = "left"
     return table
 
 
 def as_csv(found: Sequence[Row]) -> str:
-    """Plain numbers, not in percent; the standard deviation is over seeds; what is not known is left blank."""
+    """The table as CSV, not in percent. The standard deviation is over seeds; unknown numbers are blank."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "metric", "seeds", "mean", "std", "worst_tenth", "weighted", "defined", "clients"])

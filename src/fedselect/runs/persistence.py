@@ -1,7 +1,7 @@
-"""What a run keeps of its clients' persistent disagreement, where its method measures it: persistence.json.
+"""persistence.json: the persistence of each client's disagreement, for methods that measure it.
 
-"persistence" has a number for each client, by tensor in the model's order, null for who is not tested yet; "roles" says where
-each tensor is and what: "body weights", "head vector". Over a network none of this leaves a client: such a run has no file.
+"persistence" has a number per client and tensor, in the model's order, or null if the client is not tested yet. "roles" says
+what each tensor is: "body weights", "head vector". In a deployment, persistence never leaves a client, so there is no file.
 """
 
 from pathlib import Path
@@ -14,15 +14,15 @@ NAME = "persistence.json"
 
 
 def find(simulation: Simulation) -> kept.Found | None:
-    """What a simulation's clients have measured so far; None until somebody has."""
+    """The clients' measurements so far; None until there are any."""
     found = plain(simulation.persistence())
     known = any(v is not None for values in found.values() for v in values)
     return {"persistence": found, "roles": roles(simulation)} if known else None
 
 
 def read(out: Path) -> kept.Found | None:
-    """What a run has of it, if anything."""
-    return kept.read(out / NAME, _whole, "has not a number for each client and tensor")
+    """Read the file of a run, if it has one."""
+    return kept.read(out / NAME, _whole, "does not have a number for each client and tensor")
 
 
 def _whole(found: kept.Found) -> bool:

@@ -1,8 +1,8 @@
-"""Presets: values by name, published ones or our own. What a flag or a file says comes on top of them.
+"""Presets: named sets of option values, published or our own. Flags and files override them.
 
 paper    FedSelect's comparison: three local epochs, one tuned rate for every method and data set
-authors  each method's own published values; of FedSelect, those nearest to its released code (docs/methods/fedselect.md)
-ours     the reading of FedSelect that did best on held-out images here (docs/reproduction.md)
+authors  the values published for each method; for FedSelect, those closest to its released code (docs/methods/fedselect.md)
+ours     the FedSelect variant that did best on held-out images in our experiments (docs/reproduction.md)
 """
 
 from typing import Any
@@ -67,14 +67,14 @@ SUITED: dict[str, Values] = {
     "officehome": {"method": {"lr": 0.01, "personal_lr": 0.01}},
     "domains": {"method": {"lr": 0.01, "personal_lr": 0.01}},
 }  # fmt: skip
-"""Defaults by data set: rates for all methods alike, found on held-out samples (for domains on those of PACS, see
-results/tuned.json; for audiomnist and har in a few trials of FedAvg + FT), and what one method alone needs. Elsewhere the
-methods' own defaults hold: the paper's for CIFAR, but for FedSelect's rates, which were found on held-out images; both do
-better on Mini-ImageNet too than the paper's 0.001."""
+"""Defaults by data set: learning rates for all methods, and options of single methods. The rates were chosen on held-out
+samples (for domains on those of PACS, see results/tuned.json; for audiomnist and har in a few trials of FedAvg + FT). Other
+data sets use the methods' own defaults: the paper's values for CIFAR, except FedSelect's rates, which were chosen on held-out
+images. Both also do better on Mini-ImageNet than the paper's 0.001."""
 
 
 def suited(method: str, data: str) -> Values:
-    """Rates that follow another (None by default, as personal_lr of FedPer follows lr) go on following it."""
+    """The defaults of a method on a data set. Rates that default to another rate (such as FedPer's personal_lr) stay unset."""
     table = SUITED.get(data, {})
     known = {k: o.default for k, o in options(METHODS[method]).items()}
     common = {k: v for k, v in table.get("method", {}).items() if known.get(k) is not None}
@@ -83,21 +83,21 @@ def suited(method: str, data: str) -> Values:
 
 
 def preset(name: str, method: str, data: str) -> Values:
-    """What a preset sets for a method on a data set."""
+    """The option values that a preset sets for a method on a data set."""
     if name == "paper":
         common = {"epochs": 3, "lr": PAPER_RATES.get(data, 0.01)}
         known = options(METHODS[method])
         return {"method": {k: v for k, v in {**common, **PAPER.get(method, {})}.items() if k in known}}
     if name not in NAMES:
         raise unknown("preset", name, NAMES)
-    table, whose = (AUTHORS, "authors' values") if name == "authors" else (OURS, "values of ours")
+    table, whose = (AUTHORS, "authors") if name == "authors" else (OURS, "ours")
     if method not in table:
-        raise InputError(f"there are no {whose} for {method}; there are for {', '.join(table)}.")
+        raise InputError(f"the preset {whose} does not cover {method}; it covers {', '.join(table)}.")
     return table[method] if name == "authors" else {**suited(method, data), **table[method]}
 
 
 def describe(name: str, method: str, data: str) -> str:
-    """One line: what the preset sets, or that there is none."""
+    """One line: the values of the preset, or "none"."""
     try:
         values = preset(name, method, data)
     except InputError:

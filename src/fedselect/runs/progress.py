@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, elsewhere a plain line now and then and one for the end of each run, nothing when quiet."""
+"""Progress: bars on a terminal; elsewhere a line from time to time and one per finished run; nothing with --quiet."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +27,14 @@ def describe(record: Record, headline: Measure) -> str:
         parts.append(f"loss {record['train_loss']:.4f}")
     if record.get("epsilon") is not None:
         parts.append(f"epsilon {record['epsilon']:.2f}")
-    if record.get("missed"):  # of a deployed run: who was away
+    if record.get("missed"):  # only in deployed runs
         sent = record["clients"]["bytes_up"]
         parts.append(f"{sum(v is not None for v in sent)} of {len(sent)} clients trained")
     return "  ".join(parts)
 
 
 def measured(record: Record, headline: Measure) -> str:
-    """The headline metric, and of how many clients it is where that is not everybody's."""
+    """The headline metric, with the number of clients if not all have it."""
     if record[headline.name] is None:
         return "-"
     who = record["clients"][headline.name]
@@ -43,18 +43,18 @@ def measured(record: Record, headline: Measure) -> str:
 
 
 def names(configs: Sequence[Config]) -> Callable[[Config], str]:
-    """What to call a run: its method, what tells it from others that are known, and its seed."""
+    """Makes names for runs: the label and the seed."""
     said = dict(zip(map(identity, configs), labels([c.to_json() for c in configs]), strict=True))
     return lambda config: f"{said.get(identity(config), config.method['name'])} seed {config.seed}"
 
 
 def opening() -> str:
-    """What the time before the first round goes into."""
+    """What happens before the first round."""
     return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
 
 
 def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
-    """A line where a run ends; in between one for all runs, after every pause."""
+    """Print a line when a run ends, and at most one per PAUSE in between."""
     began = last = time.perf_counter()
 
     def line(config: Config, record: Record) -> None:
@@ -73,7 +73,7 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
 
 
 def bars(console: Console) -> Progress:
-    """Bars with a name and a note each."""
+    """Progress bars, each with a name and a note."""
     return Progress(
         TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(), console=console,
@@ -82,7 +82,7 @@ def bars(console: Console) -> Progress:
 
 @contextmanager
 def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
-    """What to call after every round; shows one bar for the run in progress and, of several known ones, one for all."""
+    """Yield the function to call after every round. Shows a bar per running run and, with several, one for all."""
     if quiet:
         yield None
         return

@@ -1,11 +1,10 @@
-"""Run directories as one reads them: what a run is of, how far it came, and what came out.
+"""Reading run directories: the configuration of a run, its progress and its results.
 
-A run directory holds config.json, task.json (what is measured), federation.json (who has what), schema.json (the columns, of
-tables), metrics.jsonl (a line a round), masks.jsonl (the masks), persistence.json (where clients keep disagreeing, if the
-method measures it), groups.json (who shares with whom, if the method makes groups), summary.json (when finished), failed.json
-(if its numbers stopped being finite), budget.jsonl (what was charged, if it is private) and checkpoint/. One that `result.save`
-wrote in a program has result.json and the models in place of checkpoint/, and is for reading alone.
-A comparison holds compare.json and one run directory for each method and seed.
+A run directory contains config.json, task.json (the metrics), federation.json (the clients), schema.json (the columns of a
+table), metrics.jsonl (one line per round), masks.jsonl (the masks), persistence.json (if the method measures persistence),
+groups.json (if the method forms groups), summary.json (once finished), failed.json (if the run diverged), budget.jsonl (the
+privacy budget spent, if private) and checkpoint/. A directory written by `result.save` has result.json and the models instead
+of checkpoint/, and cannot be resumed. A comparison contains compare.json and one run directory per method and seed.
 """
 
 import re
@@ -23,7 +22,7 @@ from fedselect.simulate import checkpoint as checkpoints
 from fedselect.simulate.records import Record, wrong
 from fedselect.tasks import Classification, Measure
 
-BEGIN = ("config.json", "compare.json")  # a run has the one, a comparison the other, from its beginning on
+BEGIN = ("config.json", "compare.json")  # written first: the one by a run, the other by a comparison
 FILES = {
     *BEGIN, "task.json", "federation.json", "schema.json", "metrics.jsonl", "masks.jsonl", "persistence.json", "groups.json",
     "budget.jsonl", "summary.json", "failed.json", "report.html", ".lock", "result.json", "models.safetensors",
@@ -32,7 +31,7 @@ FILES = {
     "shared.safetensors",
 }  # fmt: skip
 NEEDED = ("method", "seed", "rounds", "clients", "share", "bytes_up", "bytes_down", "seconds", "environment")
-MADE = re.compile(  # from a run, by `export` and `report --figures`
+MADE = re.compile(  # files written by `export` and `report --figures`
     r"client-\d+\.(safetensors|pt2|onnx|md|schema\.json)|(table|clients|metrics)\.(csv|tex)|(convergence|bytes|clients|(shares|overlap|cross)-.+)\.(pdf|png)"
 )
 
@@ -43,50 +42,50 @@ def read_configs(out: Path) -> dict[str, Config]:
 
 
 def read_comparison(out: Path) -> dict[str, dict[str, Any]]:
-    """The same as the file has them: enough to say which runs there are."""
+    """The configurations as stored in the file, unchecked."""
     path = out / "compare.json"
-    raw = read_json(path, "it should list the runs of a comparison.")
+    raw = read_json(path, "it must list the runs of a comparison.")
     for name, config in raw.items():
         try:
             check_folder_name(name)
         except InputError as e:
             raise InputError(f"{path}: {e}") from None
         if not isinstance(config, dict):
-            raise InputError(f"{path}: {name} should be a configuration, not {config!r}.")
+            raise InputError(f"{path}: {name} must be a configuration, not {config!r}.")
     return raw
 
 
 def read_config(out: Path) -> dict[str, Any]:
-    """A run's configuration as its file has it, whatever version wrote it: enough to say what ran."""
+    """A run's configuration as stored in its file, by whatever version."""
     path = out / "config.json"
-    found = read_json(path, "it should say how to run.")
+    found = read_json(path, "it must contain the configuration of a run.")
     for name in ("method", "data", "model"):
         if not isinstance(found.get(name), dict) or not isinstance(found[name].get("name"), str):
-            raise RunError(f"{path} does not name a {name}; put it back as it was.")
+            raise RunError(f"{path} does not name a {name}; restore the original file.")
     for name in ("seed", "rounds"):
         if not isinstance(found.get(name), int):
-            raise RunError(f"{path} has no number of {name}; put it back as it was.")
+            raise RunError(f"{path} has no number for {name}; restore the original file.")
     if found.get("score", "test") not in ("test", "val"):
-        raise RunError(f"{path} has the score {found['score']!r}; put it back as it was.")
+        raise RunError(f"{path} has the invalid score {found['score']!r}; restore the original file.")
     return found
 
 
 def described(out: Path) -> dict[str, Any]:
-    """A run's configuration, and whether it was deployed: such a run is another than the same one simulated."""
+    """A run's configuration and whether it was deployed: deployed and simulated runs are listed separately."""
     return read_config(out) | ({"deployed": "yes"} if deployed(out) else {})
 
 
 def write_measures(out: Path, metrics: Sequence[Measure], learned: Mapping[str, Any] | None = None) -> None:
-    """Say what a run measures, its headline first, so that its numbers can be read without the code that took them.
+    """Write the metrics of a run, headline first, so that its numbers can be read without its code.
 
-    learned: options of the task that clients' data gave, such as the mean and scale of targets.
+    learned: options of the task that were computed from clients' data, such as the mean and scale of targets.
     """
     write_json(out / "task.json", {"metrics": [m.to_json() for m in metrics], **({"learned": learned} if learned else {})})
 
 
 def measures(out: Path) -> list[Measure]:
-    """What a run measures, its headline first; older runs do not say, and were all classification."""
-    path, mend = out / "task.json", "delete it if this is classification, else start the run again with --overwrite."
+    """The metrics of a run, headline first. Old runs have no task.json and were all classification."""
+    path, mend = out / "task.json", "delete it if this is classification, otherwise restart the run with --overwrite."
     if not path.exists():
         return list(Classification().measured())
     try:
@@ -94,7 +93,7 @@ def measures(out: Path) -> list[Measure]:
     except (KeyError, TypeError, ValueError):
         found = []
     if not found:
-        raise RunError(f"{path} does not say what the run measures; {mend}")
+        raise RunError(f"{path} does not list the metrics of the run; {mend}")
     return found
 
 
@@ -108,26 +107,26 @@ def finished(out: Path) -> bool:
 
 
 def deployed(out: Path) -> bool:
-    """Whether this is a run over a network, in the server's part of a site."""
+    """Whether this is a deployed run, in the server's part of a site."""
     return (out / "plan.json").exists()
 
 
 def failure(out: Path) -> str | None:
-    """Why a run did not come to its end: its numbers stopped being finite, which on a CPU they always will.
+    """Why a run diverged, or None: its numbers stopped being finite. On a CPU they would do so again.
 
-    Among others it is left alone, unless it is resumed by its own name.
+    Resuming a comparison skips the run. Resuming the run itself tries it again.
     """
     path = out / "failed.json"
     return str(read_json(path, f"delete it, then: fedselect resume {out}").get("why")) if path.exists() else None
 
 
 def done(out: Path) -> bool:
-    """Whether there is nothing left to do."""
+    """Whether the run is finished or diverged."""
     return finished(out) or failure(out) is not None
 
 
 def again(out: Path) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     if not deployed(out):
         return f"fedselect resume {out}"
     place = out.resolve()
@@ -135,42 +134,42 @@ def again(out: Path) -> str:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """What a finished run came to; its config.json must still say what ran."""
+    """The summary of a finished run. Its config.json must be unchanged."""
     summary, mend = out / "summary.json", f"delete it, then: {again(out)}"
     found = read_json(summary, mend)
     first = headline(out).name
     needed = (*NEEDED, first, f"{first}_local", f"{first}_merged")
     if lacking := [name for name in needed if name not in found]:
-        raise RunError(f"{summary} lacks {lacking[0]!r}, so it is no outcome of a run; {mend}")
+        raise RunError(f"{summary} lacks {lacking[0]!r}; {mend}")
     checkpoints.claim(out / "checkpoint", owner(read_config(out)))
     return found
 
 
 def view_of(summary: Mapping[str, Any], found: Mapping[str, Any], headline: str) -> str:
-    """What a run's headline is of; older runs and those under way do not say, but by the numbers that were found."""
+    """The view that a run's headline reports. For old and unfinished runs it is inferred from the numbers."""
     return str(summary.get("view", "local" if found[headline] == found[f"{headline}_local"] else "merged"))
 
 
 def read_records(path: Path, growing: bool = False) -> list[Record]:
-    """The rounds of a metrics file; of one that is being written, those that are whole."""
+    """The rounds of a metrics file. If it is `growing`, an incomplete last line is ignored."""
     content = path.read_bytes() if path.exists() else b""
     found, damage = _records(path, sums.lines(content) if growing else content.splitlines())
     if damage:
-        raise RunError(f"{damage}; start again with --overwrite.")
+        raise RunError(f"{damage}; restart the run with --overwrite.")
     return found
 
 
 def intact_rounds(path: Path) -> tuple[int, str]:
-    """How many rounds of a metrics file can be read, and what keeps us from reading more."""
+    """The number of readable rounds in a metrics file, and why there are no more."""
     found, damage = _records(path, path.read_bytes().splitlines() if path.exists() else [])
     return len(found), damage or f"{path} ends with round {len(found)}"
 
 
 def kept_records(path: Path, rounds: int) -> list[Record]:
-    """The lines of the rounds a checkpoint covers; what was written after it is dropped, for those rounds run again."""
+    """The rounds that a checkpoint covers. Later lines are dropped from the file, since those rounds run again."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     if len(lines) < rounds:
-        raise RunError(f"{path} has {len(lines)} rounds where the checkpoint has {rounds}; start again with --overwrite.")
+        raise RunError(f"{path} has {len(lines)} rounds, but the checkpoint has {rounds}; restart the run with --overwrite.")
     kept = b"".join(line + b"\n" for line in lines[:rounds])
     if lines and path.read_bytes() != kept:
         write_bytes(path, kept)
@@ -178,7 +177,7 @@ def kept_records(path: Path, rounds: int) -> list[Record]:
 
 
 def _records(path: Path, lines: list[bytes]) -> tuple[list[Record], str]:
-    """The rounds up to the first line that is damaged, and what is wrong with that one."""
+    """The rounds before the first damaged line, and what is wrong with that line."""
     found: list[Record] = []
     known = measures(path.parent)
     for line in lines:
@@ -194,62 +193,68 @@ def _records(path: Path, lines: list[bytes]) -> tuple[list[Record], str]:
 
 
 def check_client(out: Path, client: int) -> None:
-    """Refuse a client that a run does not have, before its data is read; of a run that does not say, `reopen` says more."""
+    """Refuse a client that the run does not have before reading any data, if federation.json lists the clients."""
     file = out / "federation.json"
-    there = read_json(file, "delete it: clients are then known by number.").get("clients") if file.exists() else None
+    there = read_json(file, "delete it; clients are then listed by number.").get("clients") if file.exists() else None
     if isinstance(there, list) and not 0 <= client < len(there):
-        raise InputError(f"there is no client {client} in {out}; there are 0 to {len(there) - 1}.")
+        raise InputError(f"{out} has no client {client}; choose one of 0 to {len(there) - 1}.")
 
 
 def saved(out: Path) -> bool:
-    """Whether this is what `result.save` wrote in a program: numbers and models of a run that no command can repeat."""
+    """Whether `result.save` wrote this directory. It has metrics and models, but no command can rerun it."""
     return (out / "result.json").exists()
 
 
 def check_not_saved(out: Path) -> None:
     if saved(out):
-        raise RunError(f"{out} was saved by a program, without its data and model; in Python: fs.load_result({str(out)!r})")
+        raise RunError(
+            f"{out} was saved from Python without its data and model; open it in Python with: fs.load_result({str(out)!r})"
+        )
 
 
 def reopen(out: Path) -> tuple[Config, Simulation]:
-    """A run as its last checkpoint left it."""
+    """Rebuild a run from its last checkpoint."""
     check_not_saved(out)
     if (out / "compare.json").exists():
-        raise RunError(f"{out} is a comparison; name one of its runs, such as {out / next(iter(read_configs(out)))}.")
+        raise RunError(f"{out} is a comparison; pass one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():
         raise RunError(f"{out} is not a run directory: it has no config.json.")
     if deployed(out):
-        raise RunError(f"{out} was deployed: personal models lie with the clients; there: fedselect deploy export")
-    config = Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+        raise RunError(
+            f"{out} was deployed, so each personalized model is on its client; export it there with: fedselect deploy export"
+        )
+    config = Config.from_dict(
+        read_json(out / "config.json", "it must contain the configuration of a run."), str(out / "config.json")
+    )
     if why := failure(out):
         raise RunError(f"{out} diverged, so it has no model: {why}")
     found = checkpoints.find(out / "checkpoint", owner(config))
-    if found is None and finished(out):  # of a table, which keeps no models
+    if found is None and finished(out):  # a run of `reproduce`, which stores no models
         raise RunError(
-            f"{out} has its numbers alone; make it anew with: fedselect run --config {out / 'config.json'} --out DIR"
+            f"{out} has no stored models; train them again with: fedselect run --config {out / 'config.json'} --out DIR"
         )
     if found is None:
-        raise RunError(f"{out} has no checkpoint yet; let it run for a while.")
+        raise RunError(f"{out} has no checkpoint yet; wait until the run has written one.")
     simulation = config.simulation(found.chunk, found.rows)
     checkpoints.load(found.place, simulation, owner(config))
     return config, simulation
 
 
 def core(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes two configurations the same run: all but where and in how large pieces it runs."""
+    """The part of a configuration that identifies a run: everything except device, chunk and rows."""
     return checkpoints.as_first_written({k: v for k, v in config.items() if k not in ("device", "chunk", "rows")})
 
 
 def owner(config: Config | Mapping[str, Any]) -> checkpoints.Run:
-    """Whose checkpoints those of a run with this configuration are; a file's may be of an older version."""
+    """The owner of a run's checkpoints. A configuration from a file may be of an older version."""
     return checkpoints.Run(core(config.to_json()) if isinstance(config, Config) else _renewed(config), _renewed)
 
 
 def _renewed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as this version writes it: an option that came later has the default that the run was made with."""
+    """A configuration as this version writes it. Newer options have the defaults that the run used."""
     try:
         return core(Config.from_dict(config, "config.json").to_json())
-    except InputError:  # it has an option that is gone
+    except InputError:  # it has a removed option
         return core(config)
 
 
@@ -264,14 +269,14 @@ def identity(config: Config) -> str:
 
 
 def is_run(out: Path) -> bool:
-    """Whether a directory is a run or a comparison, or is about to be one, and holds nothing that those do not write."""
+    """Whether a directory is empty or contains only a run or a comparison."""
     if out.is_symlink() or not out.is_dir():
         return False
     return is_unused(out) or (_begun(out) and all(map(_ours, out.iterdir())))
 
 
 def _begun(out: Path) -> bool:
-    """Whether a directory says how to run, as ours do: others have files of these names, too."""
+    """Whether a directory has a configuration of ours, not just a file with the same name."""
     try:
         raw = {name: read_json(out / name, "") for name in BEGIN if (out / name).is_file()}
     except RunError:
@@ -281,14 +286,14 @@ def _begun(out: Path) -> bool:
 
 
 def _ours(path: Path) -> bool:
-    """Whether this is what a run directory has in it."""
+    """Whether this is a file or folder of a run directory."""
     if path.is_symlink():
         return False
     if not path.is_dir():
         return path.name in FILES or MADE.fullmatch(path.name) is not None or is_part(path)
     inside = list(path.iterdir())
     match path.name:
-        case "track":  # trackers name their files as they like
+        case "track":  # trackers choose their own file names
             return True
         case "figures":
             return all(p.is_file() and MADE.fullmatch(p.name) for p in inside)
@@ -299,7 +304,7 @@ def _ours(path: Path) -> bool:
 
 
 def check_links(out: Path) -> None:
-    """A run writes into its own directory alone: nothing that it appends to or replaces may lead elsewhere."""
+    """Refuse symbolic links among the files of a run: it must write only into its own directory."""
     for path in (out / name for name in (*sorted(FILES), "checkpoint", "track")):
         if path.is_symlink():
-            raise RunError(f"{path} is a link; a run writes into its own directory alone: put what it points to in its place.")
+            raise RunError(f"{path} is a link, but a run writes only into its own directory; replace the link with its target.")

@@ -1,4 +1,4 @@
-"""Runs in directories: one run, or a comparison of many, each resumable at any moment. What lies there: rundir.py."""
+"""Runs in directories: a single run or a comparison. Both can be resumed at any time. rundir.py lists their files."""
 
 import gc
 import json
@@ -51,27 +51,27 @@ from fedselect.tasks.metrics import known
 from fedselect.tasks.task import learned
 
 Watch = Callable[[Config, Record], None]
-OVERHEAD = 0.05  # the share of a run's time that checkpoints may take
-DISK = 5e8  # bytes a second that a checkpoint is thought to take before the first is written
-ONE_PRESS = 0.5  # seconds within which a second Ctrl-C is the first once more
-SHORT = 60.0  # seconds of work for which no checkpoint is made where models are not kept
+OVERHEAD = 0.05  # share of a run's time that checkpoints may take
+DISK = 5e8  # assumed bytes per second of a checkpoint, until the first is written
+ONE_PRESS = 0.5  # seconds within which a second Ctrl-C counts as the same key press
+SHORT = 60.0  # seconds of work not worth a checkpoint if models are not kept
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that belong in one table: every method with every seed."""
+    """Runs of one table: every method with every seed."""
 
-    runs: dict[str, Config]  # by name of the run directory
+    runs: dict[str, Config]  # by run directory
 
 
 def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Record]:
-    """A new run in a new directory; returns its history."""
+    """Start a run in a new directory and return its history."""
     if ranks.rank() == 0:
         may_write(out, overwrite)
-    simulation = config.simulation()  # bad input shows before anything is written or replaced
+    simulation = config.simulation()  # raises for bad input before anything is written or replaced
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have used the directory since
             empty(out)
             write_json(out / "config.json", config.to_json())
         ranks.everywhere(None)  # wait for the directory
@@ -82,16 +82,16 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
 
 def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = False, watch: Watch | None = None) -> list[Path]:
     if not comparison.runs:
-        raise InputError("there is nothing to compare: give at least one method and one seed.")
+        raise InputError("there is nothing to compare; pass at least one method and one seed.")
     for name in comparison.runs:
         check_folder_name(name)
     if ranks.rank() == 0:
         may_write(out, overwrite)
     for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
-        first.simulation()  # what a method cannot do with this model or data shows before anything runs
+        first.simulation()  # raises before anything runs if a method does not support the model or data
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
-            may_write(out, overwrite)  # another run may have come and gone since
+            may_write(out, overwrite)  # another run may have used the directory since
             empty(out)
             write_json(out / "compare.json", {name: config.to_json() for name, config in comparison.runs.items()})
         ranks.everywhere(None)
@@ -101,26 +101,26 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
 
 @contextmanager
 def _withdrawn(out: Path) -> Iterator[None]:
-    """A run that is refused as it begins leaves nothing in the way of the corrected command; rounds that are kept stay."""
+    """Empty the directory if a run is refused at its start, so that the corrected command works. Checkpoints are kept."""
     try:
         yield
     except InputError as e:
         if ranks.rank() == 0:
             if any(out.glob("**/checkpoint/*")) or any(out.glob("**/summary.json")):
-                raise InputError(f"{e} Add --overwrite to begin anew.") from None
+                raise InputError(f"{e} To start over, add --overwrite.") from None
             empty(out)
         raise
 
 
 def resume(out: Path, watch: Watch | None = None) -> list[Path]:
-    """Finish whatever this directory holds; a finished run is left as it is."""
+    """Finish the run or comparison in this directory. A finished run stays as it is."""
     if not any((out / name).exists() for name in BEGIN):
         if out.is_dir() and any(out.iterdir()) and is_unused(out):
-            raise RunError(f"{out} is of a run that was stopped before it began; start it again with the command you used.")
+            raise RunError(f"the run in {out} stopped before its first round; start it again with the same command.")
         raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
     check_not_saved(out)
     if deployed(out):
-        raise RunError(f"{out} was deployed; go on with: {again(out)}")
+        raise RunError(f"{out} is a deployed run; resume it with: {again(out)}")
     with _locked(out), ctrl_c() as stop:
         if (out / "compare.json").exists():
             return _go_on_comparison(out, stop, watch)
@@ -130,9 +130,9 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
 
 
 def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) -> list[Path]:
-    """Finish the runs of a comparison, those of the same shapes together. A run that fails does not stop the others."""
+    """Finish the runs of a comparison, training runs of equal shape together. A diverged run does not stop the others."""
     configs = read_configs(out)
-    for name, config in configs.items():  # what is wrong with one shows before anything runs
+    for name, config in configs.items():  # raise errors before anything runs
         if finished(out / name):
             outcome(out / name)
         elif not done(out / name):
@@ -144,7 +144,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
                 prepare(out / name, configs[name])
             ranks.everywhere(None)
             if stop():
-                raise Stopped(f"stopped before {group[0]}; go on with: fedselect resume {out}")
+                raise Stopped(f"stopped before {group[0]}; resume with: fedselect resume {out}")
             try:
                 go_on([out / name for name in group], stop, watch, alone=False)
             except Stopped as e:
@@ -152,14 +152,14 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
     ranks.everywhere(None)  # wait for the last of the files
     if not any(finished(out / name) for name in configs):
         first = next(iter(configs))
-        raise RunError(f"no run came to its end; {first}: {failure(out / first)}")
+        raise RunError(f"every run diverged; {first}: {failure(out / first)}")
     return [out / name for name in configs]
 
 
 def prepare(out: Path, config: Config) -> None:
-    """Make a directory whose lock we hold that of this run, unless it is already.
+    """Turn a locked directory into the directory of this run, unless it already is.
 
-    What was trained stays: where it goes on may change (pieces stay as they were), another configuration is refused.
+    Trained rounds are kept. The device may change, but any other change of the configuration is refused.
     """
     if ranks.rank() != 0:
         return
@@ -172,28 +172,30 @@ def prepare(out: Path, config: Config) -> None:
 
 
 def _may_prepare(out: Path, config: Config) -> bool:
-    """Whether there is a checkpoint to go on from; without one the directory is emptied, so it must be a run of ours."""
+    """Whether there is a checkpoint to resume from. Without one, the directory will be emptied, so it must be a run."""
     if out.is_symlink():
-        raise RunError(f"{out} is a link; the runs of a comparison are folders in it: put what it points to in its place.")
+        raise RunError(
+            f"{out} is a link, but the runs of a comparison must be folders in it; replace the link with its target."
+        )
     if _may_go_on(out, config):
         return True
     if out.exists() and not is_run(out):
-        raise RunError(f"{out} holds something other than a run, so nothing in it was touched; move it elsewhere.")
+        raise RunError(f"{out} contains files that are not part of a run, so nothing was changed; move it elsewhere.")
     return False
 
 
 def _may_go_on(out: Path, config: Config) -> bool:
-    """Whether there is a checkpoint to go on from, which must be of this run: hours of training may lie in it."""
+    """Whether there is a checkpoint to resume from. A checkpoint of another run is an error, so that it is never lost."""
     asked = out.parent / "compare.json"
-    other = f"put {asked} back as it was" if asked.exists() else "choose another --out"
-    mend = f"{other}, or remove {out} to begin this run anew."
+    other = f"restore the original {asked}" if asked.exists() else "choose another --out"
+    mend = f"{other}, or remove {out} to start this run over."
     return checkpoints.claim(out / "checkpoint", owner(config), mend)
 
 
 def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
-    """Runs that may train as one program, as many at a time as fit; `go_on` has the last word.
+    """Group runs that may train in one batch, as many as fit in memory; `go_on` makes the final decision.
 
-    Those that are over are left out but counted, so that runs which began together go on together after an interruption.
+    Finished runs count but are not returned, so that runs that started together also resume together.
     """
     apart = ("seed", "method", "aggregate", "preset", "cross", "plugins")
     alike: dict[Any, list[str]] = {}
@@ -203,11 +205,11 @@ def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda n
     for names in alike.values():
         if all(map(over, names)):
             continue
-        gc.collect()  # what the group before held of a GPU
+        gc.collect()  # free the GPU memory of the previous group
         one = configs[names[0]].simulation()
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
         del one
-        parts = -(-len(names) // fit)  # as even as can be: a run left over would have the GPU to itself
+        parts = -(-len(names) // fit)  # equal sizes, so that no run has the GPU to itself
         for part in range(parts):
             group = names[part * len(names) // parts : (part + 1) * len(names) // parts]
             if left := [name for name in group if not over(name)]:
@@ -215,15 +217,15 @@ def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda n
 
 
 class _Run:
-    """A run directory at work: from its last checkpoint, or from the beginning, bit for bit what an unbroken run gives.
+    """A run in progress, from its last checkpoint or from the start, bitwise equal to an uninterrupted run.
 
-    On a GPU that is so for a run that is stacked with as many as before; else it agrees up to rounding.
+    On a GPU, it is bitwise equal if as many runs are batched as before, otherwise equal up to rounding.
     """
 
     def __init__(
         self, out: Path, begun: tuple[Config, Simulation] | None = None, dealt: dict[str, Federation] | None = None
     ) -> None:
-        """begun: what the directory was just made for, where that is at hand."""
+        """begun: the configuration and simulation of a new run, if they exist already."""
         self.out = out
         check_links(out)
         there = out / "config.json"
@@ -237,14 +239,14 @@ class _Run:
             checkpoints.load(found.place, self.simulation, self._owner)
         if self.simulation.budget:
             self.simulation.budget.keep(out / budget.NAME)
-        ranks.everywhere(None)  # everybody has read what the first process may now tidy up
+        ranks.everywhere(None)  # the first process cleans up below, after all have read
         self.history: list[Record] = []
         self.over = self.simulation.round >= self.config.rounds or self._spent()
         self._masks: MaskLog | None = None
         self._kept: list[KeptFile] = []
         if ranks.rank() == 0:
             with disk(out):
-                (out / "failed.json").unlink(missing_ok=True)  # of an earlier time
+                (out / "failed.json").unlink(missing_ok=True)  # from an earlier attempt
             checkpoints.drop_after(out / "checkpoint", self.simulation.round)
             self.history = kept_records(out / "metrics.jsonl", self.simulation.round)
             self.over |= bool(self.history) and is_end(self.history[-1], self.config.rounds)
@@ -252,16 +254,16 @@ class _Run:
             write_json(out / "federation.json", federation(self.simulation))
             schemas.keep(out, self.simulation.data)
             self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(self.simulation.groups())))
-            if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are at hand
+            if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are in memory
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
                 self._kept.append(KeptFile(out / persistence.NAME, lambda: persistence.find(self.simulation)))
             else:
                 with disk(out):
-                    for name in ("masks.jsonl", persistence.NAME):  # they would be taken to stand for all rounds
+                    for name in ("masks.jsonl", persistence.NAME):  # they would lack rounds
                         (out / name).unlink(missing_ok=True)
 
     def note(self, record: Record) -> None:
-        """A round is over."""
+        """Record a finished round."""
         self.history.append(record)
         if stalled(self.history, self.config.patience):
             record["stopped"] = True
@@ -283,7 +285,7 @@ class _Run:
         checkpoints.save(self.out / "checkpoint", self.simulation, self._owner)
 
     def _spent(self) -> bool:
-        """Whether no privacy budget is left for another round."""
+        """Whether the privacy budget is spent."""
         budget = self.simulation.budget
         return budget is not None and budget.spent and self.simulation.round > 0
 
@@ -321,12 +323,11 @@ def go_on(
     keep: bool = True,
     until: int | None = None,
 ) -> list[_Run]:
-    """Take these runs to their end, those of the same shapes as one program; runs of different ones after each other.
+    """Finish these runs. Runs of equal shape train in one batch, others one after the other.
 
-    Numbers that stop being finite are an error where a run is alone; among others that run has `failed`, and they go on.
-    Without `keep` the models at the end are of no use: checkpoints are for interruptions alone, and short runs make none.
-    With `until` they stop after that round, where they can go on another time; they are evaluated there and in the
-    last quarter of all rounds.
+    If a run diverges, it raises an error if `alone`; otherwise it is marked as `failed`, and the others continue. Without
+    `keep`, final models are not stored: checkpoints serve only to resume, and short runs write none. With `until`, runs
+    stop after that round and can be continued later; they are evaluated there and in the last quarter of all rounds.
     """
     dealt: dict[str, Federation] = {}
     opened = [_Run(place, begun, dealt) for place in places]
@@ -344,12 +345,12 @@ def _drive(
     runs: list[_Run], stop: Callable[[], bool], watch: Watch | None, until: int | None, *, alone: bool, keep: bool
 ) -> None:
     runs = [r for r in runs if not r.over]
-    if not runs:  # of a run that was killed before its summary was written
+    if not runs:  # killed after the last round, before the summary was written
         return
     full = runs[0].config.rounds
     rounds = until or full
     rounds = min(rounds, *map(_affordable, runs))
-    began, spent, one = time.perf_counter(), 0.0, None  # one: seconds that a checkpoint takes
+    began, spent, one = time.perf_counter(), 0.0, None  # one: seconds per checkpoint
     stack = Stack([r.simulation for r in runs])
     while runs and stack.round < rounds:
         last = stack.round == rounds - 1
@@ -384,40 +385,40 @@ def _drive(
             stack.keep([r.simulation for r in going])
             runs = going
         if stopping:
-            raise Stopped(f"stopped after round {stack.round} of {rounds}; go on with: fedselect resume {runs[0].out}")
+            raise Stopped(f"stopped after round {stack.round} of {rounds}; resume with: fedselect resume {runs[0].out}")
 
 
 def _affordable(run: _Run) -> int:
-    """The round after which the privacy budget of a run is spent; says what is promised before it begins."""
+    """The round after which the privacy budget is spent. Prints the privacy guarantee first."""
     rounds, kept = run.config.rounds, run.simulation.budget
     if kept is None:
         return rounds
     print(run.simulation.promise, file=sys.stderr)
     last = run.simulation.round + kept.guarantee.rounds - kept.charged
     if last < rounds:
-        warnings.warn(
-            f"rounds that ran twice were charged twice: the privacy budget is spent after round {last}.", stacklevel=2
-        )
+        warnings.warn(f"repeated rounds were charged twice, so the privacy budget is spent after round {last}.", stacklevel=2)
     return last
 
 
 def may_write(out: Path, overwrite: bool) -> None:
-    """Refuse to touch what is there, unless it is a run and was said to be replaced."""
+    """Refuse to overwrite anything but a run, and that only with --overwrite."""
     if not (out.exists() or out.is_symlink()) or is_unused(out):
         return
     if not overwrite:
         raise InputError(
-            f"{out} exists already; choose another --out, resume it, or replace all that is in it with --overwrite."
+            f"{out} already exists; choose another --out, resume it, or pass --overwrite to replace everything in it."
         )
     if out.is_symlink():
-        raise InputError(f"{out} is a link; --overwrite replaces folders only. Give the folder it points to as --out.")
+        raise InputError(f"{out} is a link, but --overwrite replaces only folders; pass the target of the link as --out.")
     if not is_run(out):
-        raise InputError(f"{out} holds something other than a run; --overwrite replaces runs only. Choose another --out.")
+        raise InputError(
+            f"{out} contains files that are not part of a run, and --overwrite replaces only runs; choose another --out."
+        )
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One process at a time in a run directory; of the processes of one run, the first holds the lock."""
+    """Lock a run directory. Of the processes of one run, only the first takes the lock."""
     if ranks.rank() != 0:
         yield
         return
@@ -427,9 +428,9 @@ def _locked(out: Path) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop after the round in progress; a second one stops at once, at the last checkpoint.
+    """Handle Ctrl-C: the first stops after the current round, the second at once.
 
-    One press may arrive twice, from the terminal and from a program that passes it on.
+    One key press may arrive twice, from the terminal and from a parent process that forwards it.
     """
     asked: float | None = None
 
@@ -437,7 +438,7 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         nonlocal asked
         now = time.monotonic()
         if asked is not None and now - asked > ONE_PRESS:
-            raise Stopped("stopped at once; fedselect resume goes on from the last checkpoint.")
+            raise Stopped("stopped at once; fedselect resume continues from the last checkpoint.")
         if asked is not None:
             return
         asked = now
@@ -445,7 +446,7 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
 
     try:
         before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not the main thread: nobody can press Ctrl-C on us
+    except ValueError:  # not the main thread, which never receives Ctrl-C
         yield lambda: False
         return
     try:

@@ -1,4 +1,4 @@
-"""summary.json: the small outcome of a run."""
+"""summary.json: the results of a run."""
 
 import datetime
 import statistics
@@ -16,14 +16,14 @@ from fedselect.tasks import Measure, Spread
 def summarise(
     config: Config, history: Sequence[Record], tested: Sequence[int | None], validation: Sequence[int | None] = ()
 ) -> dict[str, Any]:
-    """The outcome of a run of this configuration; tested, validation: on how many samples each client measures, and chooses."""
+    """The summary of a run. tested, validation: each client's number of test and validation samples."""
     about = {
         "method": config.method["name"],
         "data": config.data["name"],
         "model": config.model["name"],
         "seed": config.seed,
         "score": config.score,
-        "view": config.view or config.make_method().view,  # the one that the headline is of
+        "view": config.view or config.make_method().view,  # the view that the headline reports
     }
     return summary(about, config.measured(), history, tested, environment(config.device, config.precision), validation)
 
@@ -36,11 +36,11 @@ def summary(
     made_on: Mapping[str, Any],
     validation: Sequence[int | None] = (),
 ) -> dict[str, Any]:
-    """What a table needs, and what a reader must know to trust it: what ran, how it came out, and where."""
+    """The summary: what ran, its results, and the environment."""
     headline = metrics[0].name
     kept = [r for r in history if r[headline] is not None]
     if not kept:
-        raise RunError(f"{headline} is not a finite number for any client in any round; begin anew with another --headline.")
+        raise RunError(f"{headline} is not finite for any client in any round; start a new run with another --headline.")
     last = final(history, headline)
     assert last is not None  # something was evaluated
     tail = [r[headline] for r in kept if in_tail(r["round"], last["round"])]
@@ -50,7 +50,7 @@ def summary(
         "headline": headline,
         "rounds": last["round"],
         **{name: last[name] for name in means(metrics) if name not in ("train_loss", "share")},
-        f"{headline}_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run: one round alone is noisy
+        f"{headline}_tail": round(statistics.fmean(tail), 6),  # the last quarter of the run, since a single round is noisy
         "curve": [[r["round"], r[headline]] for r in kept],
         "std_clients": round(statistics.pstdev(own), 6),
         "clients": last["clients"][headline],

@@ -1,4 +1,4 @@
-"""Tables from run directories: one row a method, mean and standard deviation over seeds."""
+"""Tables of runs: one row per method, with mean and standard deviation over seeds."""
 
 import csv
 import io
@@ -17,27 +17,27 @@ from fedselect.runs.labels import labels
 from fedselect.runs.rundir import again, described, failure, finished, headline, outcome, view_of
 from fedselect.tasks import Measure
 
-DATA = {"test": "test", "val": "validation"}  # what a run is scored on, in words
+DATA = {"test": "test", "val": "validation"}  # names of the data that a run is scored on
 
 
 @dataclass(frozen=True)
 class Line:
-    method: str  # and what tells it from other runs of the same method, if there are any
-    asked: int  # runs that there should be, a seed each
-    seeds: list[int]  # of those that are finished
+    method: str  # label: the method and what distinguishes it from other runs of the method
+    asked: int  # number of runs, one per seed, finished or not
+    seeds: list[int]  # of the finished runs
     headline: Measure
     _: KW_ONLY
-    values: list[float]  # of the headline metric: of the view that is reported, after local training, after aggregation
+    values: list[float]  # headline metric per seed: reported view, local model, merged model
     local: list[float]
     merged: list[float]
     share: float
     bytes_up: float
     seconds: float
     reports: str
-    score: str  # the data that these are of: test or val
-    kept: bool  # whether they are of rounds that were chosen on validation data, not of the last
-    chosen: Counter[str]  # which of their models clients report, where they choose
-    others: float | None  # the same on other clients' data, where it was measured
+    score: str  # data of these values: test or val
+    kept: bool  # whether rounds were chosen on validation data, instead of the last
+    chosen: Counter[str]  # models that clients chose, with --view best
+    others: float | None  # headline metric on other clients' data, with --cross
 
     @property
     def mean(self) -> float:
@@ -45,12 +45,12 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Also says where seeds are missing."""
+        """The label, and how many seeds are missing."""
         return self.method if len(self.seeds) == self.asked else f"{self.method}, {len(self.seeds)} of {self.asked} seeds"
 
 
 def rows(runs: Sequence[Path]) -> list[Line]:
-    """The finished runs, grouped by what they are runs of, best first."""
+    """The finished runs, grouped by label, best first."""
     summaries: dict[str, list[dict[str, Any]]] = {}
     shown = common_headline(runs)
     first = shown.name
@@ -60,7 +60,7 @@ def rows(runs: Sequence[Path]) -> list[Line]:
         if finished(run):
             summaries.setdefault(label, []).append(outcome(run))
     if not summaries:
-        raise RunError(f"there is no finished run to show yet; finish it with: {again(runs[0])}")
+        raise RunError(f"no run is finished yet; continue with: {again(runs[0])}")
     made = [
         Line(
             method,
@@ -85,21 +85,21 @@ def rows(runs: Sequence[Path]) -> list[Line]:
 
 
 def common_headline(runs: Sequence[Path]) -> Measure:
-    """The metric that all of these runs show first: numbers of different ones say nothing about each other."""
+    """The headline metric of these runs, which must all have the same one."""
     by = {headline(run): run for run in runs}
     if len(by) > 1:
         (one, first), (other, second), *_ = by.items()
-        raise RunError(f"{first} has the headline {one.name} and {second} {other.name}; make a table of each.")
+        raise RunError(f"{first} has the headline {one.name}, but {second} has {other.name}; pass runs with the same headline.")
     return next(iter(by))
 
 
 def failures(runs: Sequence[Path]) -> list[tuple[str, str]]:
-    """The runs that did not come to their end, by label and seed, and why."""
+    """The diverged runs, by label and seed, and why they diverged."""
     return [(f"{label}, seed {described(run)['seed']}", why) for label, run in _named(runs) if (why := failure(run))]
 
 
 def rowless(runs: Sequence[Path]) -> list[str]:
-    """The labels of which every run diverged."""
+    """The labels whose runs all diverged."""
     labelled: dict[str, list[Path]] = {}
     for label, run in _named(runs):
         labelled.setdefault(label, []).append(run)
@@ -107,16 +107,16 @@ def rowless(runs: Sequence[Path]) -> list[str]:
 
 
 def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
-    """The rows, and below them by name what has no numbers."""
+    """The table, with diverged labels at the end."""
     seeds = max(r.asked for r in found)
     crossed = any(r.others is not None for r in found)
     many = "s, ± standard deviation" if seeds > 1 else ""
     first, unit = found[0].headline, " %" if found[0].headline.percent else ""
     table = Table(
-        title=f"mean client {first.name} on own {DATA[found[0].score]} data, {seeds} seed{many}",
+        title=f"mean client {first.name} on each client's {DATA[found[0].score]} data, {seeds} seed{many}",
         title_justify="left",
         box=SIMPLE_HEAD,
-        pad_edge=not crossed,  # a column more has to fit in 80
+        pad_edge=not crossed,  # fit one more column in 80 characters
         collapse_padding=crossed,
     )
     table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.name for r in found), *diverged])))
@@ -134,31 +134,31 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
     for label in diverged:
         table.add_row(label, "diverged")
     table.caption = (
-        f"{first.name}: of the view that the method reports (bold); local: after local training; merged: after aggregation; "
-        "MB up: from all clients, in the whole run"
+        f"{first.name}: the view that the method reports (bold); local: after local training; merged: after aggregation; "
+        "MB up: uploads of all clients in the whole run"
     )
     for r in found:
         if r.chosen:
             named = ", ".join(f"{model} {many}" for model, many in r.chosen.most_common())
             table.caption += f"; {r.name}: each client's choice on its validation data ({named})"
     if any(r.kept for r in found):
-        table.caption += "; numbers are of the rounds that were kept, chosen on validation data"
+        table.caption += "; rounds were chosen on validation data"
     table.caption_justify = "left"
     return table
 
 
 def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Runs with their labels, which tell all of them apart, whether they came to their end or not."""
+    """All runs, finished or not, with their labels."""
     return list(zip(labels([described(run) for run in runs]), runs, strict=True))
 
 
 def _reports(views: Sequence[str]) -> str:
-    """What all runs of a line report; merged where they differ."""
+    """The view that all runs of a row report; "merged" if they differ."""
     return views[0] if len(set(views)) == 1 else "merged"
 
 
 def _mean(found: Sequence[float | None], whole: int) -> float | None:
-    """The mean, where everybody has a number."""
+    """The mean, or None if a number is missing."""
     there = [v for v in found if v is not None]
     return statistics.fmean(there) if len(there) == whole else None
 
@@ -176,7 +176,7 @@ def spread(values: Sequence[float], measure: Measure) -> str:
 
 
 def as_csv(found: Sequence[Line], diverged: Sequence[str] = ()) -> str:
-    """Plain numbers: metrics and shares as they are, not in percent; standard deviations over seeds; of what diverged none."""
+    """The table as CSV, not in percent. Standard deviations are over seeds; diverged rows have no numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     first = found[0].headline.name
@@ -227,5 +227,5 @@ TEX = {
 
 
 def tex(text: str) -> str:
-    """Text as LaTeX takes it."""
+    """Escape text for LaTeX."""
     return "".join(TEX.get(c, c) for c in text)

@@ -1,6 +1,6 @@
-"""Trackers that people already use: every round's numbers, and each client's metrics, in their place.
+"""Log every round and each client's metrics to TensorBoard, MLflow or Weights & Biases.
 
-Files go to track/ in the run directory, unless the tracker's own environment variables say where: WANDB_MODE,
+Files go to track/ in the run directory, unless the tracker's own environment variables set another place: WANDB_MODE,
 WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
 """
 
@@ -34,7 +34,7 @@ class Tracker(Protocol):
 
 @contextmanager
 def tracking(kind: str, out: Path) -> Iterator[Watch]:
-    """What to call after every round; each run becomes a run of the tracker."""
+    """Yield the function to call after every round. Each run becomes a run of the tracker."""
     if kind not in TRACKERS:
         raise unknown("tracker", kind, TRACKERS)
     package, make = TRACKERS[kind]
@@ -49,7 +49,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
     def watch(config: Config, record: Record) -> None:
         key = json.dumps(config.to_json(), sort_keys=True)
         if key not in open_runs:
-            if not names and (out / "compare.json").exists():  # those of the run directories, the same when it is resumed
+            if not names and (out / "compare.json").exists():  # run directories, so that names stay the same on resume
                 names.update({json.dumps(c.to_json(), sort_keys=True): name for name, c in read_configs(out).items()})
             name = names.get(key, f"{config.method['name']}-seed{config.seed}")
             open_runs[key] = make(out / "track", name, config.to_json(), record["round"])
@@ -65,7 +65,7 @@ def tracking(kind: str, out: Path) -> Iterator[Watch]:
 
 
 def numbers(record: Record, metrics: Sequence[Measure]) -> dict[str, float]:
-    """A round as flat names: accuracy, client/3/accuracy, worst_tenth/accuracy, ..."""
+    """The numbers of a round under flat names: accuracy, client/3/accuracy, worst_tenth/accuracy, ..."""
     found = {name: record[name] for name in (*columns(metrics), "seconds")}
     for m in metrics:
         found[f"worst_tenth/{m.name}"] = Spread.of(m, own := record["clients"][m.name]).worst_tenth
@@ -77,7 +77,7 @@ def numbers(record: Record, metrics: Sequence[Measure]) -> dict[str, float]:
 class TensorBoard:
     @staticmethod
     def check() -> None:
-        """Whether it can start, before anything is trained: it only writes files."""
+        """Nothing to check: it only writes files."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -96,14 +96,16 @@ class TensorBoard:
 class MLflow:
     @staticmethod
     def check() -> None:
-        """Whether it can start: a server that is named must answer."""
+        """Check that the server answers, if one is configured."""
         from mlflow import MlflowClient, MlflowException
 
         if address := os.environ.get("MLFLOW_TRACKING_URI"):
             try:
                 MlflowClient(address).search_experiments(max_results=1)
             except MlflowException as e:
-                raise RunError(f"mlflow at {address} does not answer ({str(e).splitlines()[0]}).") from None
+                raise RunError(
+                    f"mlflow at {address} does not answer ({str(e).splitlines()[0]}); start it, or unset MLFLOW_TRACKING_URI."
+                ) from None
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], first: int) -> None:
         from mlflow import MlflowClient
@@ -116,7 +118,7 @@ class MLflow:
         place = found.experiment_id if found else self._client.create_experiment(project)
         self._run = self._client.create_run(place, run_name=name).info.run_id
         params = [Param(k, str(v)) for k, v in flat(config).items()]
-        for at in range(0, len(params), 100):  # as many as it takes at once
+        for at in range(0, len(params), 100):  # the limit per request
             self._client.log_batch(self._run, params=params[at : at + 100])
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
@@ -134,7 +136,7 @@ class MLflow:
 class WandB:
     @staticmethod
     def check() -> None:
-        """Whether it can start: somebody must be logged in, unless it stays offline."""
+        """Check that the user is logged in, unless wandb is offline."""
         import wandb
 
         if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled"):
@@ -143,7 +145,7 @@ class WandB:
             wandb.login()
         except wandb.Error as e:
             raise RunError(
-                f"wandb cannot start ({str(e).splitlines()[0]}); log in with: wandb login, or keep everything here with: "
+                f"wandb cannot start ({str(e).splitlines()[0]}); log in with: wandb login, or stay offline with: "
                 "WANDB_MODE=offline"
             ) from None
 
@@ -151,7 +153,9 @@ class WandB:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
-        same = hashlib.sha256(f"{folder.resolve()}/{name}".encode()).hexdigest()[:16]  # so that a resumed run goes on
+        same = hashlib.sha256(f"{folder.resolve()}/{name}".encode()).hexdigest()[
+            :16
+        ]  # a resumed run continues in the same tracker run
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedselect"), name=name, id=same, resume="allow", config=config,
             dir=folder, reinit="create_new", settings=wandb.Settings(silent=True, x_disable_stats=True),

@@ -1,4 +1,4 @@
-"""Models that leave a run: files that say what they take and what their outputs mean, and predictions with them."""
+"""Exported models: self-describing files, and predictions with them."""
 
 from fedselect.serve.served import Served, load_model
 

@@ -1,4 +1,4 @@
-"""What a model takes and what its outputs mean, as JSON: kept beside its values, so that a file alone can predict."""
+"""The description of a model's inputs and outputs as JSON, stored with its parameters so that the file alone can predict."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -43,7 +43,7 @@ def inputs_of(said: About) -> Inputs:
 
 
 def meaning_of(said: About, task: Task | None, hint: str) -> Meaning:
-    """`task`: one that stands in no table; `hint` says how to give it."""
+    """The meaning of the outputs. `task`: the user's own task. `hint`: how to pass it, for errors."""
     return Meaning(task or _task(said["task"], hint), tuple(said["target_shape"]), tuple(said["class_names"]))
 
 
@@ -52,14 +52,14 @@ def schema_of(said: About) -> Schema | None:
 
 
 def network_of(said: About, place: object, hint: str) -> Callable[[], nn.Module]:
-    """What builds the network, if it is one of ours; `hint` says how to give another."""
+    """A function that builds the network, if it is one of ours. `hint`: how to pass another, for errors."""
     if said["recipe"] is None:
-        raise InputError(f"{place} has the values of {said['model']} but not its code; give what makes it: {hint}.")
+        raise InputError(f"{place} has the parameters of {said['model']} but not its code; pass the network: {hint}.")
     return rebuilt(said["recipe"])
 
 
 def entry(thing: Any, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """A thing as configurations have it: its name in a table, or its class, and its options."""
+    """An object as configurations write it: its name in a table, or its class, and its options."""
     how = made(thing)
     name = next((n for n, f in table.items() if getattr(f, "__name__", "") == how.name), how.name)
     given = {n: v for k, o in how.options.items() for n, v in (made(o).options if is_dataclass(o) else {k: o}).items()}
@@ -67,7 +67,7 @@ def entry(thing: Any, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """A value of an option as JSON has it."""
+    """The value of an option as JSON."""
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, torch.Tensor):
@@ -78,5 +78,5 @@ def plain(value: Any) -> Any:
 def _task(said: Mapping[str, Any], hint: str) -> Task:
     name = said["name"]
     if name not in TASKS:
-        raise InputError(f"the task {name} is not in fs.TASKS; give it: {hint}.")
+        raise InputError(f"the task {name} is not in fs.TASKS; pass it: {hint}.")
     return build("task", name, TASKS, {k: v for k, v in said.items() if k != "name"})

@@ -1,4 +1,4 @@
-"""A model's card: what it is, how good it is for its client, and how to use it, as Markdown beside the file."""
+"""The model card, a Markdown file beside the model: what it is, how well it performs, and how to use it."""
 
 import math
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 def interval(metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, float] | None:
-    """95% of where a metric may lie, for other samples of the same client; None of fewer than two samples.
+    """A 95% confidence interval of a metric for other samples of the same client; None with fewer than two samples.
 
-    Of shares of samples, as accuracy is, Wilson's interval; of others, samples are drawn anew (the bootstrap).
+    Proportions such as accuracy use Wilson's interval, other metrics the bootstrap.
     """
     many = len(targets)
     if many < 2:
@@ -36,29 +36,29 @@ def interval(metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, f
 
 
 def wilson(hits: float, many: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share."""
+    """Wilson's 95% interval of a proportion."""
     share, z2 = hits / many, Z * Z / many
     middle, half = share + z2 / 2, Z * math.sqrt(share * (1 - share) / many + z2 / (4 * many))
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
 def card(path: Path, said: About, snippet: str) -> str:
-    """The card's text."""
+    """The text of the card."""
     told: Mapping[str, Any] = said["card"]
     parts = [
         f"# {path.name}",
-        f"The model of client {told['client']} in a federation of {told['clients']}, personalised with federated learning.",
+        f"The model of client {told['client']} in a federation of {told['clients']}, personalized with federated learning.",
         "\n".join(f"- **{name}**: {value}" for name, value in _facts(said, told).items()),
-        "## How good it is",
+        "## Performance",
         _score(told),
-        "## What it takes",
+        "## Inputs",
         _inputs(said),
-        "## Use it",
+        "## Usage",
         f"```\nfedselect predict {path.name} FILE\n```",
         f"```python\n{snippet}\n```",
         "## Limits",
-        f"It was fitted to the data of client {told['client']}; for other people, devices or places its accuracy is unknown. "
-        "The number above is from this client's own samples, and says nothing about data that changes over time.",
+        f"The model was trained for the data of client {told['client']}; its accuracy for other people, devices or places is "
+        "unknown. The number above was measured on this client's samples and does not cover data that changes over time.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -80,7 +80,7 @@ def _facts(said: About, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(told: Mapping[str, Any]) -> str:
     if told["value"] is None:
-        return "It was not measured: this client has no test samples."
+        return "Not measured, since this client has no test samples."
     between = f" (95% interval {told['low']} to {told['high']})" if told["low"] is not None else ""
     return f"{told['metric']} {told['value']}{between} on {told['tested']} {told['on']} samples of this client."
 
@@ -94,11 +94,11 @@ def _inputs(said: About) -> str:
         ]
         head = "Rows of a table. A missing value is allowed in every column.\n\n| column | what |\n|---|---|\n"
         graph = (
-            "\n\nThe graph of a pt2 or onnx file takes float64 (N, columns) in this order: categories by their place in the "
-            "list, from 0, and NaN where a value is missing or not in the list."
+            "\n\nA pt2 or onnx file takes float64 (N, columns) in this order. Categories are numbered from 0 as listed; a "
+            "missing or unlisted value is NaN."
         )
         return head + "\n".join(rows) + graph
     if inputs.layout is not None:
         return "Several inputs, by name: " + ", ".join(inputs.layout.names) + "."
-    what = "Pictures" if inputs.kind == torch.uint8 else "Arrays"
+    what = "Images" if inputs.kind == torch.uint8 else "Arrays"
     return f"{what}, {said['kind']} of shape (N, {', '.join(map(str, inputs.shape))})."

@@ -1,4 +1,4 @@
-"""Files of a model: values alone, or with the graph; each also says what it takes and what its outputs mean."""
+"""File formats of a model: parameters only (safetensors), or the graph (pt2, onnx), each with its description."""
 
 import importlib
 import json
@@ -36,13 +36,13 @@ def write(form: str, model: Standalone, example: tuple[Tensor, ...], path: Path,
 
 
 def read_values(path: Path) -> tuple[About, Tree]:
-    """What a safetensors file says, and its values; `input.` and `output.` are not the network's."""
+    """The description and tensors of a safetensors file. Tensors named input.* and output.* are not parameters."""
     values, notes = tensors.read_all(path, "export it again.")
     return _said(path, notes.get(ABOUT)), values
 
 
 def read_graph(path: Path) -> tuple[About, Graph]:
-    """What a pt2 or onnx file says, and its graph as a function of tensors."""
+    """The description of a pt2 or onnx file, and its graph as a function of tensors."""
     return _read_pt2(path) if path.suffix == ".pt2" else _read_onnx(path)
 
 
@@ -57,9 +57,9 @@ def _read_pt2(path: Path) -> tuple[About, Graph]:
 
 def _write_onnx(model: Standalone, example: tuple[Tensor, ...], path: Path, text: str) -> None:
     _need("onnxscript")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it is told of every package that is not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs every missing package
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own parts, about themselves
+        warnings.simplefilter("ignore")  # about the exporter's own internals
         program: Any = torch.onnx.export(
             model, example, input_names=model.names, output_names=["logits"], dynamic_shapes=model.shapes(),
             dynamo=True, verbose=False,
@@ -84,11 +84,11 @@ def _read_onnx(path: Path) -> tuple[About, Graph]:
 
 def _said(path: Path, text: str | bytes | None) -> About:
     if not text:
-        raise RunError(f"{path} does not say what it takes; export it with this version of fedselect.")
+        raise RunError(f"{path} does not describe its inputs; export it again with this version of fedselect.")
     try:
         said: About = json.loads(text)
     except ValueError:
-        raise RunError(f"{path} is damaged: what it says of itself is no JSON; export it again.") from None
+        raise RunError(f"{path} is damaged: its description is not JSON; export it again.") from None
     return said
 
 

@@ -1,4 +1,4 @@
-"""What `fedselect predict` is given: the rows of a table, arrays, or pictures."""
+"""Inputs of `fedselect predict`: rows of a table, arrays or images."""
 
 import csv
 import sys
@@ -18,9 +18,9 @@ from fedselect.serve.served import Served
 
 
 def read(model: Served, path: Path) -> tuple[list[str], Any]:
-    """The name of each sample, and the inputs."""
+    """The name of each sample and the inputs."""
     if not path.exists():
-        raise InputError(f"there is no file {path}.")
+        raise InputError(f"there is no file {path}; check the path.")
     if model.schema is not None:
         frame = model.schema.frame(path)
         return [str(i) for i in range(1, len(frame) + 1)], frame
@@ -42,7 +42,7 @@ def _arrays(path: Path, model: Served) -> Any:
             raise InputError(f"{path} lacks {', '.join(missing)}; it has {', '.join(arrays)}.")
         return {n: arrays[n] for n in layout.names}
     if len(arrays) > 1 and "x" not in arrays:
-        raise InputError(f"{path} has {', '.join(arrays)}; name the inputs x.")
+        raise InputError(f"{path} has the arrays {', '.join(arrays)}; name the inputs x.")
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
 
 
@@ -50,17 +50,17 @@ def _pictures(path: Path, model: Served) -> tuple[list[str], Any]:
     files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     shape = model.inputs.shape
     if path.is_file() and path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path} is no picture, and this model takes no table; give an .npy or .npz file, or pictures.")
+        raise InputError(f"{path} is not an image, and this model does not take tables; pass an .npy or .npz file, or images.")
     if model.inputs.kind != torch.uint8 or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
-        raise InputError(f"this model takes inputs of shape {shape}, not colour pictures; give an .npy or .npz file.")
+        raise InputError(f"this model takes inputs of shape {shape}, not color images; pass an .npy or .npz file.")
     if not files:
-        raise InputError(f"there are no pictures in {path}.")
+        raise InputError(f"{path} contains no images; pass another folder.")
     x = np.stack([picture(f, shape[1], str(f)) for f in files]).transpose(0, 3, 1, 2)
     return [str(f.relative_to(path)) if path.is_dir() else f.name for f in files], np.ascontiguousarray(x)
 
 
 def table(model: Served, names: Sequence[str], x: Any, likely: bool) -> tuple[list[str], Iterable[list[Any]]]:
-    """Predictions as a table: its head, and a line for each sample."""
+    """Predictions as a table: the header and one row per sample."""
     said = np.asarray(model.predict(x))
     wide = said.reshape(len(said), -1)
     head = list(model.targets) if len(model.targets) == wide.shape[1] else _numbered("prediction", wide.shape[1])
@@ -68,7 +68,9 @@ def table(model: Served, names: Sequence[str], x: Any, likely: bool) -> tuple[li
     if likely:
         chances = np.asarray(model.predict_proba(x))
         if chances.ndim != 2:
-            raise InputError("--proba is for one class a sample; this model gives several.")
+            raise InputError(
+                "--proba works only for models with one class per sample, and this model predicts several; remove it."
+            )
         classes = model.classes if len(model.classes) == chances.shape[1] else [str(i) for i in range(chances.shape[1])]
         head += [f"p({c})" for c in classes]
         columns.append(chances.astype(np.float64).round(6))
@@ -85,12 +87,12 @@ def _plain(row: NDArray[Any]) -> list[Any]:
 
 
 def write(head: Sequence[str], rows: Iterable[Sequence[Any]], out: Path | None) -> None:
-    """As CSV, to a file or to standard output."""
+    """Write CSV to a file or to standard output."""
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([head, *rows])
         return
     if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a directory; make it first, or choose another --out.")
+        raise InputError(f"{out.parent} is not a directory; create it first, or choose another --out.")
 
     def put(fresh: Path) -> None:
         with fresh.open("w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A client's network as a module of its own, which takes raw inputs and answers in the units of targets."""
+"""A client's network as a standalone module, from raw inputs to predictions in the units of the targets."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from fedselect.tasks import Task
 from fedselect.training.batches import Split
 
 BESIDE = ("input.scale", "input.shift", "output.scale", "output.shift")
-"""What stands beside a network's values in a file."""
+"""Tensors stored beside a network's parameters."""
 
 
 class Standalone(nn.Module):
-    """The network with the making of numbers from pictures in front of it, and that of units behind it."""
+    """The network with input scaling before it and output scaling after it."""
 
     scale: Tensor | None
     shift: Tensor | None
@@ -29,7 +29,7 @@ class Standalone(nn.Module):
         ends = {"scale": split.scale, "shift": split.shift, "out_scale": out_scale, "out_shift": out_shift}
         for name, numbers in ends.items():
             if numbers is None:
-                setattr(self, name, None)  # torch.export stumbles over a buffer that is none before one that is
+                setattr(self, name, None)  # torch.export fails if a None buffer is registered before others
             else:
                 self.register_buffer(name, numbers)
 
@@ -39,7 +39,7 @@ class Standalone(nn.Module):
         return self.in_units(self._outputs_of(self.net(x)))
 
     def given(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What `forward` takes, from inputs as a federation holds them."""
+        """The arguments of `forward`, from inputs as stored in a federation."""
         return (x,)
 
     @property
@@ -47,7 +47,7 @@ class Standalone(nn.Module):
         return ["x"]
 
     def shapes(self) -> Any:
-        """As torch.export wants it told that any number of rows will do."""
+        """Dynamic shapes for torch.export: any batch size."""
         return ({0: torch.export.Dim("batch")},)
 
     def in_units(self, y: Tensor) -> Tensor:
@@ -55,13 +55,13 @@ class Standalone(nn.Module):
 
     @property
     def beside(self) -> dict[str, Tensor]:
-        """What stands beside the values in a file that holds no graph."""
+        """Tensors to store beside the parameters in a file without a graph."""
         found = zip(BESIDE, (self.scale, self.shift, self.out_scale, self.out_shift), strict=True)
         return {name: v for name, v in found if v is not None}
 
 
 class Several(Standalone):
-    """The same of a network that takes several inputs; here by their places, also where the network has them by name."""
+    """A standalone module with several inputs, which are positional here even if the network takes them by name."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, *args: Any) -> None:
         super().__init__(*args)
@@ -84,9 +84,9 @@ class Several(Standalone):
 
 
 class OfRows(Standalone):
-    """The same of a network for the rows of a table: one number for each column, as `Schema.numbers` makes them.
+    """A standalone module for rows of a table, with one number per column, as made by `Schema.numbers`.
 
-    Numbers are scaled, gaps filled and categories spread here, so whoever has the graph needs no schema.
+    It scales numbers, fills missing values and one-hot encodes categories, so users of the graph need no schema.
     """
 
     number_at: Tensor
@@ -115,7 +115,7 @@ class OfRows(Standalone):
 
     @staticmethod
     def _order(schema: Schema) -> list[int]:
-        """Where each input stands among: scaled numbers, their gaps, categories."""
+        """The index of each input in the concatenation of scaled numbers, missing-value flags and categories."""
         numbers = sum(c.kind != "category" for c in schema.columns)
         at, category = 0, 2 * numbers
         order: list[int] = []
@@ -146,7 +146,7 @@ class OfRows(Standalone):
 def standalone(
     model: Model, net: nn.Module, split: Split, task: Task, layout: Layout | None, schema: Schema | None
 ) -> Standalone:
-    """The module that suits what the network takes."""
+    """The standalone module for the network's kind of input."""
     ends = (model, net, split, task)
     if schema is not None:
         return OfRows(schema, *ends).eval()

@@ -1,4 +1,4 @@
-"""Predictor: raw inputs to predictions, with the values of one client's model."""
+"""Predictor: from raw inputs to predictions, with one client's parameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ BATCH = 256  # samples at a time
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes: shape and type of one input; of pictures as bytes, pixel * scale + shift by channel; of several
-    inputs, how they lie in one tensor."""
+    """A model's inputs: shape and type of one input, the scaling of bytes (pixel * scale + shift, by channel), and the
+    layout of several inputs in one tensor."""
 
     shape: tuple[int, ...]
     kind: torch.dtype
@@ -39,55 +39,57 @@ class Inputs:
         return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift, simulation.data.layout)
 
     def made(self, x: Any) -> Tensor:
-        """Inputs as one tensor of numbers, from raw ones."""
+        """Raw inputs as one scaled tensor."""
         found = self.checked(x)
         if self.scale is not None and self.shift is not None:
             return found.to(self.scale.dtype) * self.scale + self.shift
         return found
 
     def checked(self, x: Any) -> Tensor:
-        """Raw inputs as one tensor, on the host; pictures stay bytes."""
+        """Raw inputs as one tensor on the CPU. Images stay bytes."""
         if self.layout is not None and not _lie_in(self.layout, x):
             x = self.layout.pack(arrays.inputs(x, "x"))
         if are_several(x):
             raise DataError(
-                f"x is a {type(x).__name__}; the model takes one input: give an array or a list, a row for each sample."
+                f"x is a {type(x).__name__}, but the model takes one input; pass an array or a list, one row per sample."
             )
         found: Tensor = arrays.inputs(x, "x")
         shape = ", ".join(map(str, ("N", *self.shape)))
         if tuple(found.shape) == self.shape:
-            raise DataError(f"x is one sample, of shape {self.shape}; give a row for each sample, ({shape}): x[None].")
+            raise DataError(f"x is a single sample of shape {self.shape}; pass one row per sample, ({shape}), such as x[None].")
         if tuple(found.shape[1:]) != self.shape or not found.ndim:
-            raise DataError(f"x has the shape {tuple(found.shape)}; the model takes ({shape}).")
+            raise DataError(f"x has the shape {tuple(found.shape)}, but the model takes ({shape}); reshape it.")
         if (self.kind == torch.uint8) != (found.dtype == torch.uint8) or (
             self.kind == torch.int64 and found.is_floating_point()
         ):
             said = str(self.kind).removeprefix("torch.")
-            raise DataError(f"x is of type {str(found.dtype).removeprefix('torch.')}; the model was trained on {said}.")
+            raise DataError(
+                f"x has the type {str(found.dtype).removeprefix('torch.')}, but the model was trained on {said}; convert it."
+            )
         return found.detach().cpu().to(self.kind)
 
     def given(self, made: Tensor, floats: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """What the network is called with: arguments by place, and by name; `floats`: the type of those that are."""
+        """The positional and keyword arguments of the network. `floats`: the type of floating-point inputs."""
         if self.layout is not None:
             return self.layout.unpack(made, floats)
         return (made.to(floats) if made.is_floating_point() else made,), {}
 
 
 def _lie_in(layout: Layout, x: Any) -> bool:
-    """Whether inputs are packed already, as a federation holds them."""
+    """Whether inputs are already packed, as in a federation."""
     return isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] == layout.width
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model's outputs mean."""
+    """The meaning of a model's outputs."""
 
     task: Task
     target_shape: tuple[int, ...]
     class_names: tuple[str, ...]
 
     def predicted(self, outputs: Tensor) -> NDArray[Any]:
-        """What a model says: classes by name where they have names, numbers in the units of targets."""
+        """Predictions: classes (by name if they have names), or numbers in the units of the targets."""
         said = self.task.decided(outputs)
         if said.is_floating_point():
             return said.reshape(len(said), *self.target_shape).numpy()
@@ -97,7 +99,7 @@ class Meaning:
         return self.task.probabilities(outputs).numpy()
 
     def _named(self, classes: NDArray[Any]) -> NDArray[Any]:
-        """Classes as the data had them: texts, whole numbers, or truth values."""
+        """Class numbers as the data's classes: strings, integers or booleans."""
         names = self.class_names
         if not names or self.target_shape:
             return classes
@@ -109,13 +111,13 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A network without values, what it takes, and what its outputs mean."""
+    """A network without parameters, and the description of its inputs and outputs."""
 
     build: Callable[[], nn.Module]
-    output: str | int | None  # of what the network returns, which holds the outputs
+    output: str | int | None  # which of the network's return values to use
     inputs: Inputs
     meaning: Meaning
-    schemas: Sequence[Schema | None]  # of tables, by client
+    schemas: Sequence[Schema | None]  # by client, for tables
 
     def predict(self, values: Tree, client: int, x: Any) -> NDArray[Any]:
         return self.meaning.predicted(self._outputs(values, client, x))
@@ -130,16 +132,16 @@ class Predictor:
 
 
 def load_values(net: nn.Module, values: Tree) -> None:
-    """Fill a network, which must be the one that was trained."""
+    """Load parameters into a network, which must be the one that was trained."""
     try:
         net.load_state_dict(values)
     except RuntimeError as e:
         why = " ".join(str(e).split())
-        raise InputError(f"the network is not the one that was trained; give that one ({why}).") from None
+        raise InputError(f"this is not the network that was trained; pass that network ({why}).") from None
 
 
 def outputs(net: nn.Module, output: str | int | None, inputs: Inputs, schema: Schema | None, x: Any) -> Tensor:
-    """What a network returns for raw inputs."""
+    """The outputs of a network for raw inputs."""
     net.eval()
     if schema is not None and not isinstance(x, Tensor | np.ndarray):
         x = schema.features(x)

@@ -1,4 +1,4 @@
-"""Served: one client's model from a file, which predicts from raw inputs."""
+"""Served: one client's model, loaded from a file."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -23,42 +23,48 @@ from fedselect.tasks import Task
 
 
 class Served:
-    """A model from a file of `fedselect export` or `fedselect deploy export`."""
+    """A model loaded from a file that `fedselect export` or `fedselect deploy export` wrote."""
 
     def __init__(self, path: Path, about: About, meaning: Meaning, run: Callable[[Any], Tensor]) -> None:
         self.path, self.about, self._meaning, self._run = path, about, meaning, run
 
     def predict(self, x: Any) -> NDArray[Any]:
-        """A prediction for each row of raw inputs: classes by name, or numbers in the units of targets.
+        """Predict from raw inputs.
 
-        x: an array or tensor, a row for each sample; of a model for tables a file, a DataFrame or a dict of columns.
+        Args:
+            x: An array or tensor with one row per sample; for a table, also a file, a DataFrame or a dict of columns.
+
+        Returns:
+            One row per sample: classes (by name if they have names), or numbers in the units of the targets.
         """
         return self._meaning.predicted(self.outputs(x))
 
     def predict_proba(self, x: Any) -> NDArray[Any]:
-        """How likely each class is, in the order of `classes`."""
+        """Predict class probabilities, in the order of `classes`."""
         return self._meaning.probabilities(self.outputs(x))
 
     def outputs(self, x: Any) -> Tensor:
-        """What the network returns, before a task makes classes or units of it."""
+        """The raw outputs of the network, such as logits."""
         return self._run(x)
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """The names of the classes, if they have names."""
         return self._meaning.class_names
 
     @property
     def inputs(self) -> Inputs:
+        """The shape, type and scaling of the inputs."""
         return inputs_of(self.about)
 
     @property
     def schema(self) -> Schema | None:
-        """Of a model for tables, what the columns are."""
+        """The columns of the table, if the model takes one."""
         return schema_of(self.about)
 
     @property
     def targets(self) -> Sequence[str]:
-        """Names of what is predicted, one for each number of a prediction, where the file knows them."""
+        """The names of the predicted numbers, if the file has them."""
         return self.schema.target if self.schema is not None else ()
 
     def __repr__(self) -> str:
@@ -68,15 +74,21 @@ class Served:
 
 
 def load_model(path: str | Path, model: nn.Module | Model | None = None, task: Task | None = None) -> Served:
-    """A model that `fedselect export` or `fedselect deploy export` wrote: safetensors, pt2 or onnx.
+    """Load a model that `fedselect export` or `fedselect deploy export` wrote.
 
-    `model`: the network of a safetensors file, if it is your own; `task`: a task of your own.
+    Args:
+        path: A safetensors, pt2 or onnx file.
+        model: Your network, if a safetensors file needs it; networks of `fs.models` are known.
+        task: Your own task, if the run used one.
+
+    Returns:
+        The model, ready for `predict`.
     """
     place = Path(path).expanduser()
     if place.suffix.removeprefix(".") not in FORMS:
-        raise InputError(f"{place} is no exported model; those end in {', '.join('.' + f for f in FORMS)}.")
+        raise InputError(f"{place} is not an exported model; pass a file that ends in {', '.join('.' + f for f in FORMS)}.")
     if not place.is_file():
-        raise InputError(f"there is no file {place}; make it with: fedselect export RUN --client N.")
+        raise InputError(f"there is no file {place}; create one with: fedselect export RUN --client N.")
     called = f"fs.load_model({str(place)!r}"
     try:
         if place.suffix == ".safetensors":
@@ -87,12 +99,12 @@ def load_model(path: str | Path, model: nn.Module | Model | None = None, task: T
             run = _graph(said, graph, meaning_of(said, task, f"{called}, task=...)").task)
         return Served(place, said, meaning_of(said, task, f"{called}, task=...)"), run)
     except (KeyError, TypeError, AttributeError) as e:
-        raise RunError(f"{place} is damaged: what it says of itself cannot be used ({e!r}); export it again.") from None
+        raise RunError(f"{place} is damaged: its description cannot be read ({e!r}); export it again.") from None
 
 
 def _network(place: Path, said: About, values: Tree, model: nn.Module | Model | None, called: str) -> Callable[[Any], Tensor]:
     @cache
-    def net() -> nn.Module:  # made when it is needed: what a file says can be read without the network
+    def net() -> nn.Module:  # built on demand: the description can be read without the network
         if model is None:
             made = network_of(said, place, f"{called}, model=...)")()
         else:
@@ -121,6 +133,6 @@ def _graph(said: About, graph: Graph, task: Task) -> Callable[[Any], Tensor]:
         if task.units is None:
             return found
         scale, shift = (torch.tensor(v, dtype=found.dtype) for v in task.units)
-        return (found - shift) / scale  # a graph answers in units, and a task takes outputs as they were learned
+        return (found - shift) / scale  # a graph returns target units, but a task expects the network's scale
 
     return run

@@ -1,1 +1,1 @@
-"""Which method and which settings suit a federation: tried side by side on validation data, the weaker ones dropped early."""
+"""Search for the best method and settings on validation data, dropping weak settings early."""

@@ -1,4 +1,4 @@
-"""fs.tune: a search in memory, on a federation and a network of the program's own."""
+"""fs.tune: a search in memory, on any federation and network."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,12 +26,22 @@ from fedselect.tuning.outcome import History, Judge, Row, rank
 from fedselect.tuning.search import Plan, Progress, search
 
 Simulate = Callable[[str, int], Simulation]
-"""Makes the run of a setting on a seed."""
+"""Makes the simulation of a setting with a seed."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `fs.tune` found: the ranking, the chosen method, and its results on test data with fresh seeds."""
+    """The outcome of `fs.tune`.
+
+    Attributes:
+        name: Name of the chosen setting.
+        method: The chosen method, ready for `fs.run`.
+        ranking: One row per setting, best first.
+        judge: How settings were compared.
+        progress: The schedule and the completed rungs.
+        results: One `Result` on test data per test seed.
+
+    """
 
     name: str
     method: Method
@@ -42,9 +52,9 @@ class Tuned:
 
     @property
     def headline(self) -> float:
-        """The mean over fresh seeds of the headline on test data: the one look at it."""
+        """The headline metric on test data, averaged over the test seeds."""
         if not self.results:
-            raise InputError("test data was not looked at: give clients test data, and test_seeds.")
+            raise InputError("test data was not used; give the clients test data, and pass test_seeds.")
         return statistics.fmean(r.headline for r in self.results)
 
     def __repr__(self) -> str:
@@ -56,7 +66,7 @@ class Tuned:
     def _caption(self) -> str:
         said = f"chosen: {self.name}, by the {self.judge.said} on validation data"
         first = self.judge.measure
-        return said + (f"; on test data, fresh seeds: {first.said(self.headline)}" if self.results else "")
+        return said + (f"; on test data with fresh seeds: {first.said(self.headline)}" if self.results else "")
 
     def _table(self) -> showing.Table:
         first = self.judge.measure
@@ -65,7 +75,7 @@ class Tuned:
             return "" if value is None else first.show(value)
 
         rows = [
-            [r.name, str(r.rounds), shown(r.score) or "diverged", shown(r.error), shown(r.behind), "chance" if r.chance else ""]
+            [r.name, str(r.rounds), shown(r.score) or "diverged", shown(r.error), shown(r.behind), "n.s." if r.chance else ""]
             for r in self.ranking[:12]
         ]
         return showing.Table(self._caption(), ["setting", "rounds", first.title, "±", "behind", ""], rows, [])
@@ -86,19 +96,42 @@ def tune(
     progress: bool = False,
     **how: Unpack[RunOptions],
 ) -> Tuned:
-    """Choose a method and its settings on validation data, by successive halving; in memory.
+    """Choose a method and its settings on validation data by successive halving, in memory.
 
-    `methods`: names, of which a few settings each are tried, or settings of your own by name, such as {"a": fs.FedAvg(lr=0.1)};
-    by default eight methods. Every client needs validation data. `budget`: a time ("10m") or a number of rounds of all runs
-    together. `worst`: judge by the worst tenth of clients. `test_seeds`: on which the chosen one is looked at on test data, by
-    default the three after the last of `seeds`; () for none. `how`: as in `fs.run`. Ctrl-C ends the search: what is known by
-    then is ranked, and test data is not looked at.
+    Every client needs validation data. Ctrl-C ends the search early: it ranks the results so far and skips the test.
+
+    Args:
+        methods: Method names, each tried with a few settings, or your own settings by name, such as
+            `{"a": fs.FedAvg(lr=0.1)}`. By default eight methods.
+        model: As in `fs.run`.
+        data: As in `fs.run`.
+        rounds: Rounds of a full run.
+        seeds: Seeds of the trials.
+        test_seeds: Seeds with which the chosen setting is tested; `()` skips the test. By default the three after the
+            last of `seeds`.
+        budget: A time (`"10m"`) or a total number of rounds over all runs. By default no limit.
+        worst: Compare settings by the worst tenth of clients instead of the mean.
+        training: As in `fs.run`.
+        patience: As in `fs.run`.
+        progress: Show a progress bar.
+        how: As in `fs.run`.
+
+    Returns:
+        The ranking, the chosen method and its results on test data.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, train=30, val=10, seed=0)
+        >>> tuned = fs.tune(["local", "fedavg"], model="mlp", data=data, rounds=4, seeds=[0], test_seeds=[1])
+        >>> len(tuned.ranking), len(tuned.results)
+        (6, 1)
+        >>> result = fs.run(tuned.method, model="mlp", data=data, rounds=4)
     """
     check_rounds(rounds, how, patience)
     data, seeds = as_federation(data), list(seeds)
     fresh = list(test_seeds) if test_seeds is not None else [max(seeds) + i for i in (1, 2, 3)] if data.has("test") else []
     if {*seeds} & {*fresh}:
-        raise InputError("test_seeds must be others than seeds: the look at test data needs seeds of its own.")
+        raise InputError("test_seeds must differ from seeds; choose other seeds for the test.")
     settings = named_settings(methods)
     names = space.order({name: method for name, (method, _) in settings.items()}, seeds[0])
     held = data.on_validation()
@@ -121,7 +154,7 @@ def tune(
             fresh = []
     rows = rank(bench.histories(names), judge, rounds)
     if not rows or rows[0].score is None:
-        raise TrainingError("nothing was evaluated before the search was stopped.")
+        raise TrainingError("the search stopped before any setting was evaluated; let it run longer.")
     chosen = settings[rows[0].name][1]
     results = [
         run_once(chosen, model=made, data=data, rounds=rounds, seed=s, training=training, patience=patience, **how)
@@ -131,7 +164,7 @@ def tune(
 
 
 def named_settings(methods: Mapping[str, Method | str] | Iterable[str] | None) -> dict[str, tuple[str, Method]]:
-    """Settings by name, each with what it is a setting of."""
+    """Settings by name, each with its method's name and the method."""
     if isinstance(methods, str):
         methods = [methods]
     if isinstance(methods, Mapping):
@@ -143,12 +176,12 @@ def named_settings(methods: Mapping[str, Method | str] | Iterable[str] | None) -
             said = "-".join([method, *(f"{k}={v}" for k, v in one.items())])
             found[said] = (method, build("method", method, METHODS, one))
     if not found:
-        raise InputError("there is nothing to choose from: name at least one method.")
+        raise InputError("there is nothing to choose from; pass at least one method.")
     return found
 
 
 class Bench:
-    """Simulations in memory; those that were dropped are let go."""
+    """Trains simulations in memory, and frees those that were dropped."""
 
     def __init__(
         self, seeds: Sequence[int], rounds: int, patience: int | None, simulate: Simulate, show: Show | None = None

@@ -1,4 +1,4 @@
-"""What a search found: scores on validation data, a ranking, and which differences may be chance."""
+"""The outcome of a search: scores on validation data, a ranking, and which differences are significant."""
 
 import math
 import statistics
@@ -12,12 +12,12 @@ from fedselect.tasks import Measure, Spread
 
 History = Sequence[Record]
 CHANCE = 2.0
-"""Standard errors within which a difference may be chance."""
+"""A difference within this many standard errors is not significant."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """By what settings are compared: the headline over clients, as a mean or that of the worst tenth."""
+    """How settings are compared: by the headline metric, as a mean over clients or over their worst tenth."""
 
     measure: Measure
     worst: bool = False
@@ -27,9 +27,9 @@ class Judge:
         return f"{'worst tenth' if self.worst else 'mean'} of clients' {self.measure.name}"
 
     def clients(self, history: History, until: int) -> list[float | None]:
-        """What each client has after so many rounds: the mean of the last quarter of them, for one round alone is noisy.
+        """Each client's score after this many rounds: the mean over the last quarter, since a single round is noisy.
 
-        Of a run that keeps its best round, what that scored.
+        For a run that keeps its best round, the score of that round.
         """
         name, seen = self.measure.name, [r for r in history[:until] if r[self.measure.name] is not None]
         ended = final(seen, name)
@@ -45,7 +45,7 @@ class Judge:
         return found.worst_tenth if self.worst else found.mean
 
     def score(self, runs: Sequence[History | None], until: int) -> float | None:
-        """Of a setting, the mean over its runs, one for each seed; None where one diverged."""
+        """The mean score over the runs of a setting, one per seed; None if one diverged."""
         found = [None if run is None else self.over(self.clients(run, until)) for run in runs]
         there = [v for v in found if v is not None]
         return statistics.fmean(there) if found and len(there) == len(found) else None
@@ -56,23 +56,23 @@ class Row:
     """A setting in the ranking."""
 
     name: str
-    rounds: int  # after which it is judged
-    score: float | None  # None: it diverged
+    rounds: int  # rounds trained
+    score: float | None  # None: diverged
     error: float | None  # standard error over seeds
-    behind: float | None  # how much worse than the first, where both trained as long
-    behind_error: float | None  # standard error of that difference, paired by seed and client
-    chance: bool  # whether that difference may be chance
-    bytes: float  # up and down, of a whole run
-    seconds: float  # of a whole run, as these went
+    behind: float | None  # how much worse than the first, if trained equally long
+    behind_error: float | None  # standard error of `behind`, paired by seed and client
+    chance: bool  # whether `behind` is not significant
+    bytes: float  # uploads and downloads of a full run
+    seconds: float  # estimated time of a full run
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def rank(found: Mapping[str, Sequence[History | None]], judge: Judge, rounds: int) -> list[Row]:
-    """Best first: by how long a setting was worth training, then by its score. Who has not begun is left out.
+    """Rank settings by rounds trained, then by score, best first. Settings that did not start are omitted.
 
-    rounds: those of a whole run, for what it would cost.
+    rounds: rounds of a full run, to estimate its cost.
     """
     reached = {name: _reached(runs) for name, runs in found.items()}
     scores = {name: judge.score(runs, reached[name]) for name, runs in found.items()}
@@ -95,7 +95,7 @@ def rank(found: Mapping[str, Sequence[History | None]], judge: Judge, rounds: in
 def _errors(
     name: str, first: str, found: Mapping[str, Sequence[History | None]], reached: Mapping[str, int], judge: Judge
 ) -> tuple[float | None, float | None, float | None, bool]:
-    """A setting's error over seeds, how far it is behind the first, the error of that, and whether that may be chance."""
+    """A setting's standard error, its difference to the first, the error of that, and whether it is not significant."""
     if any(run is None for run in found[name]):
         return None, None, None, False
     own = _values(found[name], judge, reached[name])
@@ -107,7 +107,7 @@ def _errors(
 
 
 def _costs(runs: Sequence[History | None], rounds: int) -> tuple[float, float]:
-    """Bytes and seconds of a run of so many rounds, by the rounds that there are."""
+    """Bytes and seconds of a full run, extrapolated from the rounds so far."""
     records = [r for run in runs if run for r in run]
     if not records:
         return 0.0, 0.0
@@ -119,10 +119,10 @@ def _costs(runs: Sequence[History | None], rounds: int) -> tuple[float, float]:
 def gap(
     best: Sequence[Sequence[float | None]], other: Sequence[Sequence[float | None]], judge: Judge
 ) -> tuple[float | None, float | None]:
-    """How much worse the other is, and the standard error of that; both by seed and client, in the same order.
+    """How much worse the other setting is, and the standard error of that, paired by seed and client.
 
-    Pairs are not independent: a seed is shared by its clients, and a client may be the same in all seeds. So there are two
-    errors, of means over seeds and of means over clients, and the larger counts. Of the worst tenth there is that over seeds.
+    Pairs are not independent: clients share a seed, and seeds may share clients. So the standard error is the larger of two:
+    of means over seeds and of means over clients. For the worst tenth there is only the one over seeds.
     """
     sign = 1 if judge.measure.more_is_better else -1
     pairs = [(judge.over(b), judge.over(o)) for b, o in zip(best, other, strict=True)]
@@ -147,12 +147,12 @@ def _values(runs: Sequence[History | None], judge: Judge, until: int) -> list[li
 
 
 def _reached(runs: Sequence[History | None]) -> int:
-    """The rounds that all runs of a setting have; one that stopped early has reached its end."""
+    """The number of rounds that all runs of a setting have. Runs that stopped early do not limit it."""
     lengths = [len(run) for run in runs if run is not None and not (run and run[-1].get("stopped"))]
     ended = [len(run) for run in runs if run]
     return min(lengths) if lengths else max(ended, default=0)
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of a mean; None of one value."""
+    """The standard error of the mean; None for a single value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

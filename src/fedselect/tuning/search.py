@@ -1,4 +1,4 @@
-"""The search itself: rung by rung, on whatever trains the runs."""
+"""The search: rung by rung, independent of what trains the runs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,28 +12,28 @@ from fedselect.tuning.halving import Rung, Schedule
 from fedselect.tuning.outcome import History, Judge
 
 FIRST = 0.4
-"""The share of a time that the first rung may take."""
+"""Share of a time budget that the first rung may take."""
 CAREFUL = 0.8
-"""The share of the rest that is planned with: later rungs have fewer runs, which train less well together."""
+"""Share of the remaining time to plan with, since later rungs have fewer runs to batch."""
 
 
 class Bench(Protocol):
-    """What trains runs: in directories, or in memory."""
+    """Trains runs, in directories or in memory."""
 
     def advance(self, names: Sequence[str], until: int, seeds: int | None = None) -> Mapping[str, Sequence[History | None]]:
-        """Train these settings up to a round, on all seeds or the first few: a history for each, None where one diverged."""
+        """Train these settings up to a round, on all or the first few seeds. Returns a history per run, None if diverged."""
 
     def drop(self, names: Sequence[str]) -> None:
-        """These settings do not go on."""
+        """Forget these settings, which do not continue."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A rung that is done."""
+    """A completed rung."""
 
     until: int
     scores: dict[str, float | None]
-    kept: list[str]  # who goes on, best first
+    kept: list[str]  # settings that continue, best first
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Stage:
 
 @dataclass
 class Progress:
-    """How far a search is: all that it needs to go on after an interruption, but for the runs themselves."""
+    """The state of a search, without its runs: enough to resume it."""
 
     schedule: Schedule | None = None
     stages: list[Stage] = field(default_factory=list)
@@ -61,23 +61,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched."""
+    """The plan of a search."""
 
-    names: Mapping[str, str]  # settings, in the order in which they are taken where not all are, with their methods
+    names: Mapping[str, str]  # settings with their methods, in order of priority
     rounds: int
     seeds: int
-    look: int  # rounds that are kept for the look at test data
+    look: int  # rounds reserved for the final test
     budget: Budget
 
 
 def search(
     plan: Plan, bench: Bench, judge: Judge, progress: Progress, note: Callable[[Progress], None] = lambda progress: None
 ) -> list[str]:
-    """The settings of the last rung, best first. `note` is told whenever `progress` has moved on.
+    """Run the search and return the settings of the last rung, best first. `note` is called whenever `progress` changes.
 
-    With a budget in rounds everything follows from the seed. With one in time, how many settings there are follows from how
-    many get through the first rung in part of that time, and the rungs after it from how fast that was; then the schedule is
-    fixed and noted, and nothing depends on the clock any more.
+    With a budget in rounds, the search is deterministic given the seed. With a budget in time, the number of settings
+    depends on how many finish the first rung within a share of that time, and later rungs on their speed. After that, the
+    schedule is fixed and recorded, and no longer depends on the clock.
     """
     if progress.schedule is None:
         progress.schedule = planned(plan) if plan.budget.seconds is None else _measured(plan, bench, plan.budget.seconds)
@@ -93,7 +93,9 @@ def search(
         rest = progress.schedule[i + 1 :]
         kept = halving.survivors(scores, rest[0].settings if rest else len(scores), judge.measure.more_is_better)
         if not kept:
-            raise RunError(f"every setting diverged within {rung.until} rounds; try smaller rates: --lr 0.001,0.003,0.01.")
+            raise RunError(
+                f"every setting diverged within {rung.until} rounds; try smaller learning rates: --lr 0.001,0.003,0.01."
+            )
         progress.stages.append(Stage(rung.until, scores, kept, round(time.perf_counter() - at, 3)))
         note(progress)
         bench.drop([name for name in alive if name not in kept])
@@ -102,15 +104,15 @@ def search(
 
 
 def planned(plan: Plan) -> Schedule:
-    """The schedule by a budget in rounds, or without one."""
+    """The schedule for a budget in rounds, or without a budget."""
     left = None if plan.budget.rounds is None else plan.budget.rounds - plan.look
     return halving.plan(len(plan.names), plan.rounds, plan.seeds, left)
 
 
 def _measured(plan: Plan, bench: Bench, seconds: float) -> Schedule:
-    """Train settings up to the end of the first rung, one of each method and then ever more, for part of the time.
+    """Train settings to the end of the first rung for part of the time: first one per method, then more and more.
 
-    Runs are faster the more of them train together, so a few say little about many.
+    Larger batches of runs are faster per run, so the speed of a few predicts little.
     """
     names, until, began = list(plan.names), halving.marks(plan.rounds)[0], time.perf_counter()
     done, more, took = 0, len(set(plan.names.values())), 0.0

@@ -1,7 +1,7 @@
-"""What is tried where a user does not say: methods, and for each a few values of the options that matter most.
+"""The default search space: methods, and a few values of their most important options.
 
-By what was chosen on held-out data before (results/tuned.json): of 80 tuned settings three in five have a rate of 0.1 and
-one in three 0.01; fine-tuning wants a rate of its own, and on naturally federated data more passes than three.
+Based on earlier choices on held-out data (results/tuned.json): of 80 tuned settings, three in five have a rate of 0.1 and
+one in three 0.01; fine-tuning needs its own rate, and on naturally federated data more than three epochs.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 from fedselect.core.options import options
 
 TRIED = ("fedalike", "fedavg+ft", "fedbabu", "fedpersist", "fedselect", "fedper", "ditto", "local")
-"""Methods, where none are named."""
+"""Default methods."""
 VALUES: dict[str, tuple[Any, ...]] = {
     "lr": (0.01, 0.03, 0.1),
     "finetune_lr": (0.01, 0.1),
@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "head_lr": (0.01, 0.1),
     "mu": (0.01, 0.1),
 }
-"""Options and what is tried for each."""
+"""Values to try for each option."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "fedalike": ("lr", "finetune_lr", "finetune"),
     "fedavg+ft": ("lr", "finetune_lr", "finetune"),
@@ -37,12 +37,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fedpac": ("lr", "head_lr"),
     "fedprox": ("lr", "mu"),
 }
-"""Which options are tried for a method; for any other, its rate."""
+"""Options to vary for each method. Methods not listed vary only lr."""
 
 
 def values(method: str, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
-    """What is tried for the options of a method, but for those that are given."""
-    from fedselect.methods import METHODS  # not above, for help texts name what is TRIED
+    """Values to try for the options of a method, except those that the user set."""
+    from fedselect.methods import METHODS  # imported late: help texts need TRIED without it
 
     known = options(METHODS[method])
     tried = [name for name in OPTIONS.get(method, ("lr",)) if name in known and name not in given]
@@ -50,14 +50,14 @@ def values(method: str, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]
 
 
 def grid(tried: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of values."""
+    """All combinations of values."""
     return [dict(zip(tried, row, strict=True)) for row in itertools.product(*tried.values())]
 
 
 def order(settings: Mapping[str, str], seed: int) -> list[str]:
-    """Settings, given with their methods, in the order in which they are taken where a budget does not allow for all.
+    """Settings in order of priority, for budgets that do not allow all of them. `settings` maps names to methods.
 
-    Methods take turns, and each gives its settings in an order that the seed draws.
+    Methods alternate, and the settings of each are shuffled by the seed.
     """
     by: dict[str, list[str]] = {}
     for name, method in settings.items():

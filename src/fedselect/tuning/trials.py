@@ -1,8 +1,8 @@
-"""A search in a directory: its runs are run directories, so it can be killed at any moment and goes on to the same outcome.
+"""A search in a directory. Its runs are run directories, so it can be killed at any time and resumed with the same outcome.
 
-The directory is a comparison of all settings on all seeds, of which most are dropped early, with four more files:
-tune.json (what is searched, the schedule, and which rungs are done), outcome.json (the ranking), chosen.json (the chosen
-setting, for `run --config`) and report.html. test/ holds the look at test data: the chosen setting on fresh seeds.
+The directory is a comparison of all settings on all seeds, most of them dropped early, with four more files: tune.json (the
+search, its schedule and completed rungs), outcome.json (the ranking), chosen.json (the chosen setting, for `run --config`)
+and report.html. test/ contains the final test: the chosen setting with fresh seeds on test data.
 """
 
 import re
@@ -29,13 +29,13 @@ from fedselect.tuning.outcome import History, Judge, Row, rank
 from fedselect.tuning.search import Plan, Progress, planned, search
 
 NAME = "tune.json"
-MEND = "start the search again with --overwrite."
+MEND = "restart the search with --overwrite."
 Told = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is searched: settings by name, each a configuration that is scored on validation data, and on which seeds."""
+    """The search: settings by name, each a configuration scored on validation data, and the seeds."""
 
     settings: dict[str, Config]
     seeds: list[int]
@@ -46,11 +46,11 @@ class Asked:
 
     def __post_init__(self) -> None:
         if not self.settings or not self.seeds:
-            raise InputError("there is nothing to choose from: give at least one method and one seed.")
+            raise InputError("there is nothing to choose from; pass at least one method and one seed.")
         for name in self.settings:
             check_folder_name(name)
         if both := sorted({*self.seeds} & {*self.test_seeds}):
-            raise InputError(f"seed {both[0]} is among --seeds and --test-seeds; the look at test data needs seeds of its own.")
+            raise InputError(f"seed {both[0]} is in both --seeds and --test-seeds; choose other --test-seeds.")
 
     @property
     def one(self) -> Config:
@@ -70,7 +70,7 @@ class Asked:
         return {run(n, s): replace(trial(self.settings[n]), seed=s) for n in names for s in self.seeds[:seeds]}
 
     def chosen(self, name: str) -> dict[int, Config]:
-        """A setting as it is looked at on test data, by seed."""
+        """The runs of a setting on test data, by seed."""
         return {s: replace(self.settings[name], seed=s, score="test") for s in self.test_seeds}
 
     def to_json(self) -> dict[str, Any]:
@@ -92,19 +92,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to."""
+    """The outcome of a search."""
 
     rows: list[Row]
     judge: Judge
     progress: Progress
     chosen: str
-    test: dict[str, Any] | None  # the look at test data; None: not looked yet
+    test: dict[str, Any] | None  # results on test data; None: not tested yet
 
 
 def trial(config: Config) -> Config:
-    """A setting as it is tried: evaluated where it is judged alone, for fine-tuning takes longer than a round of training.
+    """The trial of a setting. It is evaluated only at the end of rungs, since fine-tuning takes longer than a round.
 
-    One that keeps its best round is evaluated as often as it says.
+    A setting that keeps its best round is evaluated as configured.
     """
     return config if config.keep != "last" else replace(config, eval_every=config.rounds)
 
@@ -118,17 +118,17 @@ def is_search(out: Path) -> bool:
 
 
 def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | None = None, told: Told | None = None) -> Found:
-    """A new search in a new directory."""
+    """Start a search in a new directory."""
     if ranks.world() > 1:
-        raise InputError("a search runs in one process: start it without torchrun.")
+        raise InputError("a search runs in one process; start it without torchrun.")
     runner.may_write(out, overwrite)
     for config in {c.method["name"]: c for c in reversed(asked.settings.values())}.values():
-        config.simulation()  # what a method cannot do with this model or data shows before anything runs
+        config.simulation()  # raises before anything runs if a method does not support the model or data
     progress = Progress()
     if asked.rungs is not None:
         progress.schedule = halving.read(asked.rungs, len(asked.settings), asked.one.rounds)
     elif asked.budget.seconds is None:
-        planned(asked.plan)  # too small a budget shows now
+        planned(asked.plan)  # raises if the budget is too small
     with locked(out):
         runner.may_write(out, overwrite)
         empty(out)
@@ -137,7 +137,7 @@ def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | No
 
 
 def resume(out: Path, watch: Watch | None = None, told: Told | None = None) -> Found:
-    """Go on with a search that was interrupted; one that is finished is read."""
+    """Resume an interrupted search, or read a finished one."""
     with locked(out):
         asked, progress = read(out)
         return _go_on(asked, progress, out, watch, told)
@@ -173,9 +173,9 @@ def _go_on(asked: Asked, progress: Progress, out: Path, watch: Watch | None, tol
         except Stopped as e:
             found = _write(asked, progress, out, None)
             best = f"the best so far is {found.chosen}, in {out / 'chosen.json'}" if found else "nothing was evaluated yet"
-            raise Stopped(f"stopped; {best}. Go on with: fedselect resume {out}") from e
+            raise Stopped(f"stopped; {best}. Resume with: fedselect resume {out}") from e
     found = _write(asked, progress, out, None)
-    assert found is not None  # a search that came to its end has a best
+    assert found is not None  # a finished search has a best setting
     if not asked.test_seeds:
         return found
     looked = _look(asked, found.chosen, out, watch)
@@ -183,7 +183,7 @@ def _go_on(asked: Asked, progress: Progress, out: Path, watch: Watch | None, tol
 
 
 def _write(asked: Asked, progress: Progress, out: Path, test: dict[str, Any] | None) -> Found | None:
-    """The ranking as it stands, and the setting that leads it; None where nothing is known yet."""
+    """Write the current ranking and the leading setting. None if there is no result yet."""
     judge = asked.judge
     found = {name: [_history(out / run(name, s)) for s in asked.seeds] for name in asked.settings}
     rows = rank(found, judge, asked.one.rounds)
@@ -208,7 +208,7 @@ def _write(asked: Asked, progress: Progress, out: Path, test: dict[str, Any] | N
 
 
 def _curve(runs: Sequence[History | None], judge: Judge) -> list[list[float]]:
-    """What a setting scores after each evaluated round, the mean over seeds."""
+    """A setting's score after each evaluated round, averaged over seeds."""
     there = [{r["round"]: judge.over(r["clients"][judge.measure.name]) for r in run} for run in runs if run]
     if not there or len(there) < len(runs):
         return []
@@ -217,14 +217,14 @@ def _curve(runs: Sequence[History | None], judge: Judge) -> list[list[float]]:
 
 
 def _history(place: Path) -> History | None:
-    """The rounds of a run, none where it has not begun; None where it diverged."""
+    """The rounds of a run, empty if it has not started; None if it diverged."""
     if failure(place):
         return None
     return read_records(place / "metrics.jsonl", growing=not finished(place)) if (place / "config.json").exists() else []
 
 
 def _look(asked: Asked, chosen: str, out: Path, watch: Watch | None) -> dict[str, Any]:
-    """Train the chosen setting on fresh seeds and look at test data, once."""
+    """Train the chosen setting with fresh seeds and evaluate it on test data."""
     place = out / "test"
     runs = {run(chosen, s): config for s, config in asked.chosen(chosen).items()}
     if (place / "compare.json").exists():
@@ -246,7 +246,7 @@ def _look(asked: Asked, chosen: str, out: Path, watch: Watch | None) -> dict[str
 
 
 class Bench:
-    """Runs in directories, those of the same shapes as one program."""
+    """Trains run directories, runs of equal shape in one batch."""
 
     def __init__(self, asked: Asked, out: Path, stop: Callable[[], bool], watch: Watch | None) -> None:
         self._asked, self._out, self._stop, self._watch = asked, out, stop, watch
@@ -261,12 +261,12 @@ class Bench:
         return {name: [_history(self._out / run(name, s)) for s in self._asked.seeds[:seeds]] for name in names}
 
     def drop(self, names: Sequence[str]) -> None:
-        """Their states are of no use any more; their numbers stay."""
+        """Delete checkpoints but keep metrics."""
         for name in self._asked.runs(names):
             shutil.rmtree(self._out / name / "checkpoint", ignore_errors=True)
 
     def _there(self, name: str, until: int) -> bool:
-        """Whether a run has come so far, and can go on from there."""
+        """Whether a run has reached this round and can continue from there."""
         place = self._out / name
         saved = snapshots.places(place / "checkpoint")
         return done(place) or (bool(saved) and int(saved[-1].name) >= until)
@@ -281,6 +281,6 @@ class Bench:
 
 
 def settings_name(method: str, values: Mapping[str, Any]) -> str:
-    """What a setting is called, and its run directories with a seed after it."""
+    """The name of a setting. Its run directories add the seed."""
     said = "-".join([method, *(f"{name.rpartition('.')[2]}={value}" for name, value in values.items())])
     return re.sub(r"[^\w.,=+-]+", "_", said).lstrip(".")
