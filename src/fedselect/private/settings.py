@@ -19,20 +19,20 @@ LARGEST = 100.0
 
 @dataclass(frozen=True)
 class Private:
-    """Differential privacy: a bound on what a run's output reveals about one client, or one sample.
+    """Differential privacy: a bound on what all output of a run reveals about one client, or about one sample.
 
-    Args:
-        epsilon: The privacy budget of the whole run; inf clips updates without noise and promises nothing.
-        unit: Whose data is protected: all data of one client (`client`), or one training sample (`sample`).
-        delta: The probability with which epsilon may not hold; by default 1e-5, or n^-1.1 if that is less.
-        clip: The longest allowed update of a client, or gradient of a sample; with `quantile`, in the first round.
-        quantile: Let the clip follow this quantile of the update lengths (0.5: the median). Only for unit `client`.
-        colluding: With secure aggregation, how many clients of a round may tell the server their part of the noise.
-            Only for unit `client`.
-        seeded: Draw the noise from the seed, to repeat a run in a test; such a run is not private.
+    Examples:
+        >>> import fedselect as fs
+        >>> fs.Private(epsilon=8, unit="sample").clip
+        1.0
 
-    Example:
-        `fs.run("fedavg", data, rounds=50, private=fs.Private(epsilon=8, unit="sample"))`
+    epsilon: privacy budget of the whole run; inf clips updates without noise and promises nothing
+    unit: whose data is protected: all data of one client, or one training sample
+    delta: probability with which epsilon may not hold; by default 1e-5, or n^-1.1 if that is less
+    clip: longest update of a client (gradient of a sample); with quantile, in the first round
+    quantile: quantile of update lengths that the clip follows (0.5: the median); by default it is fixed; only for unit client
+    colluding: with --secret, clients of a round that may tell the server their part of the noise; only for unit client
+    seeded: draw the noise from the seed, to repeat a run in a test; such a run is not private
     """
 
     epsilon: float
