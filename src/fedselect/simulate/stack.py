@@ -157,7 +157,7 @@ class Stack:
                 return [Full()]
             if full and len(who) == 1:
                 raise RunError(
-                    "the runs do not fit into the GPU's memory even one at a time; start one without batching, it is then split into chunks."
+                    "a run does not fit into the GPU's memory in one piece; run it unbatched, it is then split into chunks."
                 )
             if full:
                 self._most, self._early = len(who) // 2, False
