@@ -1,4 +1,4 @@
-"""Triton kernels for stacked clients on a GPU. Each has a plain PyTorch twin in `rules` or beside its caller."""
+"""Triton kernels for stacked clients on a GPU. Each has a plain PyTorch twin in `rules` or next to its caller."""
 
 from functools import cache
 
@@ -9,11 +9,11 @@ from torch import Tensor
 def _triton() -> bool:
     try:
         import triton  # noqa: F401
-    except ImportError:  # a build of torch that comes without it
+    except ImportError:  # a torch build without it
         return False
     return True
 
 
 def serve(x: Tensor) -> bool:
-    """Whether the kernels take tensors such as this one."""
+    """Whether the kernels accept such a tensor."""
     return x.is_cuda and x.element_size() <= 4 and _triton()

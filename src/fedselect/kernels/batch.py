@@ -1,4 +1,4 @@
-"""A batch of pictures of every client in one kernel: gathered from the pool, shifted and mirrored, made numbers.
+"""Makes a batch of pictures of every client in one kernel: gathered from the pool, shifted and mirrored, converted to floats.
 
 The twin is `Split.batch` with `transforms.crop_flip`; the random numbers are those of `random`.
 """

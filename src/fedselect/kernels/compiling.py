@@ -1,4 +1,4 @@
-"""Kernels that a program will need are compiled side by side before it runs: one after another they take half a minute."""
+"""Compiles the kernels that a program will need in parallel before it runs: one after another they take half a minute."""
 
 import os
 import sys
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 
 SILENT = 1.0
-"""Seconds that pass before it is said: kernels that were compiled before are only loaded."""
+"""Seconds before a message: kernels that were compiled before are only loaded."""
 _ONE = threading.Lock()
 
 
 def compile_for(*programs: Callable[[], Any]) -> None:
-    """Compile the kernels that these programs launch. The programs run, but their kernels do not, and leave what they would
-    have written as it was. So programs must work on copies. One that fails is let go: it fails again when it runs in earnest.
+    """Compile the kernels that these programs launch. The programs run without launching kernels, so what those would write
+    stays as it was; programs must work on copies. An error in a program is ignored: it will occur again in the real run.
 
-    Batches are made all the same: inputs may be indices, and must be in range.
+    Batches are made nevertheless: inputs may be indices, and must be in range.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.jit import JITFunction
-    except ImportError:  # a Triton that compiles a kernel when it first runs, and only then
+    except ImportError:  # this Triton compiles kernels only when they first run
         return
     from fedselect.kernels import batch
 

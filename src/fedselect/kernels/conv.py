@@ -1,7 +1,7 @@
 """Convolution of stacked clients as an implicit matrix product: no patches are ever written to memory.
 
-A kernel's entries are walked tap by tap, input channels fastest, which is how channels-last memory holds them. All
-strides are arguments, so a cropped kernel (its taps that ever meet the input) and any layout are read in place.
+A kernel's entries are traversed tap by tap, input channels fastest, as in channels-last memory. All strides are arguments, so a
+cropped kernel (its taps that ever meet the input) and any layout are read in place.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ def _forward(
     DH: tl.constexpr, DW: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (C, rows, O), rows = pictures * HIGH * WIDE; one program makes BM x BN of one client."""
+    """y (C, rows, O), rows = pictures * HIGH * WIDE; one program computes BM x BN of one client."""
     client = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(n_out, BN)
     m = tl.program_id(0) // across * BM + tl.arange(0, BM)
@@ -57,8 +57,8 @@ def _to_input(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DOT: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx (C, B, H, W, I) from g (C, B, HIGH, WIDE, O). Input places of one residue by the stride meet the same taps,
-    so each residue is a product of its own; `rows` counts the places of the fullest."""
+    """dx (C, B, H, W, I) from g (C, B, HIGH, WIDE, O). Input places with the same residue by the stride meet the same taps, so
+    each residue is a separate product; `rows` counts the places of the largest."""
     client = tl.program_id(1).to(tl.int64)
     residue = tl.program_id(2)
     ry, rx = residue // SW, residue % SW
@@ -180,7 +180,7 @@ def to_kernel(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, d
     rows, columns = batch * high * wide, kernel[0] * kernel[1] * inside
     how = _kernel_tiles(out, rows, inside, x.dtype)
     tiles = triton.cdiv(out, how["BM"]) * triton.cdiv(columns, how["BN"])
-    wanted = 3 * PROGRAMS if how["num_warps"] == 2 else PROGRAMS  # long sums are cut, so that all units have work
+    wanted = 3 * PROGRAMS if how["num_warps"] == 2 else PROGRAMS  # long sums are split, so that all units have work
     parts = max(1, min(wanted // (tiles * clients), rows // 128))
     part = -(-rows // (parts * how["BK"])) * how["BK"]
     parts = -(-rows // part)
@@ -201,10 +201,10 @@ def _tiles(bm: int, bn: int, bk: int, warps: int) -> dict[str, int]:
 
 
 def _whole(v: Tensor) -> Tensor:
-    """Channels (the third axis) last in memory, filled up with zeros to a multiple of 16.
+    """Channels (the third axis) last in memory, padded with zeros to a multiple of 16.
 
-    So a vector of them never reaches into the next tap. Where it does, its entries need masks of their own, and the
-    compiler (Triton 3.6) gets that wrong for some shapes.
+    So a vector of them never reaches into the next tap. Otherwise its entries would need separate masks, which the compiler
+    (Triton 3.6) gets wrong for some shapes.
     """
     last, lack = v.permute(0, 1, 3, 4, 2), -v.shape[2] % 16
     if lack:
@@ -213,15 +213,15 @@ def _whole(v: Tensor) -> Tensor:
 
 
 def _few(x: Tensor, wide: int, dilation: int) -> bool:
-    """Whether the taps of a kernel's row are better taken as channels; those of a dilated one do not lie side by side."""
+    """Whether the taps of a kernel's row are better treated as channels; those of a dilated kernel are not adjacent."""
     return x.shape[2] < 16 and wide > 1 and dilation == 1
 
 
 def _runs(x: Tensor, wide: int, stride: int, padding: int) -> Tensor:
-    """With few channels, the taps of a kernel's row as channels: they lie side by side, so this is a view of the padded input.
+    """With few channels, the taps of a kernel's row as channels: they are adjacent, so this is a view of the padded input.
 
-    (C, B, I, H, W) -> (C, B, wide * I and more, H, Wo). What is more reaches into the pixels that follow in the same row,
-    where the kernel has zeros.
+    (C, B, I, H, W) -> (C, B, wide * I and more, H, Wo). The extra channels reach into the next pixels of the same row, where
+    the kernel has zeros.
     """
     inside, width = x.shape[2], x.shape[4]
     many = -(-wide * inside // 16) * 16
@@ -233,13 +233,13 @@ def _runs(x: Tensor, wide: int, stride: int, padding: int) -> Tensor:
 
 
 def _as_runs(w: Tensor) -> Tensor:
-    """(C, O, I, kh, kw) -> (C, O, kw * I, kh, 1), as `_runs` has its channels."""
+    """(C, O, I, kh, kw) -> (C, O, kw * I, kh, 1), with channels as in `_runs`."""
     clients, out, inside, kh, kw = w.shape
     return w.permute(0, 1, 3, 4, 2).reshape(clients, out, kh, 1, kw * inside).permute(0, 1, 4, 2, 3)
 
 
 def _part(channels: int, most: int) -> int:
-    """The longest block, a power of two, that channels are a multiple of."""
+    """The longest block, a power of two, that divides the channels."""
     return next((b for b in (64, 32, 16) if b <= most and channels % b == 0), 16)
 
 
@@ -248,9 +248,9 @@ def _power(n: int, least: int, most: int) -> int:
 
 
 # The choices below were measured on an H200 over the layers of ResNet18 with 10 and 80 clients (docs/performance.md), those
-# of bfloat16 with 20 clients and images of 84x84 (benchmarks/conv.py).
-# In the two backward products neither operand lies along the sum, which the chip's widest TF32 instruction asks for;
-# two warps make the compiler take the narrower one, at two to four times the speed.
+# for bfloat16 with 20 clients and images of 84x84 (benchmarks/conv.py).
+# In the two backward products neither operand is contiguous along the sum, which the chip's widest TF32 instruction needs;
+# two warps make the compiler use the narrower one, at two to four times the speed.
 
 
 def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> dict[str, int]:
@@ -261,7 +261,7 @@ def _forward_tiles(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> 
         bm //= 2
     few = triton.cdiv(m, bm) * triton.cdiv(n, bn) * clients < PROGRAMS // 2
     if few and m >= 32 and n >= 64 and k % 64 == 0 and dtype == torch.float32 and _roomy():
-        return {**_tiles(64, 64, 64, 4), "num_stages": 4}  # few programs wait for memory: more on its way at a time
+        return {**_tiles(64, 64, 64, 4), "num_stages": 4}  # with few programs, more loads in flight hide memory latency
     return _tiles(bm, bn, _part(k, _depth(dtype)), 8 if few and bm * bn >= 4096 else 4)
 
 
@@ -283,7 +283,7 @@ def _kernel_tiles(m: int, k: int, inside: int, dtype: torch.dtype) -> dict[str, 
 
 
 def _large(m: int, n: int, k: int, clients: int, dtype: torch.dtype) -> bool:
-    """Whether a product in bfloat16 is worth the largest tiles: it has so many rows and columns, and most units a tile."""
+    """Whether a bfloat16 product is worth the largest tiles: it needs enough rows and columns, and a tile for most units."""
     fits = dtype == torch.bfloat16 and m >= 128 and n % 128 == 0 and k % 64 == 0
     return fits and triton.cdiv(m, 128) * (n // 128) * clients >= PROGRAMS // 2
 

@@ -1,4 +1,4 @@
-"""Dropout of every client by its own key, in one pass: the random numbers are those of `random`, and no mask is kept.
+"""Dropout of every client by its own key, in one pass: the random numbers are those of `random`, and no mask is stored.
 
 The twin is in `training.drawn`.
 """
@@ -15,7 +15,7 @@ BLOCK = 1024
 
 @triton.jit
 def _dropout(x, keys, out, size, threshold, kept, BLOCK: tl.constexpr):
-    """Four entries of a client's `size` share a word of its key, 16 bits each; what is below the threshold is dropped."""
+    """Four entries of a client's `size` share a word of its key, 16 bits each; those below the threshold are dropped."""
     client = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = e < size
@@ -26,7 +26,7 @@ def _dropout(x, keys, out, size, threshold, kept, BLOCK: tl.constexpr):
 
 
 def dropout(x: Tensor, keys: Tensor, threshold: int, kept: float) -> Tensor:
-    """x (C, ...), keys (C,); what is kept is divided by the share of it."""
+    """x (C, ...), keys (C,); entries that are kept are divided by `kept`, the share of them."""
     x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x[0].numel()
     _dropout[(triton.cdiv(size, BLOCK), len(x))](x, keys.contiguous(), out, size, threshold, kept, BLOCK, num_warps=4)

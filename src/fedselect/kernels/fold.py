@@ -1,4 +1,4 @@
-"""Uploads summed over the clients that sent an entry, in float64, in one pass; the twin is in `MaskedSum.add`."""
+"""Sums uploads over the clients that sent an entry, in float64, in one pass; the twin is in `MaskedSum.add`."""
 
 import torch
 import triton
@@ -31,7 +31,7 @@ def _fold(
 
 
 def fold(values: Tensor, sent: bool | Tensor, weight: Tensor, so_far: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Sums of values and of weights by entry, added to those so far, in place: float64, of the shape of one client's."""
+    """Sums of values and of weights by entry, added to those so far in place: float64, in the shape of one client's values."""
     values = _walked(values)
     marks = values if isinstance(sent, bool) else _walked(sent).view(torch.uint8)
     total, heavy = so_far or (torch.empty(values.shape[1:], dtype=torch.float64, device=values.device) for _ in "th")

@@ -1,4 +1,4 @@
-"""Convolution kernels copied between their usual order (C, O, I, kh, kw) and channels last, a tile of all taps at a time."""
+"""Copies convolution kernels between their usual order (C, O, I, kh, kw) and channels last, a tile of all taps at a time."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def _relay(
     src, dst, channels, sc, si, st, dc, di, dt, outs, TAPS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)  # of the axis that may be longer than 65,535
+    row = tl.program_id(0).to(tl.int64)  # this axis may be longer than 65,535
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     t = tl.arange(0, T)
     there = (t < TAPS)[:, None] & (i < channels)[None, :]
@@ -22,7 +22,7 @@ def _relay(
 
 
 def fits(dst: Tensor, src: Tensor) -> bool:
-    """Two orders of the same kernels, each without gaps but for the client axis."""
+    """Whether these are two orders of the same kernels, each without gaps except along the client axis."""
     return dst.ndim == 5 and src.dtype == dst.dtype and _taps(dst) is not None and _taps(src) is not None
 
 
@@ -37,8 +37,8 @@ def relay(dst: Tensor, src: Tensor) -> None:
 
 @triton.jit
 def _move(block, room, table, step, TAPS: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr):
-    """A tile of a client: where it begins in the client's row of the block and in the room, how far the clients of its
-    tensor lie apart there, how many channels a tap has, and how many of them the tile takes."""
+    """A tile of a client: where it begins in the client's row of the block and in the room, the stride between the clients of
+    its tensor there, how many channels a tap has, and how many of them the tile takes."""
     client = tl.program_id(1).to(tl.int64)
     table += tl.program_id(0) * 5
     i, t = tl.arange(0, TILE)[None, :], tl.arange(0, T)[:, None]
@@ -52,9 +52,9 @@ def _move(block, room, table, step, TAPS: tl.constexpr, T: tl.constexpr, TILE: t
 
 
 def tables(tensors: Mapping[str, Tensor], places: Mapping[str, int], last: Collection[str]) -> dict[int, Tensor]:
-    """The tiles of all tensors, by how many taps they have; see `_move`.
+    """The tiles of all tensors, by number of taps; see `_move`.
 
-    In a block the tensors lie side by side in each client's row, in a room one after the other from these places on.
+    In a block the tensors are adjacent in each client's row; in a room they follow each other from these places on.
     """
     found: dict[int, list[Tensor]] = {}
     at = 0
@@ -73,7 +73,7 @@ def tables(tensors: Mapping[str, Tensor], places: Mapping[str, int], last: Colle
 
 
 def move(block: Tensor, room: Tensor, tables: Mapping[int, Tensor], back: bool) -> None:
-    """All tensors of the block (C, N) to their places in the room, or back."""
+    """Copy all tensors of the block (C, N) to their places in the room, or back."""
     if block.dtype == torch.bool:
         block, room = block.view(torch.uint8), room.view(torch.uint8)
     for taps, table in tables.items():
@@ -87,7 +87,7 @@ def _tile(taps: int) -> int:
 
 
 def _taps(v: Tensor) -> tuple[int, int] | None:
-    """How far apart input channels and taps lie, in one of the two orders."""
+    """The strides of input channels and taps, in one of the two orders."""
     _, _, channels, kh, kw = v.shape
     if v[0].is_contiguous():
         return kh * kw, 1

@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients, with what follows it: adding another tensor, as a residual block does, and a ReLU.
 
-Activations are (C, rows, channels) in memory. A client with few rows fits into one program, and each way is one kernel; many
-rows take two: sums by block, then everything else. Means and variances are merged from blocks, each summed around the mean of
-its first rows, so next to nothing cancels. The running statistics are updated in place, as the layer does.
+Activations are (C, rows, channels) in memory. A client with few rows fits into one program, and each direction is one kernel;
+many rows take two: sums by block, then everything else. Means and variances are merged from blocks, each summed around the mean
+of its first rows, so next to nothing cancels. The running statistics are updated in place, as the layer does.
 """
 
 import torch
@@ -40,7 +40,7 @@ def _moments(x, part, rows, channels, blocks, ROWS: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def _remember(saved, mean_run, var_run, client, rows, channels, c, known, mean, var, scale, momentum, TRACK: tl.constexpr):
-    """What the backward pass needs, and the running statistics."""
+    """Store what the backward pass needs, and update the running statistics."""
     tl.store(saved + client * 2 * channels + c, mean, known)
     tl.store(saved + (client * 2 + 1) * channels + c, scale, known)
     if TRACK:
@@ -53,7 +53,7 @@ def _remember(saved, mean_run, var_run, client, rows, channels, c, known, mean, 
 
 @triton.jit
 def _line(mean, scale, weight, bias, spot, known, AFFINE: tl.constexpr):
-    """The factor and the shift that normalise and scale a value."""
+    """The factor and the shift that normalize and scale a value."""
     shift = -mean * scale
     if AFFINE:
         w = tl.load(weight + spot, known, 0.0)
@@ -64,7 +64,7 @@ def _line(mean, scale, weight, bias, spot, known, AFFINE: tl.constexpr):
 
 @triton.jit
 def _end(v, other, there, ADD: tl.constexpr, RELU: tl.constexpr):
-    """What follows: the other tensor added, then the ReLU."""
+    """Apply what follows: add the other tensor, then the ReLU."""
     if ADD:
         v += tl.load(other, there, 0.0).to(tl.float32)
     if RELU:
@@ -74,7 +74,7 @@ def _end(v, other, there, ADD: tl.constexpr, RELU: tl.constexpr):
 
 @triton.jit
 def _let_through(d, v, y, there, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
-    """The gradients d that the ReLU lets pass. Whether it does shows in its result y, or where nothing was added in v."""
+    """The gradients d that the ReLU lets through, judged by its result y or, if nothing was added, by v."""
     if ADD and RELU:
         d = tl.where(tl.load(y, there, 0.0).to(tl.float32) > 0, d, 0.0)
     elif RELU:
@@ -88,7 +88,7 @@ def _normalise(
     AFFINE: tl.constexpr, TRACK: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """y = normalised x, scaled; saved (C, 2, channels): mean and 1 / deviation."""
+    """y = normalized x, scaled; saved (C, 2, channels): mean and 1 / deviation."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
     known = c < channels
@@ -117,7 +117,7 @@ def _slopes(
     x, g, y, saved, part, weight, bias, passed, rows, channels, blocks,
     AFFINE: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """part (C, blocks, 2, channels): sums over a block of rows of g and of g times the normalised x; passed: the gradient of
+    """part (C, blocks, 2, channels): sums over a block of rows of g and of g times the normalized x; passed: the gradient of
     what was added."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
@@ -148,7 +148,7 @@ def _back(
     x, g, saved, part, weight, bias, dx, dweight, dbias, rows, channels, blocks,
     AFFINE: tl.constexpr, RELU: tl.constexpr, MANY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """g: where something was added, what the ReLU let pass of it."""
+    """g: if something was added, the part that the ReLU let through."""
     client, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     c = tl.program_id(1) * CH + tl.arange(0, CH)
     known = c < channels
@@ -232,7 +232,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x (C, rows, channels) in order -> the same, and what `backward` needs; updates the running mean and var in place.
 
-    other: of the form of x, is added before the ReLU.
+    other: a tensor of the shape of x, added before the ReLU.
     """
     clients, rows, channels = x.shape
     y, saved = torch.empty_like(x), torch.empty(clients, 2, channels, device=x.device)
@@ -274,7 +274,7 @@ def backward(
 
 
 FEW = 512
-"""Rows of a client that one program holds."""
+"""Rows of a client that one program can hold."""
 
 
 def _or(v: Tensor | None, other: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def _or(v: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _at_once(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and what the kernels are told of it: so many channels that there are few programs, but one for every unit."""
+    """The grid and the kernels' parameters: enough channels per program for few programs, but one for every unit."""
     clients, rows, channels = x.shape
     high = triton.next_power_of_2(rows)
     ch = next((n for n in (64, 32) if high * n <= 8192 and triton.cdiv(channels, n) * clients >= 264), 16)
@@ -292,7 +292,7 @@ def _at_once(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
 def _blocks(
     x: Tensor, at_once: int | None = None, programs: int = 1056, warps: int = 4
 ) -> tuple[tuple[int, int, int], dict[str, int], int]:
-    """How the rows are cut: the grid, what the kernels are told of it, and into how many blocks."""
+    """How the rows are split: the grid, the kernels' parameters, and the number of blocks."""
     clients, rows, channels = x.shape
     ch = min(64, max(16, triton.next_power_of_2(channels)))
     block = min(at_once or (128 if x.dtype == torch.bfloat16 else 32), max(1, triton.next_power_of_2(rows)))

@@ -1,6 +1,6 @@
-"""Marked entries of each row moved to its front and spread out again, and booleans as bits; the twins are in `simulate.ragged`.
+"""Moves marked entries of each row to its front and back, and booleans to bits; the twins are in `simulate.ragged`.
 
-Every type is alike to a copy, so entries travel as whole numbers of their width.
+A copy treats all dtypes alike, so entries are moved as whole numbers of their width.
 """
 
 from functools import cache
@@ -72,7 +72,7 @@ def count(marks: Tensor) -> Tensor:
 
 
 def count_parts(marks: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """How many entries are marked in each part of each row (C, n), which lie one after another: (C, parts) int64."""
+    """How many entries are marked in each of the consecutive parts of each row (C, n): (C, parts) int64."""
     edges, last = _edges(sizes, marks.device)
     found = torch.empty(len(marks), len(edges) - 1, dtype=torch.int32, device=marks.device)
     _count_between[found.T.shape](marks.view(torch.uint8), edges, found, marks.stride(0), BLOCK, num_warps=8)
@@ -82,7 +82,7 @@ def count_parts(marks: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @cache
 def _edges(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where blocks begin that do not reach from one part into the next, and each part's last block."""
+    """The starts of blocks that do not cross from one part into the next, and each part's last block."""
     edges, last, at = [0], [], 0
     for size in sizes:
         edges += [*range(at + BLOCK, at + size, BLOCK), at + size]
@@ -92,14 +92,14 @@ def _edges(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor
 
 
 def tighten(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
-    """The marked entries of each row (C, n) at its front, in order; anything may stand behind them."""
+    """Move the marked entries of each row (C, n) to its front, in order; the rest of the row is undefined."""
     out = torch.empty_like(values)
     _moved(values, marks, found, out, True)
     return out
 
 
 def spread(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
-    """The other way; entries that are not marked are zero."""
+    """The inverse; entries that are not marked are zero."""
     out = torch.empty_like(values)
     _moved(out, marks, found, values, False)
     return out
@@ -120,12 +120,12 @@ def _moved(loose: Tensor, marks: Tensor, found: Tensor, tight: Tensor, tighten: 
 
 
 def bits(marks: Tensor, count: Tensor, packed: Tensor, start: Tensor) -> None:
-    """The first count[i] booleans of each row (C, n) into the buffer of bytes, eight a byte, first one in the lowest bit."""
+    """Write the first count[i] booleans of each row (C, n) to the byte buffer, eight per byte, first one in the lowest bit."""
     grid = (triton.cdiv(marks.shape[1], 8 * 512), len(marks))
     _bits[grid](marks.view(torch.uint8), count, packed, start, marks.shape[1], 512, num_warps=4)
 
 
 def unbits(marks: Tensor, count: Tensor, packed: Tensor, start: Tensor) -> None:
-    """The other way; what lies behind a row's first count[i] booleans stays as it is."""
+    """The inverse; what follows a row's first count[i] booleans is unchanged."""
     grid = (triton.cdiv(marks.shape[1], BLOCK), len(marks))
     _unbits[grid](marks.view(torch.uint8), count, packed, start, marks.shape[1], BLOCK, num_warps=8)

@@ -14,7 +14,7 @@ def _forward(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y and tap (pictures, HIGH, WIDE, CH) from x (pictures, H, W, CH); tap says which place of the window won."""
+    """y and tap (pictures, HIGH, WIDE, CH) from x (pictures, H, W, CH); tap is the winning place in each window."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c, q, p, picture = e % CH, e // CH % WIDE, e // (CH * WIDE) % HIGH, e // (CH * WIDE * HIGH)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -37,7 +37,7 @@ def _backward(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each place of dx (pictures, H, W, CH) asks the windows over it whether it won them."""
+    """Each place of dx (pictures, H, W, CH) checks the windows that cover it for those it won."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c, j, i, picture = e % CH, e // CH % W, e // (CH * W) % H, e // (CH * W * H)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -53,7 +53,7 @@ def _backward(
 
 
 def forward(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    """x (C, B, H, W, channels) in order -> the pooled, and which place won, alike."""
+    """x (C, B, H, W, channels) in order -> the pooled values and the winning places, in the same layout."""
     clients, batch, height, width, channels = x.shape
     high, wide = ((s + 2 * p - k) // t + 1 for s, k, t, p in zip((height, width), kernel, stride, padding, strict=True))
     y = torch.empty(clients, batch, high, wide, channels, dtype=x.dtype, device=x.device)

@@ -1,6 +1,6 @@
-"""The largest entries of each row: their threshold by radix, each pass the counts of some more bits; then ties.
+"""Finds the largest entries of each row: their threshold by radix, each pass counting a few more bits; then ties.
 
-Entries already taken count as minus infinity; with a base, an entry counts as how far it is from there. `tl.histogram` costs
+Entries already taken count as minus infinity; with a base, an entry counts by its distance from there. `tl.histogram` costs
 about as much as it has bins, so a pass takes six bits; after three of them so few entries are left that the last pass adds up
 the other fourteen bits in memory.
 """
@@ -11,14 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, DEEP = 4096, 8
-"""Entries at a time, and how many times in a program."""
+"""Entries per block, and blocks per program."""
 DIGITS = ((26, 6), (20, 6), (14, 6), (0, 14))
 """From the top: how far to shift a number, and how many bits to look at."""
 
 
 @triton.jit
 def _value(values, taken, base, row, e, size, step, held, from_, TAKEN: tl.constexpr, BASE: tl.constexpr):
-    """Entries of a row; behind its end NaN, which is neither above nor equal to anything."""
+    """Entries of a row; beyond its end NaN, which is neither above nor equal to anything."""
     v = tl.load(values + row * step + e, e < size, float("nan"))
     if BASE:
         v = tl.abs(v - tl.load(base + row * from_ + e, e < size, 0.0))
@@ -32,7 +32,7 @@ def _count(
     values, taken, base, wanted, prefix, counts, size, step, held, from_,
     SHIFT: tl.constexpr, BITS: tl.constexpr, TAKEN: tl.constexpr, BASE: tl.constexpr, BLOCK: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Of the entries that begin with the row's prefix, how many have each next digit; digits rise with the value."""
+    """How many of the entries that begin with the row's prefix have each next digit; digits rise with the value."""
     row = tl.program_id(1).to(tl.int64)
     counts += row * (1 << BITS)
     found = tl.zeros((1 << BITS if SHIFT else 1,), tl.int32)
@@ -48,7 +48,7 @@ def _count(
             digit = ((bits >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
             if SHIFT:
                 found += tl.histogram(digit, 1 << BITS, mask=here)
-            else:  # zeros and what is taken come in masses, and end in these two
+            else:  # zeros and taken entries are very common, and fall into these two bins
                 lowest += tl.sum((here & (digit == 0)).to(tl.int32))
                 highest += tl.sum((here & (digit == (1 << BITS) - 1)).to(tl.int32))
                 tl.atomic_add(counts + digit, 1, here & (digit > 0) & (digit < (1 << BITS) - 1))
@@ -60,8 +60,8 @@ def _count(
 
 
 def largest(values: Tensor, k: Tensor, taken: Tensor | None = None, base: Tensor | None = None) -> Tensor:
-    """The k[i]-th largest, from 1 on, of each row of float32 values (C, N), of those not taken: (C,). A row of which
-    nothing is wanted, k[i] = 0, is not read, and gives anything."""
+    """The k[i]-th largest (from 1) of the entries not taken in each row of float32 values (C, N): (C,). A row with k[i] = 0 is
+    not read, and its result is undefined."""
     rows, size = values.shape
     marks, start = values if taken is None else taken.view(torch.uint8), values if base is None else base
     left = k.clone()
@@ -101,7 +101,7 @@ def _mark(
     values, taken, base, wanted, cut, before, short, out, size, blocks, step, held, from_,
     TAKEN: tl.constexpr, BASE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Entries above the cut, and of those equal to it the first `short`; before: equal ones in earlier blocks."""
+    """Mark entries above the cut, and the first `short` of those equal to it; before: equal ones in earlier blocks."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     e = block * BLOCK + tl.arange(0, BLOCK)
     end = tl.where(tl.load(wanted + row) > 0, size, 0)
@@ -116,7 +116,7 @@ def _mark(
 
 
 def top(values: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor | None = None) -> Tensor:
-    """The count[i] largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins."""
+    """The count[i] largest entries of each row as a mask, in addition to those taken; of equal ones the earlier wins."""
     values = values if values.stride(1) == 1 else values.contiguous()
     taken, base = (v if v is None or v.stride(1) == 1 else v.contiguous() for v in (taken, base))
     marks, start = values if taken is None else taken.view(torch.uint8), values if base is None else base

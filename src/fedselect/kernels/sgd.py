@@ -1,4 +1,4 @@
-"""Masked SGD with momentum in one pass over values, momentum, gradient, mask and anchor; of a kernel, over its live taps."""
+"""Masked SGD with momentum in one pass over values, momentum, gradient, mask and anchor; for a kernel, over its live taps."""
 
 import itertools
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ def _one(
     SPAN: tl.constexpr, ROW: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
     MASK: tl.constexpr, MOMENTUM: tl.constexpr, CLIP: tl.constexpr, PULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Entry e of a client's `size` lies in row e // SPAN; a row holds its entries in runs of INNER, STEP apart."""
+    """Entry e of a client's `size` is in row e // SPAN; a row holds its entries in runs of INNER, STEP apart."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = e if SPAN == ROW else e // SPAN * ROW + e % SPAN // INNER * STEP + e % INNER
     _update(p, v, g, m, a, lr, scale, mu, tl.program_id(1).to(tl.int64), e, at, e < size, pc, vc, mc, ac, size, momentum, decay,
@@ -53,7 +53,7 @@ def _several(
     ps, vs, gs, ms, anchors, sizes, pcs, vcs, mcs, acs, lr, scale, mu, momentum, decay,
     MASK: tl.constexpr, MOMENTUM: tl.constexpr, CLIP: tl.constexpr, PULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same for small tensors, a program each and client."""
+    """The same for small tensors, one program per tensor and client."""
     e = tl.arange(0, BLOCK)
     for i in tl.static_range(len(ps)):
         if tl.program_id(0) == i:
@@ -62,7 +62,7 @@ def _several(
 
 
 def fits(moved: Moved) -> bool:
-    """Whether values, momentum, mask and anchor lie in memory as `sgd` walks them."""
+    """Whether values, momentum, mask and anchor have the memory layout that `sgd` traverses."""
     p, v, _, m, a = moved
     alike = all(t.stride() == p.stride() for t in (v, m, a) if isinstance(t, Tensor))
     return alike and p.dtype == torch.float32 and (p[0].is_contiguous() or (p.ndim == 5 and p.stride(2) == 1))
@@ -72,7 +72,7 @@ def sgd(
     moved: Iterable[Moved], lr: Tensor, scale: Tensor | None, momentum: float, decay: float, mu: Tensor | None = None
 ) -> None:
     """All in place. p, v, a mask and an anchor are (C, ...) in order, or kernels (C, O, I, kh, kw), cropped or not, channels
-    last. Of what has an anchor, mu times the way to it is added to the gradient before that is scaled."""
+    last. With an anchor, mu times the distance to it is added to the gradient before scaling."""
     few: list[Moved] = []
     by, to = (lr if t is None else t.contiguous() for t in (scale, mu))
     for p, v, g, m, a in moved:

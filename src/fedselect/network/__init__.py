@@ -1,1 +1,1 @@
-"""A federation over a real network: letters, clients, server, vaults and sites; flower/ and grpc/ know what carries them."""
+"""Federations over a real network: messages, clients, server, vaults and sites. flower/ and grpc/ are the two transports."""

@@ -1,4 +1,4 @@
-"""Assignment: what a federation trains together, the same at the server and at every client."""
+"""Assignment: what a federation trains together; the same on the server and on every client."""
 
 import hashlib
 from collections.abc import Mapping
@@ -31,33 +31,33 @@ from fedselect.training.work import Work
 
 @dataclass(frozen=True)
 class Assignment:
-    """A method, a model and a seed for so many clients; `federation`, `run` and `plan` say whose, which time and how."""
+    """A method, a model and a seed for some clients; `federation`, `run` and `plan` identify the run and its settings."""
 
     method: Method
     model: Model
     training: Training
     task: Task
-    data: Targets  # what everybody's data looks like
+    data: Targets  # shape and classes of every client's data
     _: KW_ONLY
     seed: int
     clients: int
     headline: str | None = None
-    asked: tuple[str, ...] = ()  # metrics beside the task's own
+    asked: tuple[str, ...] = ()  # metrics in addition to the task's own
     method_name: str = "method"
     federation: str = "federation"
     run: str = "run"
     plan: str = ""  # digest of everything the run depends on
     device: torch.device = torch.device("cpu")  # noqa: RUF009
-    card: dict[str, Any] = field(default_factory=dict)  # what goes with a finished model: its options, classes by name
-    rounds: int | None = None  # in all, for a schedule or a privacy budget that depends on it
-    secret: Ring | None = None  # in which values add up, where the server learns sums alone
+    card: dict[str, Any] = field(default_factory=dict)  # stored with the finished model: its options, class names
+    rounds: int | None = None  # in total, for schedules and privacy budgets that depend on it
+    secret: Ring | None = None  # the numbers that are added up when the server may learn sums only
     private: Private | None = None
-    keep: str = "last"  # which round's model is the outcome: last, best or own
+    keep: str = "last"  # which round's model is kept: last, best or own
     view: str | None = None  # best: each client chooses which of its models it reports
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
-    _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # the last one
+    _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # cache of `told`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
@@ -81,17 +81,17 @@ class Assignment:
 
     @property
     def layout(self) -> Layout | None:
-        """How several inputs lie in one tensor."""
+        """How several inputs are packed into one tensor."""
         return getattr(self.data, "layout", None)
 
     @property
     def validates(self) -> bool:
-        """Whether clients also measure on validation data, to choose by."""
+        """Whether clients also measure on validation data, to choose a model by it."""
         return self.keep != "last" or self.view is not None
 
     @property
     def address(self) -> dict[str, str]:
-        """What every letter of a run carries."""
+        """The fields that every message of a run carries."""
         return {"federation": self.federation, "run": self.run, "plan": self.plan}
 
     @property
@@ -104,10 +104,10 @@ class Assignment:
         return {"federation": self.federation, "method": self.method_name, "model": model}
 
     def told(self, options: Mapping[str, Any]) -> "Assignment":
-        """The same with what the server found out for the task: options of it."""
+        """This assignment with the task options that the server derived from all clients' statistics."""
         known: set[str] = {f.name for f in fields(self.task)} if is_dataclass(self.task) else set()
         if not options.keys() <= known or not all(isinstance(v, str) for v in options.values()):
-            raise DataError(f"the server sent {dict(options)!r} for the task, which has no such options.")
+            raise DataError(f"the server sent {dict(options)!r} for the task, which has no such options; update both sides.")
         if (key := repr(sorted(options.items()))) not in self._told:
             self._told.clear()
             self._told[key] = replace(self, task=replace(self.task, **options))  # type: ignore[type-var]
@@ -124,7 +124,7 @@ class Assignment:
         return data.split(part, self.initial[self.model.params[0]].dtype).to(self.device)
 
     def work(self, data: Federation, client: int, round: int, guard: Guard | None = None) -> Work:
-        """The door to one client's data in a round; rounds count from 1."""
+        """Access to one client's data in a round; rounds count from 1."""
         return Work(
             self.programs,
             self.split(data, "train"),
@@ -138,7 +138,7 @@ class Assignment:
         )
 
     def rehearse(self) -> Up:
-        """One round on two made-up samples: what an honest reply looks like, and what cannot work shows at once."""
+        """Run one round on two made-up samples: shows what an honest reply looks like, and fails early on what cannot work."""
         guard = Counting() if self.private is not None and self.private.unit == "sample" else None  # trains nothing
         work, method = self.work(self._samples(), 0, 1, guard), self.of(0)
         down = self.method.down(self.method.init(self.initial, self.clients, self.model), self.ids(0))
@@ -146,7 +146,7 @@ class Assignment:
         return method.client(work, method.join(work, expand(self.initial, 1)), {**shared, **down.rows})[1]
 
     def passes(self) -> int:
-        """Passes over the data that the method makes in a round, for private samples."""
+        """Local epochs that the method trains per round, for the accounting of sample-level privacy."""
         return passes_of(self.of(0), lambda guard: self.work(self._samples(), 0, 1, guard))
 
     def _samples(self) -> Federation:
@@ -160,7 +160,7 @@ class Assignment:
 
 
 def first(tree: Tree) -> Tree:
-    """The one client's values, without the client axis."""
+    """The values of the only client, without the client axis."""
     return {n: v[0] for n, v in tree.items()}
 
 

@@ -1,7 +1,7 @@
-"""A server that is behind its clients: its newest checkpoint was lost, or an older copy of it was put back.
+"""A server that is behind its clients because its newest checkpoint was lost or an older copy was restored.
 
-Clients keep three generations, so one lost checkpoint costs nothing: they go back with the server, and the rounds that run
-again give the same bits. Further back their states are gone; before most of them begin anew, the run stops and says so.
+Clients keep three generations, so losing one checkpoint costs nothing: they go back with the server, and the repeated rounds
+give the same bits. Older states are gone. If most clients would have to start over, the run stops and says so.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,46 +14,46 @@ from fedselect.network.vault import Vault
 
 
 def is_ahead(said: Hello, round: int, accepted: int) -> bool:
-    """Whether a client has rounds that a server at this round cannot have asked for, and no more those that it could."""
+    """Whether a client has rounds that a server at this round cannot have asked for, and no earlier one to go back to."""
     return said.newest > round + 1 and (said.base < accepted or said.base == 0)
 
 
 SUMS_ONCE = (
-    "with --secret a client takes part in no round twice, as sums of the same round could be compared; put the newer "
-    "checkpoint back, then go on with --resume, or begin another run."
+    "with --secret no client repeats a round, because the sums of both attempts could be compared; restore the newer "
+    "checkpoint and continue with --resume, or start a new run."
 )
 
 
 def check_ahead(round: int, ahead: Mapping[int, int], here: Collection[int], secret: bool) -> None:
-    """Stop where most clients are ahead; by client, the newest round of each that is. `secret`: they do not go back."""
+    """Stop if most clients are ahead. `ahead`: the newest round of each such client; `secret`: clients cannot go back."""
     count = sum(i in here for i in ahead)
     if 2 * count <= len(here):
         return
     found = (
         f"the server's checkpoint is of round {round}, but {count} of {len(here)} clients have later rounds (up to "
-        f"{max(ahead.values())}) and no longer that one, so an older checkpoint must have been put in place"
+        f"{max(ahead.values())}) and no longer keep that one; an older checkpoint was probably restored"
     )
     if secret:
         raise RunError(f"{found}; {SUMS_ONCE}")
     raise RunError(
-        f"{found}: put the newer one back, then go on with --resume; or begin another run; or go on with --resume --go-back, "
-        "where the personal parameters of these clients begin anew."
+        f"{found}. Restore the newer checkpoint and continue with --resume, start a new run, or continue with "
+        "--resume --go-back, which resets the personal parameters of these clients."
     )
 
 
 def check_any(vault: Vault, done: list[int]) -> None:
-    """Refuse to begin at the first round where there were checkpoints and none is whole."""
+    """Refuse to restart from the first round if checkpoints exist but none is intact."""
     if not done and places(vault.folder):
         raise CheckpointError(
-            f"no checkpoint in {vault.folder} is whole; put a copy of one back, then go on with --resume, or begin another run."
+            f"no checkpoint in {vault.folder} is intact; restore a copy and continue with --resume, or start a new run."
         )
 
 
 def lost(folder: Path, round: int, told: str) -> dict[str, str]:
-    """What to note of a server that goes on from here though there is a newer checkpoint; `told`: where its metrics end."""
+    """What to record when the server continues although a newer checkpoint exists; `told`: where its metrics end."""
     newer = [p for p in places(folder) if int(p.name) > round]
     if not newer:
         return {}
     whole = int(newer[-1].name) in Vault(folder).rounds()
     why = told if whole else f"{newer[-1]} is damaged"
-    return {"server": f"{why}, so it goes on from round {round}; the rounds since run again"}
+    return {"server": f"{why}, so it continues from round {round} and repeats the rounds since"}

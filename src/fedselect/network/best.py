@@ -1,4 +1,4 @@
-"""A client's best round, in its vault: the models that did best on its validation data, until the run ends."""
+"""A client's best round so far, in its vault: the models that score best on its validation data."""
 
 from fedselect.core.tree import Tree, flat, nested
 from fedselect.network.letters import Letter
@@ -6,21 +6,21 @@ from fedselect.network.vault import Vault
 from fedselect.simulate.keeping import better
 from fedselect.tasks.metrics import Measure
 
-BEST = "best"  # beside the states of a run
+BEST = "best"  # folder next to the states of a run
 
 
 class Best:
-    """Keeps models of the rounds that may turn out to be the best.
+    """Keeps the models of rounds that may turn out to be the best.
 
-    With keep=own the client decides alone, and has one. With keep=best the server decides by what all clients measured, and
-    says in every letter which round that is so far: the client has that one, and the one it measured last.
+    With keep=own the client decides alone and keeps one round. With keep=best the server decides from what all clients
+    measured, and every message says which round is best so far: the client keeps that one and the one it measured last.
     """
 
     def __init__(self, vault: Vault, keep: str, measure: Measure) -> None:
         self._vault, self._keep, self._measure = vault, keep, measure
 
     def see(self, letter: Letter, round: int, views: dict[str, Tree], score: float | None, chosen: str | None) -> None:
-        """The models after a round, what the reported one scores on validation data, and which it is where clients choose."""
+        """Note the models after a round, the reported one's validation score, and the chosen view if clients choose."""
         there = self._vault.rounds()
         if self._keep == "best":
             self._save(round, views, score, chosen, keep={r for r in there if r == _told(letter)})
@@ -33,9 +33,9 @@ class Best:
     def choose(
         self, letter: Letter, round: int, views: dict[str, Tree], chosen: str | None
     ) -> tuple[int, dict[str, Tree], str | None]:
-        """The round that is kept, its models, and the client's choice among them, if it chooses.
+        """The round to keep, its models, and the client's chosen view, if it chooses.
 
-        It is the last round where there is no better one, as of a client that was away then.
+        Falls back to the last round if there is no better one, for example because the client was away then.
         """
         there = self._vault.rounds()
         wanted = [r for r in there if r == _told(letter)] if self._keep == "best" else there[-1:]

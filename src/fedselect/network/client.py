@@ -1,8 +1,8 @@
-"""The client's side of a deployment: answers the server's letters from its own data and its vault.
+"""The client's side of a deployment: answers the server's messages from its own data and its vault.
 
-Its state moves on only with the server: a letter says which round of this client the server last took in (its base), and
-the client goes on from exactly that snapshot. So a round is applied once: asked again, the client hands over the same
-reply; and what the server never took in, because a reply was late or lost, never happened.
+Its state advances only with the server. Each message names the last round of this client that the server accepted (its base),
+and the client continues from exactly that snapshot. So each round is applied once: asked again, the client repeats the same
+reply; and a reply that the server never accepted, because it was late or lost, has no effect.
 """
 
 from dataclasses import dataclass
@@ -37,12 +37,12 @@ from fedselect.tasks.task import Targets
 from fedselect.training.batches import Split
 from fedselect.training.work import score
 
-MODEL = "model"  # the finished model, beside the states of a run
+MODEL = "model"  # the finished model, next to the states of a run
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A client after a round: its figures, its models by view, and which it reports where clients choose."""
+    """A client after a round: its metrics, its models by view, and the view it reports if clients choose."""
 
     figures: dict[str, float | None]
     views: dict[str, Tree]
@@ -50,13 +50,13 @@ class Measured:
 
 
 class Node:
-    """One client: `data` is its own and holds nobody else's, `folder` is its vault, `identity` its keys for --secret."""
+    """One client: `data` is its own only, `folder` is its vault, `identity` its keys for --secret."""
 
     def __init__(
         self, assigned: Assignment, client: int, data: Federation, folder: Path, identity: Identity | None = None
     ) -> None:
         if _ends(data) != _ends(assigned.data):
-            raise DataError(f"client {client} has {_ends(data)}; this federation has {_ends(assigned.data)}.")
+            raise DataError(f"client {client} has {_ends(data)}, but this federation has {_ends(assigned.data)}.")
         if why := assigned.task.unfit_data(data):
             raise DataError(f"client {client}: {why}")
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
@@ -65,9 +65,7 @@ class Node:
         self._masking: Masking | None = None
         if assigned.secret is not None:
             if identity is None:
-                raise InputError(
-                    f"client {client} has no keys for --secret; start it from its part of a site that was made with keys."
-                )
+                raise InputError(f"client {client} has no keys for --secret; start it from its folder of a site that has keys.")
             self._masking = Masking(assigned.secret, assigned.address, identity, self.vault.folder)
         self._best = Best(Vault(self.vault.folder / BEST), assigned.keep, assigned.metrics[0])
         self._guard, self._noisy = for_samples(assigned), for_uploads(assigned)
@@ -77,41 +75,41 @@ class Node:
         return len(self.data.clients[0].train[1])
 
     def answer(self, letter: Letter) -> Letter:
-        """The reply to one letter of the server."""
+        """The reply to one message from the server."""
         head = letter.head
         whose: dict[str, Any] = dict(self.assigned.address)
-        if head.get("kind") != "hello":  # which asks who is there
+        if head.get("kind") != "hello":  # "hello" asks which client this is
             whose["client"] = self.client
         for name, own in whose.items():
             if head.get(name) != own:
-                raise DataError(f"client {self.client} got a letter for {name} {head.get(name)!r}; it is of {own!r}.")
+                raise DataError(f"client {self.client} got a message for {name} {head.get(name)!r}, but its own is {own!r}.")
         claim(self.folder, {**self.assigned.identity, "client": str(self.client)})
         answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
         answers |= {"open": self._open} if self._masking else {}
         if head.get("kind") not in answers:
-            raise DataError(f"client {self.client} got a letter of an unknown kind {head.get('kind')!r}.")
+            raise DataError(f"client {self.client} got a message of unknown kind {head.get('kind')!r}; update both sides.")
         if head["kind"] != "hello":
             self._be_told(head.get("task"))
         with locked(self.folder):
             return answers[head["kind"]](letter)
 
     def _statistics(self) -> list[float] | None:
-        """What the task must know of this client's targets before anything trains."""
+        """What the task must know about this client's targets before training starts."""
         found = self.assigned.task.statistics(self.data.clients[0].train[1].cpu(), self.assigned.data)
         return None if found is None else found.tolist()
 
     def _be_told(self, task: object) -> None:
-        """Take what the server made of all clients' statistics, where the task needs it."""
+        """Apply what the server derived from all clients' statistics, if the task needs it."""
         if isinstance(task, dict):
             self.assigned = self.assigned.told(task)
         if self._statistics() is not None:
-            raise DataError(f"the server did not tell client {self.client} what the task must know of everybody's targets.")
+            raise DataError(f"the server did not send client {self.client} the target statistics that the task needs.")
 
     def _hello(self, letter: Letter) -> Letter:
-        """Who is here, from which round it can go on, and which shared entries it takes from the server."""
+        """Which client this is, from which round it can continue, and which shared entries it takes from the server."""
         accepted = letter.head.get("accepted")
         if not isinstance(accepted, list) or len(accepted) <= self.client or type(asked := accepted[self.client]) is not int:
-            raise DataError(f"client {self.client} is none of the clients of this run.")
+            raise DataError(f"client {self.client} is not one of the clients of this run.")
         there = self.vault.rounds()
         base = max((r for r in there if r <= asked), default=0)
         wants = self._wants(self._state(base))
@@ -135,7 +133,7 @@ class Node:
         same = done is not None and {k: done.notes.get(k) for k in ("base", "task", "list")} == {
             "base": base, "task": told, "list": listed.get("list")
         }  # fmt: skip
-        if done is not None and same:  # asked again: the reply was lost, not the round
+        if done is not None and same:  # asked again: only the reply was lost
             self._note(cohort)
             return unseal(done.notes["reply"], done.tensors["reply"])
         if self._masking is not None and cohort is not None:
@@ -155,20 +153,20 @@ class Node:
         reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
         text, body = reply.seal()
         notes = {"base": base, "reply": text, **({"task": told} if told else {}), **listed}
-        before = self.vault.notes(base).get("base", 0)  # where the server goes if it loses its newest checkpoint
+        before = self.vault.notes(base).get("base", 0)  # where the server goes back to if it loses its newest checkpoint
         self.vault.save(round, {**flat("state", state), "reply": body}, notes, keep={base, before})
         self._note(cohort)
         return reply
 
     def _upload(self, up: Up, cohort: Cohort | None, letter: Letter, state: State) -> tuple[dict[str, Any], Tree]:
-        """What an upload adds to a letter; under secure aggregation, the same under pads."""
+        """What an upload adds to a message; under secure aggregation, masked by pads."""
         if self._masking is None or cohort is None:
             return put_packet(codec.pack(first(up.values), first_mask(up.sent)))
         check_hidden(up)
         params, device = self._values(letter, state)[0], self.assigned.device
         names = [n for n in params if up.sent.get(n, False) is not False]
         if len(cohort.address["reach"]) != len(names):
-            raise DataError("the server sent ranges for other tensors than the method shares.")
+            raise DataError("the server sent ranges for tensors that the method does not share.")
         reach = {n: torch.tensor(r, device=device) for n, r in zip(names, cohort.address["reach"], strict=True)}
         keys = random.client_keys(self.assigned.seed, self.assigned.ids(self.client), cohort.address["round"] - 1, ROUNDING)
         before = {n: v.to(device) for n, v in params.items()}
@@ -176,28 +174,28 @@ class Node:
         return self._masking.hide(cohort, first(codes), first_mask(up.sent))
 
     def _note(self, cohort: Cohort | None) -> None:
-        """Before values go out that are hidden under a list: that they did."""
+        """Record, before masked values are sent under a list of clients, that they are."""
         if self._masking is not None and cohort is not None:
             self._masking.note(cohort)
 
     def _open(self, letter: Letter) -> Letter:
-        """Help to unmask the sum of a round that this client took part in."""
+        """Help to unmask the sum of a round in which this client took part."""
         assert self._masking is not None
         round, base = _whole(letter, "round"), _whole(letter, "base")
         said, parts = self._masking.open(letter, round)
         return self._reply("opened", base, {"round": round, **said}, parts)
 
     def _charge(self, round: int) -> dict[str, Any]:
-        """Note a round in a budget that the client keeps itself before it trains; what was spent by then, for the server."""
+        """Charge a round to the client's own privacy budget before it trains; returns what is spent, for the server."""
         budget = budget_of(self.assigned, self._samples, self.vault.folder)
         if budget is None:
             return {}
         private(self.vault.folder)
-        budget.charge(round, before=round - 1)  # a vault that was lost must not make room for more
+        budget.charge(round, before=round - 1)  # losing the vault must not free budget
         return {"epsilon": budget.spent_so_far}
 
     def _after(self, letter: Letter) -> Letter:
-        """A round is over: measure it, and keep the finished model after the last one, where `export` finds it."""
+        """Measure a finished round; after the last one, store the finished model where `export` finds it."""
         round, base = _whole(letter, "round"), _whole(letter, "base")
         state = self._state(base)
         measured = self._measure(round, state, self._down(letter, state), letter)
@@ -206,7 +204,7 @@ class Node:
         return self._reply("measured", base, {"round": round, "measured": measured.figures}, {})
 
     def _keep(self, round: int, views: dict[str, Tree], chosen: str | None) -> None:
-        """The finished model, and what one who loads it must know: how pictures or rows become inputs, classes, network."""
+        """Store the finished model with all that loading it needs: input and output scaling, classes, network."""
         test = self.assigned.split(self.data, "test")
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
@@ -241,7 +239,7 @@ class Node:
         return about(assigned.model, inputs, meaning)
 
     def _measure(self, round: int, state: State, down: State, letter: Letter) -> "Measured":
-        """This client's figures after a round, on its own data, as the simulation takes them; and its models by view."""
+        """This client's metrics after a round on its own data, measured as in a simulation, and its models by view."""
         assigned, method = self.assigned, self.method
         test, work = assigned.split(self.data, "test"), assigned.work(self.data, self.client, round, self._guard)
         choice = choose(method, work, state, down, assigned.metrics[0]) if assigned.view == "best" else None
@@ -268,21 +266,21 @@ class Node:
         return Measured(said, views, chosen)
 
     def _state(self, base: int) -> State:
-        """The state after a round, or that of a client that has just joined."""
+        """The state after a round, or the initial state of a client that has just joined."""
         if base == 0:
             work = self.assigned.work(self.data, self.client, 1, self._guard)
             return self.method.join(work, expand(self.assigned.initial, 1))
         found = self.vault.find(base)
         if found is None:
             raise CheckpointError(
-                f"client {self.client} has no state of round {base} in {self.vault.folder}, only of "
+                f"client {self.client} has no state of round {base} in {self.vault.folder}; rounds there: "
                 f"{', '.join(map(str, self.vault.rounds())) or 'none'}."
             )
         state = nested("state", found.tensors)
         return {k: {n: v.to(self.assigned.device) for n, v in t.items()} for k, t in state.items()}
 
     def _down(self, letter: Letter, state: State) -> State:
-        """What the server sent, as the method takes it. What it did not send is NaN: reading it would show."""
+        """What the server sent, in the method's form. Entries that were not sent are NaN, so that using one would show."""
         assigned = self.assigned
         check_finite({n: v for n, v in letter.parts.items() if n != "values"}, "the server sent")
         values, wants = self._values(letter, state)
@@ -296,7 +294,7 @@ class Node:
         }
 
     def _values(self, letter: Letter, state: State) -> tuple[Tree, Mask]:
-        """The shared values that the server sent, and which of them this client wants; all come where it must not know."""
+        """The shared values that the server sent, and a mask of those this client wants; with --secret the server sends all."""
         wants = self._wants(state)
         packet = take_packet(Letter({"whole": [], "partly": []}, letter.parts))
         known = codec.outline(self.assigned.initial, whole(wants) if self._masking else wants)
@@ -320,7 +318,7 @@ class Node:
 
 
 def _ends(data: Targets) -> str:
-    """What goes into a model and what is asked of it, in words."""
+    """The inputs and outputs of a model for this data, in words."""
     asked = f"{data.classes} classes" if data.classes else f"targets of shape {tuple(data.target_shape)}"
     return f"inputs {getattr(data, 'layout', None) or f'of shape {tuple(data.shape)}'} and {asked}"
 
@@ -328,7 +326,7 @@ def _ends(data: Targets) -> str:
 def _whole(letter: Letter, name: str) -> int:
     value = letter.head.get(name)
     if type(value) is not int or value < 0:
-        raise DataError(f"a letter has the {name} {value!r}, which is no round.")
+        raise DataError(f"a message has the {name} {value!r}, which is not a round number.")
     return value
 
 

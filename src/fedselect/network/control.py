@@ -1,4 +1,4 @@
-"""Runs from the server's machine: starting one, going on with one, and watching it as a simulated one is watched."""
+"""Control of runs from the server's machine: start, resume and watch them, as in a simulation."""
 
 import secrets
 import signal
@@ -24,19 +24,19 @@ from fedselect.runs.rundir import finished, read_records
 from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record
 
-POLL, ALIVE = 0.3, 5.0  # seconds between looks at the run directory, and at the server
+POLL, ALIVE = 0.3, 5.0  # seconds between checks of the run directory, and of the server
 START = 120.0  # seconds for the engine to start the run
 
 
 def server_part(root: Path) -> Path:
-    """The server's part of a site, given either."""
+    """The server's folder of a site, given that folder or the whole site."""
     part = root / "server" if (root / "server" / "federation.json").is_file() else root
     site.check_kind(part, "server")
     return part
 
 
 def start(engine: Engine, part: Path, config: Config, limits: Limits, name: str | None) -> Path:
-    """A new run in the server's folder, on its way."""
+    """Create a run in the server's folder and submit it."""
     known = Site.read(part)
     limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
     if limits.min_clients > known.clients:
@@ -53,7 +53,7 @@ def start(engine: Engine, part: Path, config: Config, limits: Limits, name: str 
 
 
 def submit(engine: Engine, part: Path, place: Path, goes_back: bool = False) -> None:
-    """Hand a prepared run to the server, for the first time or again; then clients that are ahead may begin anew."""
+    """Submit a prepared run, new or resumed. `goes_back`: reset clients that are ahead of the server."""
     _need_server(engine, part)
     say(place, "submitted", goes_back=goes_back)
     engine.submit(part, place)
@@ -72,7 +72,7 @@ def runs(part: Path) -> list[Path]:
 
 
 def state(out: Path) -> str:
-    """How a run goes, as the server noted it; without a note, interrupted where its process died, not started if none came."""
+    """A run's status as the server noted it, or "interrupted" if its process died, or "not started" if none began."""
     noted = _noted(out)
     if noted == "running" and not _going(out):
         noted = _noted(out)  # it may just have ended
@@ -82,12 +82,12 @@ def state(out: Path) -> str:
 
 
 def reason(out: Path) -> str:
-    """Why a run failed or was stopped, and what to do; empty of one that did not."""
+    """Why a run failed or was stopped, and what to do; empty for any other run."""
     return str(_note(out).get("error", ""))
 
 
 def _going(out: Path) -> bool:
-    """Whether a run's process and its server are at work; of a server that was killed, the run's process ends later."""
+    """Whether both the run's process and its server are running; after a server is killed, the run's process ends later."""
     return in_use(out) and in_use(out.parents[1])
 
 
@@ -96,29 +96,29 @@ def _noted(out: Path) -> str:
 
 
 def _note(out: Path) -> Any:
-    return read_json(out / "status.json", "it should say how the run goes.")
+    return read_json(out / "status.json", "it should hold the status of the run.")
 
 
 def unfinished(part: Path, name: str | None) -> Path:
-    """The run to go on with: the last that is not finished, or else not over, or the one of this name."""
+    """The run to resume: the one of this name, or the newest that is unfinished, or else not closed."""
     there = [p for p in runs(part) if not over(p) and name in (None, p.name)]
     there.sort(key=lambda p: not finished(p))
     if not there:
         raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
     if _going(there[-1]):
-        raise InputError(f"{there[-1].name} is still going; watch it with: fedselect deploy status {part}")
+        raise InputError(f"{there[-1].name} is still running; watch it with: fedselect deploy status {part}")
     return there[-1]
 
 
 def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
-    """Until the run is over, showing its progress; Ctrl-C stops the run, which can be resumed."""
+    """Show a run's progress until it ends; Ctrl-C stops the run, which can be resumed."""
     config, seen, idle = config_of(out), len(_records(out)), 0
-    again = f"go on with: fedselect deploy run {part} --resume --name {out.name}"
+    again = f"resume it with: fedselect deploy run {part} --resume --name {out.name}"
     began = checked = time.monotonic()
     with _interrupts() as asked:
         while True:
             busy, status = in_use(out), read_json(out / "status.json", "the server should have written it.")
-            idle = 0 if busy or status["status"] != "running" else idle + 1  # seen once, it may just have begun or ended
+            idle = 0 if busy or status["status"] != "running" else idle + 1  # seen once, it may just have started or ended
             for record in _records(out)[seen:]:
                 seen += 1
                 if watch:
@@ -129,22 +129,22 @@ def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
                 raise RunError(status["error"])
             if asked():
                 engine.stop(part, out)
-                if _noted(out) == "submitted":  # it had not begun, and will not
-                    say(out, "stopped", f"it was stopped before it began; {again}")
+                if _noted(out) == "submitted":  # it has not started, and will not
+                    say(out, "stopped", f"it was stopped before it started; {again}")
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
             if idle == 3:
                 raise RunError(f"the server's process died after round {seen}; {again}")
             if status["status"] == "submitted" and time.monotonic() > began + START:
-                raise RunError(f"the server did not start the run, {part / 'log.txt'} says why; {again}")
+                raise RunError(f"the server did not start the run; see {part / 'log.txt'}, then {again}")
             if time.monotonic() > checked + ALIVE:
                 checked = time.monotonic()
                 if not engine.healthy(part):
-                    raise RunError(f"the server does not answer any more; start it, then {again}")
+                    raise RunError(f"the server no longer answers; start it, then {again}")
             time.sleep(POLL)
 
 
 def _records(out: Path) -> list[Record]:
-    """The rounds that are written to their end."""
+    """The rounds whose records are complete."""
     return read_records(out / "metrics.jsonl", growing=True)
 
 

@@ -1,4 +1,4 @@
-"""A client at its desk: letters of whatever run, answered from its own data and vault."""
+"""A client at work: messages of any run, answered from its own data and vault."""
 
 from fedselect.core.errors import FedselectError
 from fedselect.data import Federation
@@ -11,21 +11,21 @@ from fedselect.secret.keys import Identity
 
 
 class Desk:
-    """What a run needs is made for its first letter and serves all others; each letter is answered from the vault alone."""
+    """Sets up a run on its first message and reuses that for all others; each message is answered from the vault alone."""
 
     def __init__(self, home: Home, flat: Scalars | None = None, run: str = "") -> None:
-        """`flat` is the plan of the run whose letters come; `run` names it where the plan does not."""
+        """`flat` is the plan of the run that the messages belong to; `run` names it if the plan does not."""
         self.home, self._run = home, run
         self._flat: Scalars = flat or {}
         self._made: tuple[Assignment, Federation, Identity | None] | None = None
 
     def take(self, flat: Scalars) -> None:
-        """The plan of the run whose letters come next."""
+        """Switch to the run with this plan."""
         if flat != self._flat:
             self._flat, self._made = flat, None
 
     def answer(self, letter: Letter) -> Letter:
-        """The reply; what is wrong here is said in words."""
+        """The reply; an error becomes a reply that says what is wrong."""
         try:
             if self._made is None:
                 self._made = self._make()

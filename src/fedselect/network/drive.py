@@ -1,4 +1,4 @@
-"""A deployed run in its run directory: the same files as a simulated one, and resumable at any moment."""
+"""A deployed run in its run directory: the same files as a simulated run, and resumable at any moment."""
 
 import copy
 import os
@@ -31,9 +31,9 @@ from fedselect.tasks.metrics import Measure
 
 
 def prepare(out: Path, plan: Plan, names: Sequence[str] = ()) -> None:
-    """A new run directory that knows its plan and, where they have some, its clients' names."""
+    """Create a run directory with its plan and, if clients have names, their names."""
     if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} exists already; choose another --name, or go on with it: --resume.")
+        raise RunError(f"{out} already exists; choose another --name, or resume it with --resume.")
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
     write_json(out / "plan.json", plan.to_flat())
@@ -45,10 +45,10 @@ def prepare(out: Path, plan: Plan, names: Sequence[str] = ()) -> None:
 
 
 def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) -> None:
-    """All rounds from the last checkpoint on. How it goes is in status.json, for whoever waits."""
+    """Run all rounds from the last checkpoint on; status.json says how it goes."""
     flat = read_json(out / "plan.json", "it should hold the plan of a deployed run.")
     with locked(out):
-        goes_back = bool(read_json(out / "status.json", "it should say how the run goes.").get("goes_back"))
+        goes_back = bool(read_json(out / "status.json", "it should hold the status of the run.").get("goes_back"))
         say(out, "running")
         try:
             load_plugins()
@@ -58,28 +58,28 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
             say(out, "failed", str(e))
             raise
         except (KeyboardInterrupt, SystemExit):
-            say(out, "stopped", "the run was stopped; go on with --resume.")
+            say(out, "stopped", "the run was stopped; continue with --resume.")
             raise
         except BaseException as e:
-            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); mend that, then go on with --resume.")
+            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); fix that, then continue with --resume.")
             raise
         say(out, "finished", absent=away)
 
 
 def say(out: Path, status: str, error: str = "", **more: Any) -> None:
-    """Note how a run goes: prepared, submitted, running, stopped, failed or finished; then also who was away at its end."""
+    """Write a run's status: prepared, submitted, running, stopped, failed, or finished (then also which clients were away)."""
     write_json(out / "status.json", {"status": status, "error": error, **more})
 
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch, goes_back: bool) -> dict[str, str]:
-    """Returns who has no final model yet, and why."""
+    """Run the remaining rounds; returns which clients have no final model yet, and why."""
     server = Server(plan.assignment(plan.config.device), plan.limits, out / "masks", keys, plan.config.make_aggregator())
     server.goes_back = goes_back
     if server.budget is not None:
         server.budget.keep(out / budget.NAME)
     vault = Vault(out / "checkpoint")
     told, end = intact_rounds(out / "metrics.jsonl")
-    done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last one's own line is written with the next
+    done = [r for r in vault.rounds() if r <= told + 1] or vault.rounds()  # the last round's line is written with the next
     behind.check_any(vault, done)
     lost = behind.lost(vault.folder, done[-1], end) if done else {}
     pending: Record | None = server.load(vault, done[-1])["pending"] if done else None
@@ -87,8 +87,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     groups = KeptFile(out / grouped.NAME, lambda: grouped.find(groups_of(server.assigned.method, server.state)))
 
     def finish(record: Record, outcome: Outcome) -> None:
-        """A round is complete when its clients have measured it, which they do as the next one begins."""
-        if not history:  # what is there of this round and later ones, an earlier server wrote
+        """Complete a round once its clients have measured it, which they do as the next one begins."""
+        if not history:  # an earlier server may have written this round and later ones
             history.extend(kept_records(out / "metrics.jsonl", record["round"] - 1))
         _measured(record, outcome, server.assigned.metrics)
         if record["round"] <= plan.config.eval_every:
@@ -102,7 +102,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         watch(plan.config, record)
 
     def before() -> list[Record]:
-        """The rounds before the one of which nothing is measured yet."""
+        """The rounds before the one that is not measured yet."""
         at = pending["round"] - 1 if pending else 0
         return history[:at] or (read_records(out / "metrics.jsonl")[:at] if at else [])
 
@@ -128,32 +128,32 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
     if server.round < plan.config.rounds:
         pending["stopped"] = True
     last = server.close(nodes)
-    if server.assigned.keep == "best":  # only now it is known whether the last round is the best one: everybody is told
+    if server.assigned.keep == "best":  # only now is it known whether the last round is the best: tell every client
         measured = copy.deepcopy(pending)
         _measured(measured, last, server.assigned.metrics)
         _note_kept(before(), measured, server)
         last = server.close(nodes)
     last.set_back = {**lost, **last.set_back}
     if not last.measured:
-        mend = last.advice("start the clients, then go on with --resume.")
-        raise RunError(f"nobody measured the last round ({last.why()}); {mend}")
+        mend = last.advice("start the clients, then continue with --resume.")
+        raise RunError(f"no client measured the last round ({last.why()}); {mend}")
     _closed(pending, last)
     finish(pending, last)
-    server.save(vault, {"pending": pending})  # closed again, it keeps what it knows of clients that are away then
+    server.save(vault, {"pending": pending})  # if closed again, it still knows the clients that are away then
     spent = {"privacy": _spent(plan, pending["epsilon"])} if "epsilon" in pending else {}
     write_json(out / "summary.json", {**summarise(plan.config, history, server.tested), **attendance(history), **spent})
     return dict(pending["absent"])
 
 
 def _spent(plan: Plan, epsilon: float) -> dict[str, Any]:
-    """What was promised and spent; of samples, delta is at most what it is for a client that has few."""
+    """The privacy promised and spent; for samples, delta is that of the smallest client."""
     private = as_private(plan.config.private)
     assert private is not None
     return budget.outcome(private, epsilon, private.delta_for(plan.clients if private.unit == "client" else 1))
 
 
 def attendance(history: list[Record]) -> dict[str, Any]:
-    """Who missed which rounds and why the last, who was turned away or set back when and why, who has no final model yet."""
+    """Which clients missed rounds, were rejected or set back, or have no final model yet, each with the last reason."""
     missed: dict[str, list[int]] = {}
     why: dict[str, str] = {}
     for record in history:
@@ -168,12 +168,12 @@ def attendance(history: list[Record]) -> dict[str, Any]:
 
 
 def over(out: Path) -> bool:
-    """Whether a run is finished and every client has its final model; else it can be resumed, if only to be closed again."""
+    """Whether a run is finished and every client has its final model; otherwise it can be resumed, if only to close it."""
     return finished(out) and not read_json(out / "summary.json", "it should hold the outcome of a run.").get("absent")
 
 
 def _record(outcome: Outcome, clients: int, assigned: Assignment) -> Record:
-    """A round as the simulation records it, and beside that who missed it."""
+    """A round as the simulation records it, and also which clients missed it."""
     metrics = assigned.metrics
     held = [validated(m.name) for m in metrics] if assigned.validates else []
     chosen = [] if assigned.view is None else [CHOSEN]
@@ -204,7 +204,7 @@ def _measured(record: Record, outcome: Outcome, metrics: Sequence[Measure]) -> N
 
 
 def _note_kept(history: Sequence[Record], record: Record, server: Server) -> None:
-    """Say in a record which rounds are kept by now; the server tells clients where it is one for all."""
+    """Record which rounds are kept by now; if it is one for all, the server tells the clients."""
     keep, headline = server.assigned.keep, server.assigned.metrics[0]
     if not server.assigned.validates or not evaluated(record):
         return
@@ -212,7 +212,7 @@ def _note_kept(history: Sequence[Record], record: Record, server: Server) -> Non
         what = "view=best chooses" if keep == "last" else f"keep={keep} and patience choose"
         raise RunError(
             f"{what} on validation data, and no client has any; start clients whose data has some "
-            "(--val 20, of a table --val-share 0.2), or begin a run without."
+            "(--val 20, for a table --val-share 0.2), or start a run without this option."
         )
     if keep == "last":
         return
@@ -221,7 +221,7 @@ def _note_kept(history: Sequence[Record], record: Record, server: Server) -> Non
 
 
 def _closed(record: Record, outcome: Outcome) -> None:
-    """Note who missed the end of the run; who was there an earlier time has been measured and has its model."""
+    """Note which clients missed the end of the run; those present at an earlier close are measured and have their model."""
     measured = record["clients"]["share"]
     record["absent"] = {str(i): why for i, why in sorted(outcome.missed.items()) if measured[i] is None}
     for kind in ("rejected", "set_back"):
@@ -233,4 +233,4 @@ def _rounded(value: Any) -> Any:
 
 
 def config_of(out: Path) -> Config:
-    return Config.from_dict(read_json(out / "config.json", "it should say how to run."), str(out / "config.json"))
+    return Config.from_dict(read_json(out / "config.json", "it should hold the configuration."), str(out / "config.json"))

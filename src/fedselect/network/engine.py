@@ -1,4 +1,4 @@
-"""Engine: what the commands of a deployment ask of whatever carries its letters; `flower.launch` and `grpc.launch` are two."""
+"""Engine: what the deploy commands need from a transport; `flower.launch` and `grpc.launch` implement it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,31 +9,31 @@ from fedselect.network.plan import Home
 
 
 class Engine(Protocol):
-    """`part` is the server's or a client's part of a site, `place` the directory of a run in it."""
+    """`part` is the server's or a client's folder of a site, `place` the directory of a run in it."""
 
     def need(self) -> None:
-        """Say what to install where a package is missing."""
+        """Raise an error that says what to install if a package is missing."""
 
     def serve(self, part: Path, say: Callable[[str], None], shipped_code: bool) -> None:
-        """The site's server, until Ctrl-C or a termination signal."""
+        """Run the site's server until Ctrl-C or a termination signal."""
 
     def work(self, part: Path, home: Home, say: Callable[[str], None], shipped_code: bool) -> None:
-        """A client, until Ctrl-C or a termination signal; raises where the server does not want it."""
+        """Run a client until Ctrl-C or a termination signal; raises if the server refuses it."""
 
     def server(self, part: Path, log: Path) -> AbstractContextManager[object]:
-        """The server in a process of its own, up as the block begins and stopped with it."""
+        """The server in a separate process, up when the block begins and stopped when it ends."""
 
     def client(self, part: Path, home: Home, log: Path) -> AbstractContextManager[object]:
-        """A client in a process of its own, stopped with the block."""
+        """A client in a separate process, stopped when the block ends."""
 
     def healthy(self, part: Path) -> bool:
-        """Whether the server of this machine is up."""
+        """Whether the server on this machine is up."""
 
     def connected(self, part: Path) -> dict[int, str]:
-        """How it is with each client that the server knows: online, or what else the engine says."""
+        """The status of each client that the server knows: online, or what else the engine says."""
 
     def submit(self, part: Path, place: Path) -> None:
-        """Hand a prepared run to the server, for the first time or again."""
+        """Submit a prepared run to the server, new or resumed."""
 
     def stop(self, part: Path, place: Path) -> None:
-        """Stop a run that is going."""
+        """Stop a running run."""

@@ -1,4 +1,4 @@
-"""What the server checks before it takes anything in: an honest reply is known beforehand, and all others are turned away."""
+"""The server's checks before it accepts anything: it knows what an honest reply looks like and rejects all others."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -19,28 +19,28 @@ from fedselect.simulate.records import CHOSEN, figures, validated
 from fedselect.tasks.metrics import Measure, is_number
 
 LARGEST = 1e9
-"""No statistic that a client sends beside its values may be larger; values themselves are measured against the model."""
+"""Largest magnitude of the statistics that a client sends with its values; the values are compared with the model."""
 ABSURD = 100.0
-"""Unless a run says otherwise, an update may be so many times as long as the model, and as updates usually are."""
+"""Default limits on the length of an update: a multiple of the model's length, and of the usual update length."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client said of itself: its number, the round it can go on from, what it wants, and how many samples it has."""
+    """What a client says about itself: its number, the round it can continue from, its mask, and how many samples it has."""
 
     client: int
     base: int
-    newest: int  # the last round in its vault, taken in or not
+    newest: int  # the last round in its vault, accepted or not
     bits: Tensor
     samples: int
-    tested: int | None  # test samples, where it says so
-    statistics: tuple[float, ...] | None  # of its training targets, where the task must know of them
+    tested: int | None  # test samples, if it says so
+    statistics: tuple[float, ...] | None  # of its training targets, if the task needs them
     key: list[str]  # for secure aggregation, with its signature
 
 
 @dataclass(frozen=True)
 class Update:
-    """A reply that passed: one client's values, which of them it sent, its weight, its side statistics and its mask."""
+    """A reply that passed the checks: values, which of them were sent, weight, side statistics and mask of one client."""
 
     values: Tree
     sent: Mask
@@ -50,12 +50,12 @@ class Update:
     bits: Tensor
     train_loss: float | None
     measured: dict[str, float | None]
-    length: float  # root of the mean square over all that was sent
-    epsilon: float | None = None  # what it has spent of its privacy budget, where it keeps one
+    length: float  # root mean square over all that was sent
+    epsilon: float | None = None  # what the client has spent of its privacy budget, if it keeps one
 
 
 class Examiner:
-    """Knows from a rehearsal on made-up data what replies look like: names, kinds, shapes, weight."""
+    """Knows from a rehearsal on made-up data what replies look like: names, dtypes, shapes, weight."""
 
     def __init__(self, assigned: Assignment, max_norm: float | None) -> None:
         self.assigned, self.max_norm = assigned, max_norm
@@ -69,25 +69,25 @@ class Examiner:
         if assigned.view is not None:
             self.figures_of |= {CHOSEN: Measure(CHOSEN, low=0.0, high=len(CHOICES) - 1.0)}
         asked = assigned.task.statistics(assigned.task.example(assigned.data), assigned.data)
-        self.statistics = 0 if asked is None else len(asked)  # numbers that a task must know of every client's targets
+        self.statistics = 0 if asked is None else len(asked)  # numbers that the task needs about every client's targets
         self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}
         if assigned.secret is not None:
             check_hidden(honest)
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
-        """Whether a letter is the one that was asked for, and from whom."""
+        """Check that a message is the one that was asked for, and from the right client."""
         for name, value in {"kind": kind, **self.assigned.address, **said}.items():
             found = letter.head.get(name)
             if found != value or type(found) is not type(value):
-                raise DataError(f"it sent {name} {found!r} where {value!r} was asked for")
+                raise DataError(f"it sent {name} {found!r}, expected {value!r}")
 
     def hello(self, letter: Letter) -> Hello:
-        """A client that is new."""
+        """Read the hello of a new client."""
         self.head(letter, "hello")
         client, base, samples = (letter.head.get(k) for k in ("client", "base", "samples"))
         if type(client) is not int or not 0 <= client < self.assigned.clients:
-            raise DataError(f"it says it is client {client!r}; there are 0 to {self.assigned.clients - 1}")
+            raise DataError(f"it says it is client {client!r}; clients are numbered 0 to {self.assigned.clients - 1}")
         if type(samples) is not int or not 0 < samples < LARGEST:
             raise DataError(f"it says it has {samples!r} samples")
         if type(base) is not int or base < 0:
@@ -100,7 +100,7 @@ class Examiner:
             raise DataError(f"it says it has {tested!r} test samples")
         numbers = found if isinstance(found, list) and all(map(is_number, found)) else []
         if len(numbers) != self.statistics or (found is not None and not self.statistics):
-            raise DataError(f"it sent {found!r} where the task must know {self.statistics} numbers of its targets")
+            raise DataError(f"it sent {found!r}, but the task needs {self.statistics} statistics of its targets")
         packet = self._packet(letter)
         key: list[str] = []
         if self.assigned.secret is None:
@@ -113,11 +113,11 @@ class Examiner:
         return Hello(client, base, newest, packet.bits, samples, tested, statistics=known, key=key)
 
     def update(self, letter: Letter, samples: int, params: Tree, usual: float | None = None) -> Update:
-        """One client's round, fit to be folded in; `usual`: how long updates were in the last rounds."""
+        """One client's update, checked and ready to aggregate; `usual`: how long updates were in the last rounds."""
         values, sent = codec.unpack(packet := self._packet(letter), self.like)
         extra = {n: v for n, v in letter.parts.items() if n not in ("values", "bits")}
         if {n: (v.dtype, v.shape) for n, v in extra.items()} != self._extra:
-            raise DataError(f"it sent the statistics {_shapes(extra)} where the method has {_shapes_of(self._extra)}")
+            raise DataError(f"it sent the statistics {_shapes(extra)}, but the method has {_shapes_of(self._extra)}")
         check_finite({**values, **extra}, "it sent")
         for name in self.assigned.method.not_negative:
             if bool((extra[f"extra/{name}"] < 0).any()):
@@ -136,7 +136,7 @@ class Examiner:
         )
 
     def hidden(self, letter: Letter) -> Update:
-        """What a round of secure aggregation shows of one client: its loss and its figures; its values go into the sum."""
+        """What secure aggregation shows of one client: its loss and its metrics; its values go into the sum."""
         nothing = torch.zeros(0, dtype=torch.uint8)
         loss, measured = self._loss(letter), self.figures(letter)
         return Update({}, {}, 1.0, extra={}, bits=nothing, train_loss=loss, measured=measured, length=0.0,
@@ -155,37 +155,38 @@ class Examiner:
         return loss
 
     def figures(self, letter: Letter) -> dict[str, float | None]:
-        """What a client measured, if it did; None for a metric that is not defined on its data."""
+        """The metrics a client measured, if it did; None for a metric that is undefined on its data."""
         found = letter.head.get("measured")
         if not isinstance(found, dict) or (found and set(found) != set(self.figures_of)):
             raise DataError(f"it measured {found!r}")
         for name, value in found.items():
             if value is None and name == "share":
-                raise DataError("it measured no share")
+                raise DataError("it did not report the share of personal parameters")
             if why := self.figures_of[name].unfit(value):
                 raise DataError(f"it measured {why}")
             if name == CHOSEN and (value is None or value != int(value)):
-                raise DataError(f"it chose {value!r}, which is no number of a model")
+                raise DataError(f"it chose {value!r}, which is not the number of a model")
         return {name: None if value is None else float(value) for name, value in found.items()}
 
     def _packet(self, letter: Letter) -> codec.Packet:
         packet = take_packet(letter)
         if (packet.whole, packet.partly) != (self.outline.whole, self.outline.partly):
-            raise DataError("it sent other tensors than the method shares")
+            raise DataError("it sent tensors other than those the method shares")
         return packet
 
     def _weight(self, letter: Letter, samples: int) -> float:
         weight = letter.head.get("weight")
         wanted = float(samples) if self._by_samples else 1.0
         if weight != wanted:
-            raise DataError(f"it sent the weight {weight!r} where {wanted} is due")
+            raise DataError(f"it sent the weight {weight!r}, expected {wanted}")
         return wanted
 
     def _norms(self, values: Tree, sent: Mask, extra: Tree, params: Tree, usual: float | None) -> float:
-        """An update may be `max_norm` times as long as the model it updates, or as a vector of length 1.
+        """Check the length of an update and return its root mean square.
 
-        Where that is not given it is 100 times, and at most 100 times what is usual; but an update no longer than the model is
-        never too long: a client that joins late has much to learn where others have converged. Returns the root mean square.
+        An update may be `max_norm` times as long as the model it updates, or as a vector of length 1. The default is 100 times,
+        and at most 100 times the usual length. An update no longer than the model always passes: a client that joins late has
+        much to learn when others have converged.
         """
         moved = size = 0.0
         count = 0
@@ -207,7 +208,7 @@ class Examiner:
                 moved += float((v.double() - params[name].double().cpu()).square().sum())
                 size += float(params[name].double().square().sum())
             elif v.is_floating_point() and float(v.abs().max()) > LARGEST:
-                raise DataError(f"it sent {float(v.abs().max()):.3g} in {path}; the largest taken is {LARGEST:.0g}")
+                raise DataError(f"it sent {float(v.abs().max()):.3g} in {path}; the largest allowed is {LARGEST:.0g}")
         length, model = math.sqrt(moved), max(1.0, math.sqrt(size))
         most = ABSURD if self.max_norm is None else self.max_norm
         if not length <= most * model:
@@ -215,8 +216,8 @@ class Examiner:
         often = None if usual is None or self.max_norm is not None else usual * math.sqrt(count)
         if often is not None and length > max(model, ABSURD * often):
             raise DataError(
-                f"its update has length {length:.3g}, more than {ABSURD:g} times what is usual, {often:.3g}; look at that "
-                "client, or give --max-norm"
+                f"its update has length {length:.3g}, more than {ABSURD:g} times the usual {often:.3g}; check that "
+                "client, or set --max-norm"
             )
         return length / math.sqrt(max(1, count))
 

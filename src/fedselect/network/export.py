@@ -1,4 +1,4 @@
-"""What a client has in its vault: its finished model, as a file for the plain network."""
+"""Export a client's finished model from its vault, as a file for the plain network."""
 
 import json
 import os
@@ -28,20 +28,20 @@ def runs(vault: Path) -> list[Path]:
 @dataclass(frozen=True)
 class ExportedModel:
     run: str
-    view: str  # and of a client that chose, its choice
-    snippet: str | None  # Python that loads it; none where the vault does not know the network
+    view: str  # for a client that chose between models, also its choice
+    snippet: str | None  # Python that loads it; None if the vault does not know the network
 
 
 def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> ExportedModel:
-    """Write the model a run ended with, and beside its values how pictures become its inputs and outputs get their units."""
+    """Write the final model of a run, with how inputs are scaled and what its outputs mean."""
     there = {p.name: p for p in runs(vault)}
     done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
     if run is not None and run not in there:
         raise InputError(f"{vault} holds no run {run!r}; it holds {', '.join(there) or 'none'}.")
     if not done or (run is not None and run not in done):
         raise RunError(
-            f"{vault} holds no finished model{f' of {run}' if run else ''} yet; one is kept when a run ends, and a client that "
-            "missed the end gets it when the server goes on with --resume."
+            f"{vault} holds no finished model{f' of {run}' if run else ''} yet; it is written when a run ends. A client that "
+            "missed the end gets it once the server continues with --resume."
         )
     name = run or done[-1]
     kept = Vault(there[name] / MODEL)
@@ -50,7 +50,7 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
     beside = {f"{end}.{n}": v for end in ("input", "output") for n, v in models.pop(end, {}).items()}
     chosen = view or str(notes["view"])
     if chosen not in models:
-        raise InputError(f"view is {' or '.join(models)}, not {chosen!r}.")
+        raise InputError(f"the view must be {' or '.join(models)}, not {chosen!r}.")
     whose = {"run": name} | {k: str(notes[k]) for k in ("client", "federation") if k in notes}  # older vaults do not say
     _check_place(out, whose)
     said = {**whose, "view": chosen, "classes": json.dumps(notes.get("classes"))}
@@ -74,7 +74,7 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
 
 
 def _check_place(out: Path, whose: dict[str, str]) -> None:
-    """A file that is there makes room for the model of the same run and client alone."""
+    """Refuse to overwrite a file unless it holds the model of the same run and client."""
     if not out.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""Letters: what server and clients send each other, whatever carries it: a head of plain values and one flat array of bytes."""
+"""Letters: the messages between server and clients, on any transport: a head of plain values and one flat array of bytes."""
 
 import hashlib
 import json
@@ -19,24 +19,24 @@ DTYPES = {
     for d in (torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 LONGEST = 300
-"""Characters of what a client says that are kept."""
+"""Characters kept of a text that a client sent."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}")
 
 
 @dataclass(frozen=True)
 class Letter:
-    """Tensors by name, and what there is to say about them."""
+    """A message: tensors by name, and a head that describes them."""
 
     head: dict[str, Any]
     parts: Tree = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """What its tensors weigh on the wire."""
+        """Bytes of its tensors on the wire."""
         return sum(v.nbytes for v in self.parts.values())
 
     def seal(self) -> tuple[str, Tensor]:
-        """The letter as text and one flat array; many small arrays would be slow to carry."""
+        """The message as text and one flat array; many small arrays would be slow to send."""
         layout = [[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in self.parts.items()]
         flat = [v.detach().cpu().contiguous().flatten().view(torch.uint8) for v in self.parts.values()]
         body = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8)
@@ -44,53 +44,53 @@ class Letter:
 
 
 def unseal(text: str, body: Tensor) -> Letter:
-    """A letter from what came over the wire; nothing in it is used before it was checked."""
+    """Decode and check a message from the wire; nothing in it is used unchecked."""
     try:
         said = json.loads(text)
         head, layout = said["head"], [(str(n), str(d), [int(k) for k in shape]) for n, d, shape in said["layout"]]
         version = said["format"]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
-        raise DataError(f"a letter cannot be read ({type(e).__name__}: {e}).") from None
+        raise DataError(f"a message cannot be read ({type(e).__name__}: {e}).") from None
     if version != FORMAT:
-        raise DataError(f"a letter has format {version!r}, this version reads {FORMAT}; use the same fedselect on both sides.")
+        raise DataError(f"a message has format {version!r}, this version reads {FORMAT}; use the same fedselect on both sides.")
     if not isinstance(head, dict):
-        raise DataError("a letter has no head.")
+        raise DataError("a message has no head.")
     sizes = []
     for name, dtype, shape in layout:
         if not _NAME.fullmatch(name):
-            raise DataError(f"a letter names a tensor {name!r}.")
+            raise DataError(f"a message has a tensor with the invalid name {name!r}.")
         if dtype not in DTYPES:
-            raise DataError(f"a letter holds {name} as {dtype}; allowed: {', '.join(DTYPES)}.")
+            raise DataError(f"a message has {name} as {dtype}; allowed: {', '.join(DTYPES)}.")
         if len(shape) > 8 or any(not 0 <= k < 1 << 63 for k in shape):
-            raise DataError(f"a letter gives {name} the shape {shape}.")
+            raise DataError(f"a message gives {name} the invalid shape {shape}.")
         count = DTYPES[dtype].itemsize
         for k in shape:
             count *= k
         sizes.append(count)
     if len({name for name, _, _ in layout}) < len(layout):
-        raise DataError("a letter names a tensor twice.")
+        raise DataError("a message names a tensor twice.")
     if body.dtype != torch.uint8 or body.ndim != 1 or body.numel() != sum(sizes):
-        raise DataError(f"a letter has {body.numel()} bytes where its layout says {sum(sizes)}.")
+        raise DataError(f"a message has {body.numel()} bytes, but its layout needs {sum(sizes)}.")
     parts, at = {}, 0
     for (name, dtype, shape), size in zip(layout, sizes, strict=True):
-        part = body[at : at + size]  # bytes may stay where they lie; numbers need a place that suits their width
+        part = body[at : at + size]  # bytes can be used in place; wider numbers need an aligned copy
         parts[name] = (part if dtype == "uint8" else part.clone().view(DTYPES[dtype])).view(shape)
         at += size
     return Letter(head, parts)
 
 
 def refusal(why: object) -> Letter:
-    """What a client sends that cannot answer."""
+    """The message from a client that cannot answer, with the reason."""
     return Letter({"kind": "refused", "why": str(why)})
 
 
 def heard(letter: Letter) -> Letter | str:
-    """A reply, or in its client's words why there is none."""
+    """A reply, or the client's reason why there is none."""
     return str(letter.head.get("why")) if letter.head.get("kind") == "refused" else letter
 
 
 def put_packet(packet: Packet) -> tuple[dict[str, Any], Tree]:
-    """What a packet adds to a letter: to its head, and to its parts."""
+    """The head and the parts that a packet adds to a message."""
     parts = {"values": packet.values, "bits": packet.bits}
     said = {"whole": list(packet.whole), "partly": list(packet.partly)}
     return said, {name: v for name, v in parts.items() if v.numel()}
@@ -99,15 +99,15 @@ def put_packet(packet: Packet) -> tuple[dict[str, Any], Tree]:
 def take_packet(letter: Letter) -> Packet:
     names = [letter.head.get(k) for k in ("whole", "partly")]
     if not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in names):
-        raise DataError("a letter does not say which tensors it holds.")
+        raise DataError("a message does not say which tensors it holds.")
     values, bits = (letter.parts.get(k, torch.zeros(0, dtype=torch.uint8)) for k in ("values", "bits"))
     if any(v.dtype != torch.uint8 or v.ndim != 1 for v in (values, bits)):
-        raise DataError("a letter holds its values in another form than flat bytes.")
+        raise DataError("a message does not hold its values as flat bytes.")
     return Packet(values, bits, tuple(names[0] or ()), tuple(names[1] or ()))
 
 
 def digest(tree: Tree) -> str:
-    """What tells tensors apart from all others, with their names."""
+    """A digest that identifies tensors and their names."""
     sum_ = hashlib.sha256()
     for name, v in tree.items():
         sum_.update(f"{name} {tuple(v.shape)} {v.dtype}".encode())
@@ -116,7 +116,7 @@ def digest(tree: Tree) -> str:
 
 
 def quoted(text: str) -> str:
-    """What a client said, fit to be stored and printed: cut, and without what a terminal would act on."""
+    """A client's text made fit to store and print: shortened, without control characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: LONGEST + 1])
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 

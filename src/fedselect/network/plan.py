@@ -1,4 +1,4 @@
-"""Plan: everything a deployed run depends on, as the server keeps it and as Flower's run configuration carries it."""
+"""Plan: everything a deployed run depends on, as the server stores it and as Flower's run configuration carries it."""
 
 import hashlib
 import inspect
@@ -35,18 +35,19 @@ from fedselect.tasks import suited
 
 Scalars = Mapping[str, bool | bytes | float | int | str]
 _RUN = ("rounds", "seed", "fraction", "eval_every", "headline")
-_CHOOSING = ("keep", "patience", "view")  # left out where they are off, as plans were before
+_CHOOSING = ("keep", "patience", "view")  # omitted at their defaults, so that digests of older plans hold
 _TABLES = ("method", "model", "adapt", "data", "training", "task", "aggregate")
 DEFAULTS = {"aggregate": {"name": "clip"}}
-"""What a deployed run has where nothing else is said, unlike a simulated one: one client must not decide the model."""
+"""Defaults of deployed runs that differ from simulations: no single client may decide the model."""
 
 _LIMITS = {"min_clients": int, "timeout": float, "wait": float, "max_norm": float | None}
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the flags of a command: with --secret nobody can see which updates are long, so they are averaged.
+    """The defaults for a command's flags.
 
-    Where clients are private, every update is clipped to one length anyway.
+    With --secret nobody can see which updates are long, so they are averaged. With client privacy every update is clipped to
+    one length anyway.
     """
     private = given.get("private")
     return {} if given.get("secret") or (private and Private.read(private).unit == "client") else DEFAULTS
@@ -54,10 +55,10 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What everybody's data looks like: the shape of one input and of one target, and the classes by name and in order.
+    """What every client's data looks like: the shape of an input and of a target, and the class names in order.
 
-    `whole`: whether inputs are whole numbers. `task`: what the targets are for, unless a run says otherwise. Of tables, the
-    schema says how raw rows become such inputs and targets.
+    `whole`: whether inputs are whole numbers. `task`: the default task for the targets. For tables, the schema says how raw
+    rows become inputs and targets.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +68,7 @@ class Shape:
     _: KW_ONLY
     whole: bool = False
     task: str = "classification"
-    layout: Layout | None = None  # of several inputs: how they lie in one tensor of that shape
+    layout: Layout | None = None  # of several inputs: how they are packed into one tensor of that shape
 
     @property
     def classes(self) -> int:
@@ -83,14 +84,14 @@ class Shape:
 
     @classmethod
     def of_table(cls, schema: Schema, task: str | None = None) -> "Shape":
-        """`task`: by default regression of targets that are numbers, multilabel of several that are 0 or 1."""
+        """`task` defaults to regression for numeric targets, multilabel for several targets that are 0 or 1."""
         schema.check_whole()
         target = (len(schema.target),) if len(schema.target) > 1 else ()
         task = task or ("classification" if schema.classes else "multilabel" if schema.labels else "regression")
         return cls((len(schema.inputs),), schema.classes, target, schema, task=task)
 
     def to_json(self) -> dict[str, Any]:
-        """As files of a site have it."""
+        """As stored in a site's files."""
         said: dict[str, Any] = {"shape": self.shape, "classes": self.names}
         said |= {"target": self.target_shape} if self.target_shape else {}
         said |= {"whole": True} if self.whole else {}
@@ -109,8 +110,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, for whom, on what; `initial` is the digest of the values everybody starts from, `base` of those that
-    never train."""
+    """A configuration, the clients and the data it is for. `initial` is the digest of the values that every client starts from,
+    `base` the digest of those that never train."""
 
     config: Config
     federation: str
@@ -123,10 +124,10 @@ class Plan:
     base: str = ""
 
     def assignment(self, device: str) -> Assignment:
-        """What is trained; refused where this machine would start from other values than the others."""
+        """What to train; refused if this machine would start from different values than the others."""
         made = Assignment(
             self.config.make_method(),
-            self.config.make_model(self.data),  # type: ignore[arg-type]  # a model asks for shape and classes alone
+            self.config.make_model(self.data),  # type: ignore[arg-type]  # a model needs shape and classes only
             self.config.make_training(),
             self.config.make_task(),
             self.data,
@@ -152,26 +153,26 @@ class Plan:
         )
         if self.initial and (self.base or made.model.adapters) and self.base != made.model.base:
             raise InputError(
-                f"{made.model.name} has another frozen base than at the server (digest {made.model.base[:12] or 'none'} here, "
-                f"{self.base[:12] or 'none'} there); start with the same weights file as the server: --weights FILE."
+                f"{made.model.name} has another frozen base here than on the server (digest {made.model.base[:12] or 'none'} "
+                f"here, {self.base[:12] or 'none'} there); start with the same weights file as the server: --weights FILE."
             )
         if self.initial and digest(made.initial) != self.initial:
             raise InputError(
-                f"the model {made.model.name} starts from other values here than at the server; "
+                f"the model {made.model.name} starts from different values here than on the server; "
                 "use the same version of torch, and the same weights file with --weights."
             )
         return made
 
     def _ring(self) -> Ring | None:
-        """In which values add up, where the server learns sums alone."""
+        """The numbers that are added up when the server may learn sums only."""
         if not self.config.secret:
             return None
         if self.limits.max_norm is not None:
-            raise InputError("--max-norm is the length of a client's update, which --secret hides; leave one of them out.")
+            raise InputError("--max-norm limits the length of a client's update, which --secret hides; leave one of them out.")
         return hidden(self.config.make_aggregator(), most(self.config.fraction, self.clients), self.config.mean).ring
 
     def promise(self) -> str:
-        """What clients are promised of privacy, in words; nothing where they are not."""
+        """The privacy promised to clients, in words; empty if none is."""
         private = as_private(self.config.private)
         if private is None or private.unit == "sample":
             return of_each_client(private, self.config.rounds) if private else ""
@@ -179,12 +180,12 @@ class Plan:
         return statement(found) if found else ""
 
     def digest(self) -> str:
-        """What makes two plans the same run: all but where a weights file lies, which is each machine's own."""
+        """Identifies the run: covers everything but the path of a weights file, which differs by machine."""
         said = {k: v for k, v in self.to_flat().items() if k != "model.weights"}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def to_flat(self) -> dict[str, bool | float | int | str]:
-        """As Flower carries it: plain values under dotted names; what is not set is 'none'."""
+        """As Flower carries it: plain values under dotted names; an unset value is 'none'."""
         said = self.config.to_json()
         flat = {
             "federation": self.federation,
@@ -206,13 +207,13 @@ class Plan:
         flat |= {"schema": json.dumps(self.data.schema.to_json())} if self.data.schema else {}
         flat |= {"layout": json.dumps(self.data.layout.to_json())} if self.data.layout else {}
         flat |= {"plugins": ",".join(self.config.plugins)} if self.config.plugins else {}
-        tables = [table for table in _TABLES if table != "adapt" or self.config.adapt["name"] != "all"]  # as plans were before
+        tables = [table for table in _TABLES if table != "adapt" or self.config.adapt["name"] != "all"]  # as in older plans
         flat |= {f"{table}.{k}": "none" if v is None else v for table in tables for k, v in said[table].items()}
         return flat
 
     @classmethod
     def from_flat(cls, flat: Scalars, run: str) -> "Plan":
-        """From a run configuration; `run` names it where it does not say."""
+        """From a run configuration; `run` names the run if the configuration does not."""
         tables: dict[str, dict[str, Any]] = {table: {} for table in _TABLES}
         for key, value in flat.items():
             table, dot, name = key.partition(".")
@@ -239,9 +240,9 @@ class Plan:
 
 
 def check_deployed(private: Private | None) -> None:
-    """Refuse noise that everybody can repeat."""
+    """Refuse noise from a shared seed."""
     if private is not None and private.seeded:
-        raise InputError("with seeded=yes everybody who has the seed knows the noise; it is for simulations, so leave it out.")
+        raise InputError("with seeded=yes everyone who has the seed knows the noise; use it in simulations only.")
 
 
 def _sizes(said: object) -> tuple[int, ...]:
@@ -249,7 +250,7 @@ def _sizes(said: object) -> tuple[int, ...]:
 
 
 def need_plugins(flat: Scalars, who: str) -> None:
-    """Refuse a run that uses a plugin with which the server or this client was not started."""
+    """Refuse a run that uses a plugin that the server or this client was not started with."""
     plugins.need(_plugins(flat), f"start the {who} with")
 
 
@@ -258,14 +259,14 @@ def _plugins(flat: Scalars) -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """A run's name is a folder's name at the server and at clients, and nothing more."""
+    """A run's name must be a plain folder name, on the server and on clients."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise InputError(f"a run cannot be named {name!r}; use letters, digits, dots and dashes.")
     return name
 
 
 def plan(config: Config, federation: str, run: str, clients: int, data: Shape, limits: Limits) -> Plan:
-    """A new plan, with the digest of its initial values; what cannot work shows here."""
+    """A new plan, with the digest of its initial values; fails early on what cannot work."""
     if data.schema is not None:
         tables.check_options(data.schema, config.data)
     made = Plan(config, federation, run, clients, data, limits)
@@ -281,18 +282,18 @@ def plan(config: Config, federation: str, run: str, clients: int, data: Shape, l
 
 @dataclass(frozen=True)
 class Home:
-    """What a node knows of itself, from Flower's node configuration: who it is, where its vault is, which data it has."""
+    """What a node knows about itself, from Flower's node configuration: its client number, its vault and its data."""
 
     client: int
     vault: Path
     data: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
     device: str = "auto"
-    schema: str = ""  # digest of the schema of tables that this client agreed to
+    schema: str = ""  # digest of the table schema that this client agreed to
     _: KW_ONLY
-    site: str = ""  # this client's part of a site, which has its keys
-    secret: bool = False  # whether it takes part in runs with secure aggregation alone
-    private: str = ""  # the least privacy with which it takes part
+    site: str = ""  # this client's folder of a site, which has its keys
+    secret: bool = False  # whether it only takes part in runs with secure aggregation
+    private: str = ""  # the weakest privacy with which it takes part
 
     @classmethod
     def from_flat(cls, flat: Scalars) -> "Home":
@@ -323,24 +324,24 @@ class Home:
         return flat | {k: v for k in ("weights", "schema", "site", "secret", "private") if (v := getattr(self, k))}
 
     def identity(self, plan: Plan) -> Identity | None:
-        """Its keys, where the run needs them; refused where this client insists on a run that does."""
+        """The client's keys, if the run needs them; refused if this client insists on --secret and the run is without."""
         if not plan.config.secret and self.secret:
-            raise InputError(f"client {self.client} takes part in runs with --secret alone, and this one is without.")
+            raise InputError(f"client {self.client} only takes part in runs with --secret, and this run is without it.")
         if not plan.config.secret:
             return None
         if not self.site:
             raise InputError(
-                f"client {self.client} does not know its part of a site, whose keys --secret needs; start it with: fedselect "
-                "deploy client, or name it in the node configuration: site=PATH."
+                f"client {self.client} does not know its folder of a site, which has the keys for --secret; start it with "
+                "fedselect deploy client, or set site=PATH in the node configuration."
             )
         return Identity.read(Path(self.site), self.client)
 
     def adapt(self, plan: Plan) -> Plan:
-        """The run with this machine's own files in place of paths that were meant for another; it must be private enough."""
+        """The run with this machine's own files in place of the server's paths; refused if it is not private enough."""
         asked = as_private(plan.config.private)
         if self.private and (asked is None or not asked.covers(Private.read(self.private))):
             raise InputError(
-                f"client {self.client} takes part only in runs that are at least as private as {self.private}; this one is "
+                f"client {self.client} only takes part in runs at least as private as {self.private}; this one is "
                 f"{f'private with {asked}' if asked else 'not private'}."
             )
         check_deployed(asked)
@@ -352,22 +353,22 @@ class Home:
         return replace(plan, config=replace(plan.config, model=model))
 
     def load(self, plan: Plan) -> Federation:
-        """This client's data and nobody else's, its labels numbered as the federation numbers classes."""
+        """This client's own data only, its labels numbered as in the federation."""
         if self.schema and self.schema != digest_of(plan.data.schema):
             raise InputError(
-                f"this run reads other columns of tables than client {self.client} agreed to; start runs from the site that it "
-                "is a part of."
+                f"this run reads different table columns than client {self.client} agreed to; start runs from the site that "
+                "the client belongs to."
             )
         return own_data(self.data, plan.config, self.client, plan.clients, plan.data)
 
 
 def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, agreed: Shape) -> Federation:
-    """One client's data: a folder or table of its own, or its part of a set that is dealt to all by the seed."""
+    """One client's data: its own folder or table, or its part of a data set that the seed partitions among clients."""
     if own.get("path"):
         table = {**undealt(str(own.get("name", config.data["name"]))), **own}
     elif "path" in config.data or config.data.get("data_dir"):
         kind = own_kind(config.data)
-        raise InputError(f"clients of this federation bring their data; start the client with its own: --data {kind}:PATH.")
+        raise InputError(f"clients of this federation bring their own data; start the client with: --data {kind}:PATH.")
     else:
         name = str(own.get("name", config.data["name"]))
         sized = {"clients": clients} if "clients" in options(find("data", name, DATA)) else {}
@@ -387,12 +388,12 @@ def own_data(own: Mapping[str, Any], config: Config, client: int, clients: int, 
     elif client < len(whole.clients):
         part = whole.clients[client]
     else:
-        raise InputError(f"client {client} has no part: the data is dealt to {len(whole.clients)} clients.")
+        raise InputError(f"client {client} has no data: the data set is partitioned among {len(whole.clients)} clients.")
     return fitting(replace(whole, clients=[part], pools={}), f"client {client}", agreed, name=str(client))
 
 
 def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation:
-    """The data of one client as the federation agreed on it, with its numbers for classes; other data is refused."""
+    """One client's data with the federation's class numbers; refused if it is not what the federation agreed on."""
     part = whole.clients[0]
     if whole.layout != agreed.layout:
         raise DataError(
@@ -401,13 +402,13 @@ def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation
     if tuple(whole.shape) != agreed.shape:
         raise DataError(
             f"{who} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
-            "bring them to that shape (pictures in folders become squares in colour, of --size)."
+            "convert them to that shape (pictures in folders become color squares of --size)."
         )
     if whole.whole != agreed.whole:
         here, there = ("whole numbers" if w else "floats" for w in (whole.whole, agreed.whole))
         raise DataError(f"{who} has inputs of {here}; this federation agreed on {there}.")
     if whole.target_shape != agreed.target_shape or bool(whole.classes) != bool(agreed.classes):
-        raise DataError(f"{who} has other targets than this federation agreed on: {whole}.")
+        raise DataError(f"{who} has different targets than this federation agreed on: {whole}.")
     names = Shape.of(whole).names
     foreign = [n for n in names if n not in agreed.names]
     if foreign:
@@ -424,17 +425,17 @@ def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation
 
 
 def _renumbered(labels: Tensor, number: Tensor) -> Tensor:
-    """Labels as the federation numbers them; in a row, those below 0 are none and stay."""
+    """Labels as the federation numbers them; negative labels in a sequence mean "no label" and stay."""
     return torch.where(labels < 0, labels, number[labels.long().clamp_min(0)])
 
 
 def own_kind(data: Mapping[str, Any]) -> str:
-    """What a client's own data is called, where the site's is this: of folders of several clients, its own folder."""
+    """The kind of a client's own data, given the site's: where the site names folders of several clients, one folder."""
     return str(data["name"]) if "path" in options(find("data", data["name"], DATA)) and data["name"] != "domains" else "folder"
 
 
 def undealt(name: str) -> dict[str, Any]:
-    """The options of a data set by which it stays whole: one client has all of it."""
+    """The options with which a data set stays whole: one client has all of it."""
     known = options(find("data", name, DATA))
     return {k: v for k, v in {"clients": 1, "split": "iid"}.items() if k in known}
 

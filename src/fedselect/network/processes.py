@@ -1,4 +1,4 @@
-"""Processes that we start: each in a group of its own, stopped in the end, and by the system if this one is killed."""
+"""Processes that we start: each in its own group, stopped at the end, or by the system if this process is killed."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ENDS_WITH_US = Path(__file__).with_name("ends_with_parent.py")
 @contextmanager
 def started(command: list[str], cwd: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with all its children, which ends with the block."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is stopped then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a SIGTERM also stops the processes we started
     tied = [sys.executable, "-I", str(ENDS_WITH_US), str(os.getpid()), *command]
     with log.open("ab") as out:
         process = subprocess.Popen(tied, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)

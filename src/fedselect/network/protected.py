@@ -1,4 +1,4 @@
-"""Privacy in a deployment: of clients by the server, which is trusted; of samples by each client for itself."""
+"""Privacy in a deployment: for clients by the server, which is trusted; for samples by each client itself."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fedselect.training.per_sample import PerSample, check_model
 
 
 def check(assigned: Assignment, aggregator: Aggregator, fraction: float) -> Guarantee | None:
-    """Rehearse a round; what cannot work, or cannot be private, is refused. What clients are promised, if anything."""
+    """Rehearse a round and refuse what cannot work or cannot be private. Returns what is promised to clients, if anything."""
     sent = assigned.rehearse().sent
     private = assigned.private
     if private is None:
@@ -37,7 +37,7 @@ def check(assigned: Assignment, aggregator: Aggregator, fraction: float) -> Guar
 def for_clients(
     assigned: Assignment, sent: Sequence[str], aggregator: Aggregator, fraction: float
 ) -> tuple[Budget | None, Aggregator]:
-    """The server's budget and aggregator where it adds noise for clients; else no budget, and the aggregator as it is."""
+    """The budget and aggregator of a server that adds noise for clients; otherwise no budget, and the aggregator as it is."""
     if assigned.private is None or assigned.private.unit == "sample":
         return None, aggregator
     if isinstance(aggregator, SecretMean):
@@ -54,12 +54,12 @@ def _guarantee(
     names = shared_names(assigned.model, dict.fromkeys(sent, True))
     entries = sum(assigned.initial[n].numel() for n in names)
     guarantee = client_guarantee(private, assigned.clients, fraction, rounds, entries)
-    private_mean(guarantee, aggregator, names, assigned.seed)  # or say why not
+    private_mean(guarantee, aggregator, names, assigned.seed)  # raises if the options do not fit
     return guarantee, names
 
 
 def _shared(assigned: Assignment, fraction: float, names: Sequence[str] = ()) -> Guarantee:
-    """What clients are promised that add the noise themselves."""
+    """What is promised to clients that add the noise themselves."""
     private, rounds = assigned.private, check_private(assigned.rounds)
     assert private is not None
     cohort = most(fraction, assigned.clients)
@@ -68,7 +68,7 @@ def _shared(assigned: Assignment, fraction: float, names: Sequence[str] = ()) ->
 
 
 def for_uploads(assigned: Assignment) -> Shares | None:
-    """What clips and noises a client's update before it is hidden, where clients need not trust the server."""
+    """Clips and noises a client's update before it is masked, for clients that need not trust the server."""
     private = assigned.private
     if private is None or private.unit == "sample" or assigned.secret is None:
         return None
@@ -76,7 +76,7 @@ def for_uploads(assigned: Assignment) -> Shares | None:
 
 
 def is_spent(assigned: Assignment, epsilon: float | None) -> bool:
-    """Whether a client that adds its noise itself, and has spent so much, has nothing left for another round."""
+    """Whether a client that adds its own noise and has spent this much cannot afford another round."""
     if epsilon is None or for_uploads(assigned) is None:
         return False
     promised = _shared(assigned, 1.0)
@@ -84,7 +84,7 @@ def is_spent(assigned: Assignment, epsilon: float | None) -> bool:
 
 
 def for_samples(assigned: Assignment) -> PerSample | None:
-    """What stands between a client's method and its data where samples are private."""
+    """The per-sample guard between a client's method and its data when samples are private."""
     private = assigned.private
     if private is None or private.unit == "client":
         return None
@@ -93,7 +93,7 @@ def for_samples(assigned: Assignment) -> PerSample | None:
 
 
 def budget_of(assigned: Assignment, samples: int, folder: Path) -> Budget | None:
-    """What a client has spent of its own budget, in its vault; none where it has none, or the server keeps it."""
+    """The budget in a client's vault; None if nothing is private or the server keeps the budget."""
     if assigned.private is None or (assigned.private.unit == "client" and assigned.secret is None):
         return None
     if assigned.private.unit == "client":

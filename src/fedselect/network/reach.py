@@ -1,4 +1,4 @@
-"""The way from a client to its server: whether there is one, whose certificate stands at its end, and what is said of it."""
+"""The connection from a client to its server: whether it exists, which certificate the server shows, and what to report."""
 
 import socket
 import ssl
@@ -15,7 +15,7 @@ LATE = 30.0  # seconds without an answer after which a client says so
 
 
 def unreachable(site: Site) -> str | None:
-    """Why there is no way to the server, if there is none."""
+    """Why the server cannot be reached, or None if it can."""
     try:
         with socket.create_connection((site.host, site.port), timeout=5):
             return None
@@ -24,9 +24,9 @@ def unreachable(site: Site) -> str | None:
 
 
 def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
-    """A server that is up must show a certificate of this site's authority; one that is not up yet is waited for.
+    """Check that a running server shows a certificate of this site's authority; skip a server that is not up yet.
 
-    own: this client's certificate and key, PEM, which such a server must take.
+    own: this client's certificate and key, PEM, which such a server must accept.
     """
     context = ssl.create_default_context(cafile=str(part / "ca.crt"))
     greeted = False
@@ -42,11 +42,11 @@ def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
             context.wrap_socket(plain, server_hostname=site.host) as secure,
         ):
             greeted = True
-            if own is not None and not secure.recv(1):  # a server that does not want a client hangs up after the handshake
+            if own is not None and not secure.recv(1):  # a server that refuses a client hangs up after the handshake
                 raise ConnectionResetError
     except ssl.SSLCertVerificationError as e:
         raise InputError(
-            f"the server at {site.address} shows a certificate that {part / 'ca.crt'} does not vouch for "
+            f"the server at {site.address} shows a certificate that {part / 'ca.crt'} did not sign "
             f"({e.verify_message}); use the client folder of the same site{_or_clock(e)}."
         ) from None
     except (ssl.SSLError, ConnectionResetError) as e:
@@ -57,14 +57,14 @@ def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
             ) from None
         reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
         raise InputError(
-            f"the server at {site.address} does not speak TLS ({reason}); use the folder of the same site."
+            f"the server at {site.address} does not use TLS ({reason}); use the client folder of the same site."
         ) from None
     except OSError:
         return
 
 
 def _or_clock(e: ssl.SSLCertVerificationError) -> str:
-    """A certificate whose time has not come or is over may be right, and the clock wrong."""
+    """A certificate that is expired or not yet valid may be right and the clock wrong."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f", or set this machine's clock: it says {now}" if e.verify_code in (9, 10) else ""
 
@@ -74,15 +74,15 @@ def waiting(site: Site) -> str:
 
 
 def silent(site: Site, why: str) -> str:
-    """What a client says whose server has not answered yet."""
+    """What a client reports if its server has not answered yet."""
     return (
-        f"the server at {site.address} does not answer ({why}); this client goes on trying: check that the server "
-        "runs (fedselect deploy server), and that its name and port can be reached from here"
+        f"the server at {site.address} does not answer ({why}); this client keeps trying: check that the server "
+        "runs (fedselect deploy server) and that its address can be reached from here"
     )
 
 
 def lost(site: Site, why: str) -> str:
-    return f"the server at {site.address} does not answer any more ({why}); this client goes on trying, leave it running"
+    return f"the server at {site.address} no longer answers ({why}); this client keeps trying, leave it running"
 
 
 def back(site: Site) -> str:
@@ -90,7 +90,7 @@ def back(site: Site) -> str:
 
 
 class Reach:
-    """Says when a client waits for its server, is let in, finds no server for a while, and finds it again; each once."""
+    """Reports once each that a client waits for its server, is connected, loses the server, and finds it again."""
 
     def __init__(self, site: Site, client: int, say: Callable[[str], None]) -> None:
         self.site, self.client, self.say = site, client, say
@@ -105,7 +105,7 @@ class Reach:
         self._in, self._told = True, False
 
     def away(self, why: str) -> None:
-        """There is no way now. A server that was there before is missed at once; one that has yet to start is waited for."""
+        """Report a lost connection at once if the server was there before; wait for a server that has yet to start."""
         if not self._in and not self._waits:
             self._waits = True
             self.say(waiting(self.site))

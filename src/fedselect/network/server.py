@@ -1,4 +1,4 @@
-"""The server's side of a deployment: rounds over letters, replies folded in as they come, and nothing taken on trust."""
+"""The server's side of a deployment: rounds as messages, replies aggregated as they arrive, and nothing taken on trust."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,31 +30,31 @@ from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
 
 Reply = Letter | DataError | str
-"""What came back: a letter, something that is none, or in words why nothing came."""
+"""What came back: a message, an error if it was not one, or the reason why nothing came."""
 TRIES = 3
 
 
 class Nodes(Protocol):
-    """What carries letters: the one seam between our rounds and a network engine."""
+    """The transport of messages: the one seam between rounds and a network engine."""
 
     def present(self) -> list[int]:
-        """The nodes that are connected now, by the engine's own numbers."""
+        """The connected nodes, by the engine's own numbers."""
 
     def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
-        """Send each node its letter and yield replies as they come; every node is answered for, within the time-out."""
+        """Send each node its message and yield replies as they arrive; every node gets an entry, within the time-out."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to wait, when to go on, and what to turn away."""
+    """When to wait, when to continue, and what to reject."""
 
     min_clients: int = 1
     timeout: float = 600.0  # seconds for a client to answer
-    wait: float = 60.0  # seconds for clients to connect: all of them at first, enough of them later
+    wait: float = 60.0  # seconds for clients to connect: for all of them at first, for enough of them later
     _: KW_ONLY
     fraction: float = 1.0
     eval_every: int = 1
-    max_norm: float | None = None  # an update may be as many times as long as the model; None: by how long updates usually are
+    max_norm: float | None = None  # longest update as a multiple of the model's length; None: by the usual update length
     poll: float = 1.0
 
     def __post_init__(self) -> None:
@@ -68,34 +68,34 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """One round as it went: who sent what, who was measured (after the round before), who missed it and why."""
+    """One round as it went: who sent what, who measured (the round before), who missed it and why."""
 
     round: int
     uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
     measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
     _: KW_ONLY
-    rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was turned away
-    set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault had lost, and what it does without
+    rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was rejected
+    set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault lost, and how it continues
     sealed: str = ""  # why secure aggregation gave no sum
     seconds: float = 0.0
-    epsilon: float | None = None  # what the run has spent by then, of a privacy budget
+    epsilon: float | None = None  # what the run has spent of its privacy budget by then
 
     def why(self) -> str:
         said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
         said |= {"secret": self.sealed} if self.sealed else {}
-        return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "nobody else is connected"
+        return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "no other client is connected"
 
     def advice(self, otherwise: str) -> str:
-        """What to do where too few answered; numbers that ran away would do so again."""
+        """What to do if too few clients answered; diverged training would only diverge again."""
         if CALM in self.why():
-            return "begin another run with that changed; resumed, those numbers would run away again."
+            return "start a new run with that changed; if resumed, training would diverge again."
         return otherwise
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A client that said hello."""
+    """A connected client that said hello."""
 
     node: int
     said: Hello
@@ -108,10 +108,10 @@ class Guest:
 class Server:
     """A federation as its server knows it. To save: `state`, `memory`, `past`, `round`, `accepted`, `tested` and `task`.
 
-    `memory` is what the aggregator remembers between rounds, `past` how long updates were. `task` is what clients are told of
-    the task: options of it that the statistics of those gave who were there at first. `masks` is a folder for what clients
-    want, which they say anew to every server. `keys` says which client a node is, where the engine knows nodes by their keys;
-    elsewhere the first to claim a number has it.
+    `memory` is the aggregator's state between rounds, `past` the usual update lengths. `task` holds task options derived from
+    the statistics of the clients present at the start; all clients get them. `masks` is a folder for the masks that clients
+    send in every hello. `keys` maps nodes to clients if the engine identifies nodes by keys; otherwise the first node to
+    claim a client's number gets it.
     """
 
     def __init__(
@@ -132,23 +132,23 @@ class Server:
         self.past: Tree = {}
         self._lengths: dict[int, float] = {}  # of this round's updates
         self.round = 0
-        self.accepted = [0] * assigned.clients  # the last round of each client that was taken in
-        self.tested: list[int | None] = [None] * assigned.clients  # samples that each client measures on
+        self.accepted = [0] * assigned.clients  # the last accepted round of each client
+        self.tested: list[int | None] = [None] * assigned.clients  # test samples of each client
         self.task: dict[str, str] = {}
-        self.goes_back = False  # whether clients that are ahead of the server may begin anew
-        self._ahead: dict[int, int] = {}  # clients that are, each with its newest round
-        self.best: int | None = None  # the round that is kept so far, where one is kept for all
+        self.goes_back = False  # whether clients that are ahead of the server may start over
+        self._ahead: dict[int, int] = {}  # the newest round of each client that is ahead
+        self.best: int | None = None  # the round kept so far, if one is kept for all
         self._examiner = Examiner(assigned, limits.max_norm)
         self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
-        self._asked = 0  # clients of this round that have to answer, if fewer than min_clients
-        self._drawn: tuple[int, list[int]] = (0, [])  # the clients of a round, where who they are is a secret
+        self._asked = 0  # clients that must answer this round, if fewer than min_clients
+        self._drawn: tuple[int, list[int]] = (0, [])  # the round's cohort, if it is secret
         self._guests: dict[int, Guest] = {}
         self._wishes = Wishes(masks, self._examiner, hidden=assigned.secret is not None)
 
     def step(self, nodes: Nodes) -> Outcome:
-        """One round, asked again where too few clients answered; who had done it hands over the same reply."""
+        """Run one round, and retry if too few clients answered; those that did repeat the same reply."""
         began = time.monotonic()
         outcome = Outcome(self.round + 1)
         for _ in range(TRIES):
@@ -161,10 +161,10 @@ class Server:
                 break
         else:
             raise RunError(
-                f"round {outcome.round}: {len(updates)} of at least {self.limits.min_clients} clients answered "
-                f"({outcome.why()}); {outcome.advice('mend that, then go on with --resume, or begin another run.')}"
+                f"round {outcome.round}: {len(updates)} clients answered, at least {self.limits.min_clients} must "
+                f"({outcome.why()}); {outcome.advice('fix that, then continue with --resume, or start a new run.')}"
             )
-        # the simulation's order: a method's side statistics are solved in it
+        # the same order as in the simulation: methods combine side statistics in it
         order = sorted(updates, key=lambda i: (-samples[i], i))
         if self.budget is not None:
             self.budget.charge(outcome.round)
@@ -179,7 +179,7 @@ class Server:
         return outcome
 
     def close(self, nodes: Nodes) -> Outcome:
-        """After the last round: everybody gets the final values, measures, and keeps its model."""
+        """After the last round: every client gets the final values, measures, and keeps its model."""
         outcome = Outcome(self.round)
         self._gather(nodes, outcome)
         letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
@@ -197,7 +197,7 @@ class Server:
         vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
-        """Go back to where the server was after a round; returns what was noted then."""
+        """Go back to the state after a round; returns the notes saved with it."""
         found = vault.load(round)
         tensors = {n: v.to(self.assigned.device) for n, v in found.tensors.items()}
         self.state, self.memory = nested("server", tensors), nested("aggregate", tensors)
@@ -209,7 +209,7 @@ class Server:
         return found.notes
 
     def _fit(self) -> None:
-        """Before the first round: what the task must know of all clients' targets, from what they said of theirs."""
+        """Before the first round: derive what the task must know from the statistics of all clients' targets."""
         if not self._examiner.statistics or self.task:
             return
         there = [self._guests[i].said for i in sorted(self._guests)]
@@ -218,7 +218,7 @@ class Server:
         self.task = learned(self.assigned.task, self.assigned.task.fitted(rows, samples))
 
     def _gather(self, nodes: Nodes, outcome: Outcome) -> None:
-        """Greet who is new and wait for enough clients: at the beginning for all of them, but not for ever."""
+        """Greet new clients and wait for enough: at first for all of them, but only for a limited time."""
         least = self.limits.min_clients
         wanted = least if self._guests else self.assigned.clients
         until = time.monotonic() + self.limits.wait
@@ -232,10 +232,10 @@ class Server:
             if len(self._guests) >= (least if late else wanted):
                 break
             if late:
-                mend = "mend that" if outcome.missed or outcome.rejected else "start the others"
+                mend = "fix that" if outcome.missed or outcome.rejected else "start the others"
                 raise RunError(
-                    f"round {outcome.round}: {len(self._guests)} of at least {least} clients are there ({outcome.why()}); "
-                    f"{mend}, then go on with --resume."
+                    f"round {outcome.round}: {len(self._guests)} clients are connected, at least {least} must be "
+                    f"({outcome.why()}); {mend}, then continue with --resume."
                 )
             time.sleep(self.limits.poll)
         if not self.goes_back:
@@ -245,7 +245,7 @@ class Server:
                 outcome.missed.setdefault(i, "not connected")
 
     def _greet(self, nodes: Nodes, new: list[int], outcome: Outcome) -> set[int]:
-        """Ask new nodes which client they are; returns those that were turned away."""
+        """Ask new nodes which client they are; returns those that were rejected."""
         turned = set()
         hello = Letter({**self.assigned.address, "kind": "hello", "accepted": self.accepted})
         for node, reply in nodes.ask(((node, hello) for node in new), min(self.limits.timeout, self.limits.wait)):
@@ -264,9 +264,9 @@ class Server:
                 if self.keys is not None and self.keys.get(node) != i:
                     raise DataError(f"it says it is client {i}, but its key is {_owner(self.keys.get(node))}")
                 if i in self._guests:
-                    raise DataError(f"it says it is client {i}, which another node is already")
+                    raise DataError(f"it says it is client {i}, but another node already is")
                 if base > self.accepted[i]:
-                    raise DataError(f"it says it is at round {base}, but {self.accepted[i]} was the last taken in")
+                    raise DataError(f"it says it is at round {base}, but its last accepted round is {self.accepted[i]}")
             except DataError as e:
                 turned.add(node)
                 outcome.rejected[_name(self.keys, node)] = quoted(str(e))
@@ -283,9 +283,9 @@ class Server:
         return turned
 
     def _ask(self, nodes: Nodes, outcome: Outcome) -> tuple[Fold, dict[int, State]]:
-        """The round's clients train; what they send is folded in as it comes, and each one's side statistics kept.
+        """Let the cohort train, aggregate what it sends as it arrives, and collect each client's side statistics.
 
-        Where the round before is to be measured, all others do that and no more.
+        If the round before is to be measured, all other clients measure it and do nothing else.
         """
         here = torch.tensor(sorted(self._guests))
         cohort = self._cohort(here, outcome.round)
@@ -307,7 +307,7 @@ class Server:
             for i in others:
                 yield self._guests[i].node, self._letter(i, "measure", self.round)
 
-        # where a client's data must not show, whether it is taken in does not depend on others' updates
+        # with client privacy, accepting an update must not depend on the updates of others
         self._lengths, often = {}, usual(self.past) if self.budget is None else None
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
@@ -334,13 +334,13 @@ class Server:
             if update.epsilon is not None:
                 outcome.epsilon = max(outcome.epsilon or 0.0, update.epsilon)
         if secret is not None:
-            aside = Outcome(outcome.round)  # who sent its values and does not open has still taken part
+            aside = Outcome(outcome.round)  # a client that sent values but does not open has still taken part
             why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
             outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
         return folded, {} if outcome.sealed else extras
 
     def _cohort(self, here: Tensor, round_: int) -> list[int]:
-        """Who trains in a round: asked again, the same clients."""
+        """The clients that train in a round; on a retry, the same ones."""
         assigned = self.assigned
         if self.budget is None:
             count = most(self.limits.fraction, len(here))
@@ -356,7 +356,7 @@ class Server:
         return cohort
 
     def _next(self, order: list[int], folded: Fold, extras: list[State]) -> tuple[State, State]:
-        """The state after a round of these clients, and the aggregator's; if one is not finite, neither takes a place."""
+        """The server's and the aggregator's state after a round; raises if either is not finite, and keeps neither."""
         extra = {
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
             for k, tree in (extras[0].items() if extras else ())
@@ -367,14 +367,14 @@ class Server:
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
         if lost is not None:
             raise RunError(
-                f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but together makes "
-                f"{lost} NaN or Inf; nothing of it was kept: stop the client whose numbers you doubt, then go on with "
-                "--resume, or begin another run with a lower learning rate."
+                f"round {self.round + 1}: what clients {', '.join(map(str, sorted(order)))} sent is finite, but combines to "
+                f"NaN or Inf in {lost}, so it was discarded: stop the client whose update you doubt, then continue with "
+                "--resume, or start a new run with a lower learning rate."
             )
         return state, memory
 
     def _answers(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], outcome: Outcome) -> Iterator[tuple[int, Letter]]:
-        """Replies by client as they come; who does not answer misses the round and is greeted anew before the next."""
+        """Replies by client as they arrive; a client that does not answer misses the round and is greeted again."""
         clients = {g.node: i for i, g in self._guests.items()}
         for node, reply in nodes.ask(letters, self.limits.timeout):
             i = clients[node]
@@ -387,7 +387,7 @@ class Server:
                 self._guests.pop(i)
 
     def _openings(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], aside: Outcome) -> Iterator[tuple[int, Letter]]:
-        """What clients say who are asked to open a sum."""
+        """The replies of clients that are asked to open a sum."""
         for i, reply in self._answers(nodes, ((self._guests[i].node, letter) for i, letter in letters), aside):
             try:
                 self._examiner.head(reply, "opened", client=i, round=aside.round)
@@ -403,7 +403,7 @@ class Server:
         folded.add(values, sent, torch.tensor([update.weight], dtype=torch.float64, device=device))
 
     def _letter(self, i: int, kind: str, round: int, more: Mapping[str, Any] | None = None) -> Letter:
-        """What client i gets: of the shared values those it wants, everything else whole; `more` goes into its head."""
+        """The message for client i: the shared entries it wants, everything else whole; `more` goes into the head."""
         down = self.assigned.method.down(self.state, torch.tensor([i], device=self.assigned.device))
         packet = codec.pack({n: v.cpu() for n, v in down.shared["params"].items()}, self._wishes.of(i))
         values = {"values": packet.values} if packet.values.numel() else {}
@@ -420,7 +420,7 @@ class Server:
         return round > 1 and (round - 1) % self.limits.eval_every == 0
 
     def _figures(self, i: int, reply: Letter) -> dict[str, float | None]:
-        """What a client measured that was asked for nothing else."""
+        """The metrics of a client that was asked only to measure."""
         self._examiner.head(reply, "measured", client=i, round=self.round, base=self.accepted[i])
         return self._examiner.figures(reply)
 
@@ -430,10 +430,10 @@ class Server:
 
 
 def _set_back(lost: int, said: Hello) -> str:
-    """What a client does whose vault has a round no more, and what its operator can do."""
-    has = f"has later rounds (up to {said.newest}) and no longer round {lost}" if said.newest > lost else f"lost round {lost}"
-    goes = f"it goes on from round {said.base}" if said.base else "its personal parameters begin anew"
-    copy = "if you have a copy of the vault, stop the client and put it back before the run ends"
+    """What a client does whose vault lost a round, and what its operator can do."""
+    has = f"has later rounds (up to {said.newest}) but no longer round {lost}" if said.newest > lost else f"lost round {lost}"
+    goes = f"it continues from round {said.base}" if said.base else "its personal parameters start over"
+    copy = "if you have a copy of the vault, stop the client and restore it before the run ends"
     return f"its vault {has}, so {goes}; {copy}"
 
 

@@ -1,7 +1,7 @@
-"""Shared: what a finished run leaves to clients that were not there, and the file it travels in.
+"""Shared: what a finished run offers to new clients, and its file format.
 
-The file holds the values everybody started from, what the server shares now, and what these values are for: method, network,
-task, training, and the shape of the data. It holds no data, and nothing of a single client.
+The file holds the initial values, what the server shares now, and what these are for: method, network, task, training, and the
+shape of the data. It holds no data, and nothing of any single client.
 """
 
 import json
@@ -34,16 +34,16 @@ from fedselect.training.settings import Training
 
 FORMAT = 1
 NAME = "shared.safetensors"
-"""What the file is called in a folder that `result.save` wrote."""
+"""The name of the file in a folder that `result.save` wrote."""
 Code = nn.Module | Model | Callable[[], nn.Module] | None
-ADVICE = "make it again with: fedselect share RUN --out FILE."
+ADVICE = "create it again with: fedselect share RUN --out FILE."
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the inputs of a run look and become numbers; of a deployed run each client knows for itself."""
+    """What a run's inputs look like and how they become numbers; in a deployment each client knows that itself."""
 
-    kind: str | None = None  # the type of inputs
+    kind: str | None = None  # dtype of the inputs
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     augment: str = "none"
@@ -51,14 +51,14 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What a newcomer begins with: a model that holds the initial values, and the server's offers."""
+    """What a new client starts from: a model with the initial values, and what the server offers."""
 
     method: Method
     model: Model
     training: Training
     task: Task  # with what it learned from the clients of the run
     data: Shape
-    offers: Down  # what all have alike, and rows to choose from
+    offers: Down  # what all clients share, and rows to choose from
     _: KW_ONLY
     look: Look = field(default_factory=Look)
     headline: str | None = None
@@ -69,19 +69,19 @@ class Shared:
         return self.model.init(0)
 
     def check(self) -> "Shared":
-        """Refuse what is no model of a federation."""
+        """Refuse a file without a trained model."""
         initial, now = self.initial, self.offers.shared["params"]
         if all(torch.equal(now[n].cpu(), v) for n, v in initial.items()):
             raise InputError(
-                f"this run of {self.about['method']['name']} shared nothing: the server's values are those it began with, so "
-                "there is no model to adapt; run another method, such as fedavg+ft."
+                f"this run of {self.about['method']['name']} shared nothing: the server's values are the initial ones, so "
+                "there is no model to adapt; use a run of another method, such as fedavg+ft."
             )
         return self
 
     def write(self, path: Path) -> Path:
-        """One file; safetensors, no pickle."""
+        """Write one safetensors file; no pickle."""
         if not path.parent.is_dir():
-            raise InputError(f"{path.parent} is not a directory; make it first, or choose another --out.")
+            raise InputError(f"{path.parent} is not a directory; create it first, or choose another --out.")
         said = {
             **self.about, "format": FORMAT, "shape": self.data.to_json(), "look": vars(self.look), "headline": self.headline,
             "head": self.model.head, "output": self.model.output, "model_name": self.model.name,
@@ -94,14 +94,14 @@ class Shared:
 
     @classmethod
     def read(cls, path: Path, model: Code = None) -> "Shared":
-        """`model`: the network, where it is not one of ours."""
+        """`model`: the network, if it is not a built-in one."""
         try:
             found, notes = tensors.read_all(path, ADVICE)
             said = json.loads(notes["fedselect"])
         except (KeyError, ValueError):
-            raise RunError(f"{path} is not what a run shared, or is damaged; {ADVICE}") from None
+            raise RunError(f"{path} is not a file of `fedselect share`, or is damaged; {ADVICE}") from None
         if said.get("format") != FORMAT:
-            raise RunError(f"{path} has format {said.get('format')}, this version reads {FORMAT}; {ADVICE}")
+            raise RunError(f"{path} has format {said.get('format')}, but this version reads {FORMAT}; {ADVICE}")
         values = nested("values", found)
         shape, look = Shape.from_json(said["shape"]), said["look"]
         task = _built("task", said["task"], TASKS)
@@ -122,9 +122,9 @@ class Shared:
 
 
 def of_simulation(s: Simulation, tables: Mapping[str, Any], run: str = "", config: Mapping[str, Any] | None = None) -> Shared:
-    """`tables`: method, task (with what it learned) and training as files have them."""
+    """`tables`: method, task (with what it learned) and training as stored in files."""
     if s.round == 0:
-        raise RunError("the run has not begun, so nothing is shared yet; do a round first.")
+        raise RunError("the run has not started, so nothing is shared yet; run a round first.")
     first = s.data.clients[0].train[0].dtype
     return Shared(
         for_clients(s.method, torch.zeros(1, dtype=torch.int64)),
@@ -140,10 +140,10 @@ def of_simulation(s: Simulation, tables: Mapping[str, Any], run: str = "", confi
 
 
 def of_run(out: Path) -> Shared:
-    """What a finished run directory shares: one of a simulation, or the server's of a deployment."""
+    """What a finished run directory shares, of a simulation or of the server in a deployment."""
     if out.is_dir() and not rundir.finished(out) and (out / "config.json").exists() and not rundir.saved(out):
         how = "fedselect deploy run SITE --resume --name NAME" if rundir.deployed(out) else f"fedselect resume {out}"
-        raise RunError(f"{out} is not finished; go on with it first: {how}")
+        raise RunError(f"{out} is not finished; finish it first with: {how}")
     if rundir.deployed(out):
         return _of_server(out)
     config, simulation = rundir.reopen(out)
@@ -156,7 +156,7 @@ def _of_server(out: Path) -> Shared:
     plan = Plan.from_flat(flat_plan, out.name)
     vault = Vault(out / "checkpoint")
     if not (rounds := vault.rounds()):
-        raise RunError(f"{out} has no checkpoint, so nothing is known of what it shares.")
+        raise RunError(f"{out} has no checkpoint, so it shares nothing; resume or repeat the run.")
     found = vault.load(rounds[-1])
     assigned = plan.assignment("cpu").told(found.notes.get("task", {}))
     config, s = plan.config, nested("server", found.tensors)
@@ -181,13 +181,13 @@ def _tables(config: Config, task: Task) -> dict[str, Any]:
 
 
 def _holding(model: Model, values: Mapping[str, Tree]) -> Model:
-    """The model with these initial values, whatever the seed."""
+    """The model with these initial values, regardless of the seed."""
     module = model.assemble()
     full = {**model.constants, **values.get("constants", {}), **{n: v.cpu() for n, v in values["initial"].items()}}
     try:
         module.load_state_dict({n: full[model.tied.get(n, n)] for n in model.module.state_dict()})
     except (KeyError, RuntimeError):
-        raise InputError("the network is not the one that was trained; give that one: model=...") from None
+        raise InputError("the network is not the one that was trained; pass that one as model=...") from None
     return model.holding(module)
 
 
@@ -200,7 +200,7 @@ def _network(said: Mapping[str, Any], model: Code, shape: Shape, task: Task) -> 
         return rebuilt(said["recipe"])
     config = said["config"]
     if config is None:
-        raise InputError(f"the network {said['model_name']} is not one of ours; give what makes it: model=...")
+        raise InputError(f"the network {said['model_name']} is not a built-in one; pass a function that makes it: model=...")
     table = {k: v for k, v in config["model"].items() if k not in ("name", "weights")}
     return make_model(config["model"]["name"], table, shape, task).build  # type: ignore[arg-type]
 
@@ -208,5 +208,5 @@ def _network(said: Mapping[str, Any], model: Code, shape: Shape, task: Task) -> 
 def _built(kind: str, said: Mapping[str, Any], table: Any) -> Any:
     name = said["name"]
     if name not in table:
-        raise InputError(f"the {kind} {name} is not known here; load what adds it: --plugin MODULE.")
+        raise InputError(f"the {kind} {name} is unknown; load the plugin that adds it: --plugin MODULE.")
     return build(kind, name, table, {k: v for k, v in said.items() if k != "name"})

@@ -1,4 +1,4 @@
-"""A site: the folder that is handed round before a federation starts. One part for the server, one for each client."""
+"""A site: the folder that is distributed before a federation starts, with one part for the server and one for each client."""
 
 import ipaddress
 import json
@@ -22,17 +22,17 @@ CA_DAYS = 3650
 
 @dataclass(frozen=True)
 class Site:
-    """What everybody in a federation knows of it."""
+    """What every participant of a federation knows about it."""
 
     federation: str
     clients: int
     address: str  # host:port of the server, as clients reach it
     insecure: bool
-    data: dict[str, Any]  # the set that is dealt to clients; a folder where everybody brings its own
+    data: dict[str, Any]  # the data set that is partitioned among clients; `folder` if each brings its own
     shape: Shape
-    names: tuple[str, ...] = ()  # of the clients, where they are known by more than their number
+    names: tuple[str, ...] = ()  # of the clients, if they have names as well as numbers
     _: KW_ONLY
-    engine: str = "flower"  # what carries the letters
+    engine: str = "flower"  # the transport of messages
 
     @property
     def host(self) -> str:
@@ -86,12 +86,12 @@ def make(
     names: Sequence[str] = (),
     engine: str = "flower",
 ) -> Site:
-    """The whole folder; certificates and keys unless everything is to travel in the open.
+    """Create the whole folder, with certificates and keys unless the site is insecure.
 
-    names: those of the clients, in their order.
+    names: the clients' names, in order.
     """
     if clients < 1:
-        raise InputError(f"there must be at least one client, not {clients}.")
+        raise InputError(f"a federation needs at least one client, not {clients}.")
     if names and len(set(names)) != clients:
         raise InputError(f"{clients} clients need as many different names, not {', '.join(names)}.")
     check_free(root)
@@ -120,15 +120,15 @@ def make(
 
 
 def check_free(root: Path, replaced: bool = False) -> None:
-    """A site is made in a new folder, or in place of one that goes."""
+    """Check that the folder is free, or is a site that may be replaced."""
     if root.is_symlink() or (root.exists() and not root.is_dir()):
-        raise InputError(f"{root} is no folder; a site is one of its own: choose another.")
+        raise InputError(f"{root} is not a folder; a site needs a folder of its own: choose another.")
     if root.exists() and any(root.iterdir()) and not replaced:
         raise InputError(f"{root} exists already; choose another folder, or remove it.")
 
 
 def is_site(root: Path) -> bool:
-    """Whether a folder is a site that `make` made, and holds nothing beside its parts."""
+    """Whether a folder is a site that `make` created, and holds nothing else."""
     if root.is_symlink() or not (root / "server" / "federation.json").is_file():
         return False
     try:
@@ -141,7 +141,7 @@ def is_site(root: Path) -> bool:
 
 
 def renew(root: Path, days: int) -> None:
-    """A new server certificate from the site's own authority."""
+    """Create a new server certificate from the site's own authority."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -157,7 +157,7 @@ def renew(root: Path, days: int) -> None:
 
 
 def _vouched(folder: Path, name: str, public: Any, days: int, purpose: Any, *more: Any) -> Any:
-    """A certificate that the authority in this folder gives to a server or a client."""
+    """A certificate for a server or a client, signed by the authority in this folder."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -178,7 +178,7 @@ def _vouched(folder: Path, name: str, public: Any, days: int, purpose: Any, *mor
 
 
 def check_kind(part: Path, wanted: str) -> None:
-    """This is the server's part of a site, or a client's; where it is another folder of the site, say which to give."""
+    """Check that this is the right part of a site; if it is another one, say which to give."""
     whole = (part / "ca").is_dir() or (part / "server" / "federation.json").is_file()
     found = "client" if (part / "client.json").is_file() else "site" if whole else "server"
     if found == wanted or not (part / "federation.json").is_file():
@@ -190,7 +190,7 @@ def check_kind(part: Path, wanted: str) -> None:
 
 
 def check_part(part: Path, needed: tuple[str, ...]) -> None:
-    """The files of a part are there, and its certificates have not run out."""
+    """Check that the files of a part exist and that its certificates have not expired."""
     from cryptography import x509
 
     for name in needed:
@@ -203,30 +203,30 @@ def check_part(part: Path, needed: tuple[str, ...]) -> None:
         try:
             certificate = x509.load_pem_x509_certificate((part / name).read_bytes())
         except ValueError:
-            raise InputError(f"{part / name} is no certificate; copy it from the site again.") from None
+            raise InputError(f"{part / name} is not a certificate; copy it from the site again.") from None
         now, until = datetime.now(UTC), certificate.not_valid_after_utc
         if now > until:
             raise InputError(
                 f"{part / name} expired on {until:%Y-%m-%d}; where the site was made, run: fedselect deploy renew SITE, "
-                "and hand its files round again."
+                "and distribute its files again."
             )
 
 
 def check_port(host: str, port: int) -> None:
-    """Whether we may listen there."""
+    """Check that the server can listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as e:
             raise InputError(
-                f"port {port} on {host} cannot be used ({e.strerror}); stop what listens there, or make the site with "
+                f"port {port} on {host} cannot be used ({e.strerror}); stop the program that uses it, or make the site with "
                 "another --address."
             ) from None
 
 
 def listens_at(site: Site) -> str:
-    """The interface on which a server listens: that of this machine alone, where clients are on it too."""
+    """The interface a server listens on: loopback only, if the clients run on the same machine."""
     return "127.0.0.1" if site.host in ("127.0.0.1", "localhost") else "0.0.0.0"
 
 
@@ -276,7 +276,7 @@ def _certificate(name: str, issuer: Any, public: Any, days: int) -> Any:
 
 
 def _key_usage(signs: bool) -> Any:
-    """What a key is for: signing certificates, or proving who the server is."""
+    """The purpose of a key: to sign certificates, or to authenticate the server."""
     from cryptography import x509
 
     never = dict.fromkeys(
@@ -302,7 +302,7 @@ def _authority(folder: Path) -> None:
 
 
 def _node_key(private_path: Path, public_path: Path) -> None:
-    """What a client proves itself with: Flower wants ECDSA P-384 in OpenSSH's form."""
+    """A client's key: Flower requires ECDSA P-384 in OpenSSH's format."""
     from cryptography.hazmat.primitives import serialization as s
 
     key = _new_key()
@@ -312,7 +312,7 @@ def _node_key(private_path: Path, public_path: Path) -> None:
 
 
 def _node_certificate(authority: Path, part: Path, name: str) -> None:
-    """What a client shows in mutual TLS. It holds as long as the authority: a server knows its clients by their keys."""
+    """A client's certificate for mutual TLS. It is valid as long as the authority: servers identify clients by their keys."""
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     public = _node_private(part).public_key()
@@ -325,22 +325,22 @@ def _node_private(part: Path) -> Any:
     try:
         return load_ssh_private_key((part / "node.key").read_bytes(), None)
     except ValueError:
-        raise InputError(f"{part / 'node.key'} is no key; copy it from the site again.") from None
+        raise InputError(f"{part / 'node.key'} is not a key; copy it from the site again.") from None
 
 
 def node_identity(part: Path) -> tuple[bytes, bytes]:
-    """A client's certificate and key as TLS takes them; they must belong together."""
+    """A client's certificate and key for TLS; they must match."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization as s
 
     key, certificate = _node_private(part), (part / "node.crt").read_bytes()
     if public_key(x509.load_pem_x509_certificate(certificate).public_key()) != public_key(key.public_key()):
-        raise InputError(f"{part / 'node.crt'} is not of node.key; copy both from the site again.")
+        raise InputError(f"{part / 'node.crt'} does not match node.key; copy both from the site again.")
     return certificate, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
 
 
 def client_keys(part: Path, clients: int) -> dict[bytes, int]:
-    """Which client has which public key, as the server knows them."""
+    """The client that each public key belongs to, as the server knows them."""
     known = {}
     for i in range(clients):
         path = part / "keys" / f"client-{i}.pub"
@@ -351,7 +351,7 @@ def client_keys(part: Path, clients: int) -> dict[bytes, int]:
 
 
 def public_key(key: Any) -> bytes:
-    """A public key in the form in which a site keeps it."""
+    """A public key in the format that a site stores."""
     from cryptography.hazmat.primitives import serialization as s
 
     found: bytes = key.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
@@ -359,7 +359,7 @@ def public_key(key: Any) -> bytes:
 
 
 def _rosters(root: Path, site: Site) -> None:
-    """For each client who the others are, signed by the site's authority: a server cannot invent clients."""
+    """Write for each client a list of all clients, signed by the site's authority, so that a server cannot invent clients."""
     authority = _load_key((root / "ca" / "ca.key").read_bytes())
     public = [(root / "server" / "keys" / f"client-{i}.pub").read_text() for i in range(site.clients)]
     for i in range(site.clients):
@@ -377,7 +377,7 @@ def _write(path: Path, thing: Any) -> None:
 
 
 def write_app(folder: Path, flat: dict[str, bool | float | int | str], version: str) -> Path:
-    """The Flower app that starts a run: a configuration and no line of code; what it names is installed at the nodes."""
+    """The Flower app that starts a run: only a configuration; the code it names is installed on the nodes."""
     tables: dict[str, list[str]] = {"": []}
     for key, value in flat.items():
         table, dot, name = key.rpartition(".")
@@ -394,7 +394,7 @@ def write_app(folder: Path, flat: dict[str, bool | float | int | str], version: 
 
 
 def _toml(value: bool | float | int | str) -> str:
-    return json.dumps(value, ensure_ascii=False)  # of plain values TOML and JSON agree
+    return json.dumps(value, ensure_ascii=False)  # plain values look the same in TOML and JSON
 
 
 def _readme(site: Site) -> str:
@@ -405,7 +405,7 @@ def _readme(site: Site) -> str:
     return f"""# Federation {site.federation}
 
 {site.clients} clients, server at {site.address}{", everything in plain text" if site.insecure else ", TLS and node keys"}.
-Hand round, then delete here:
+Distribute these folders, then delete them here:
 - `server/` to the server
 {clients}{keys}
 

@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: lines are added up as they come, and the sum over survivors is unmasked."""
+"""The server's side of secure aggregation: masked updates are added up as they arrive, and the survivors' sum is unmasked."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,27 +17,27 @@ from fedselect.secret.protocol import Cohort, Opening
 from fedselect.secret.ring import CLIENTS, Ring, shapes
 
 Ask = Callable[[Iterator[tuple[int, Letter]]], Iterator[tuple[int, Letter]]]
-"""Sends clients their letters and yields replies as they come."""
+"""Sends clients their messages and yields replies as they arrive."""
 
 
 class Unmasking:
-    """What a server needs of round after round: clients' newest keys, and a round it has begun to open.
+    """What a server keeps between rounds: clients' newest keys, and a round that it has begun to open.
 
-    Clients open a round once. So before they are asked to, the server notes for whom; resumed, it asks for the same again.
+    Clients open a round once. So the server records for whom before it asks; when resumed, it asks for the same again.
     """
 
     def __init__(self, ring: Ring, like: Tree, address: dict[str, str], folder: Path) -> None:
         self.ring, self.address, self._file = ring, address, folder / "opening.json"
         self.names, self.shapes = list(like), shapes({n: v.shape for n, v in like.items()})
-        self.keys: dict[int, list[str]] = {}  # by client, public and signature
+        self.keys: dict[int, list[str]] = {}  # by client: public key and signature
 
     def begin(self, round: int, cohort: list[int], folded: Fold, down: Tree) -> "Round":
-        """A round with these clients, whose sums go into the fold; or the one that it has begun to open, with its own.
+        """Start a round with these clients, or return to the one that is being opened, with its own clients.
 
-        `down`: the tensors that every client gets; they agree on them, so that none can be sent others.
+        `down`: the tensors that every client gets; they agree on them, so that no client can be sent different ones.
         """
         assert isinstance(folded, SecretFold)
-        begun = read_json(self._file, "delete it to begin this round anew.") if self._file.exists() else {}
+        begun = read_json(self._file, "delete it to start this round again.") if self._file.exists() else {}
         if begun.get("round") != round:
             return Round(self, round, {i: self.keys[i] for i in cohort}, folded, digest(down))
         signed = {int(i): pair for i, pair in begun["list"].items()}
@@ -48,7 +48,7 @@ class Unmasking:
 
 
 class Round:
-    """One round: the sum of the lines that have come, and who sent them."""
+    """One round: the sum of the masked updates so far, and who sent them."""
 
     def __init__(
         self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: str,
@@ -63,16 +63,16 @@ class Round:
 
     @property
     def head(self) -> dict[str, Any]:
-        """What a letter that asks for values says beside the rest."""
+        """What secure aggregation adds to the head of a training message."""
         return {"secret": {"list": [[i, *pair] for i, pair in sorted(self._signed.items())], "reach": self._reach}}
 
     def take(self, client: int, reply: Letter) -> None:
-        """One client's line under its pads; what it would add to the sum cannot be looked at, but for its size."""
+        """Add one client's masked update; nothing of it can be checked but its size."""
         line, sealed = (_bytes(reply, name) for name in ("line", "bundles"))
         others, size = self.cohort.neighbours(client), self.cohort.sealed_size(client)
         if set(reply.parts) != {"line", "bundles"} or len(line) != self._total.nbytes or len(sealed) != size * len(others):
             raise DataError(
-                f"it sent {len(line)} and {len(sealed)} bytes where {self._total.nbytes} and {size * len(others)} belong"
+                f"it sent {len(line)} and {len(sealed)} bytes, expected {self._total.nbytes} and {size * len(others)}"
             )
         self._of.keys[client] = key_of(reply)
         if self._announced is not None and client not in self._announced:
@@ -81,18 +81,18 @@ class Round:
         self._bundles[client] = {v: sealed[k * size : (k + 1) * size] for k, v in enumerate(others)}
 
     def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]]) -> str:
-        """Put the sums over all who sent their values into the fold; or say why they cannot be had.
+        """Open the sums over all clients that sent their values and add them to the fold; or say why that failed.
 
-        `base`: the last round of each client that was taken in. `sizes`: bytes up and down by client, to which this adds.
+        `base`: the last accepted round of each client. `sizes`: bytes up and down by client, to which this adds.
         """
         survivors = sorted(self._bundles)
         if self._announced is not None and survivors != self._announced:
             away = ", ".join(str(i) for i in self._announced if i not in survivors)
-            return f"the sum of a round that was interrupted is still to be opened, and client {away} is away: start it again"
+            return f"the sum of an interrupted round must still be opened, and client {away} is away: start it again"
         if len(survivors) < self.cohort.least:
             return (
-                f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret opens sums of "
-                f"{self.cohort.least} or more"
+                f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret needs at least "
+                f"{self.cohort.least} to open a sum"
             )
         self._of.announce(self._round, self._signed, survivors)
         opening = Opening(self.cohort, survivors)
@@ -122,12 +122,12 @@ class Round:
             yield i, letter
 
     def _settle(self, clients: int) -> str:
-        """Hand the sums over, unless they show that somebody sent no line of its own: everybody's says 1 in one place."""
+        """Hand over the sums, unless a check entry, which is 1 for every client, shows that one sent something invalid."""
         total, senders = self._of.ring.unpack(self._total, self._of.shapes)
         counts = [float(v.max()) for v in senders.values() if v.numel()]
         if float(total[CLIENTS]) != clients or max(counts) > clients:
             return (
-                "what clients sent does not add up: one of them sent nonsense, and --secret hides which; begin another run "
+                "what clients sent does not add up: one of them sent invalid data, and --secret hides which; start a new run "
                 "without the client that you doubt"
             )
         self._folded.put(total, senders)
@@ -135,7 +135,7 @@ class Round:
 
 
 def key_of(reply: Letter) -> list[str]:
-    """The key that a client offers for the next round, and its signature, which the other clients check."""
+    """The signed key that a client offers for the next round; the other clients check the signature."""
     said = reply.head.get("key")
     if not isinstance(said, list) or len(said) != 2 or not all(isinstance(s, str) and len(s) <= 300 for s in said):
         raise DataError("it sent no key for the next round")

@@ -1,4 +1,4 @@
-"""Vault: states that survive any crash, at a client and at the server; a snapshot each, readable by its owner alone."""
+"""Vault: states that survive any crash, on clients and on the server; one snapshot each, readable by the owner only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from fedselect.core.errors import CheckpointError, RunError
 from fedselect.core.files import disk, read_json, write_json
 from fedselect.core.tree import Tree
 
-ADVICE = "delete it to go on from the snapshot before it."
+ADVICE = "delete it to continue from the snapshot before it."
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One saved state: its tensors, in their own order, and what was noted with them."""
+    """One saved state: its tensors, in their own order, and its notes."""
 
     round: int
     tensors: Tree
@@ -22,14 +22,14 @@ class Snapshot:
 
 
 def private(path: Path) -> None:
-    """A folder that its owner alone can enter."""
+    """Create a folder that only its owner can enter."""
     with disk(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.chmod(0o700)
 
 
 def claim(folder: Path, identity: dict[str, str]) -> None:
-    """Make a folder this identity's, or refuse one that belongs to another."""
+    """Bind a folder to an identity, or refuse one that belongs to another."""
     private(folder)
     card = folder / "identity.json"
     if not card.exists():
@@ -40,7 +40,7 @@ def claim(folder: Path, identity: dict[str, str]) -> None:
         if found.get(name) != value:
             raise CheckpointError(
                 f"this client's vault belongs to {name} {found.get(name)!r}, not {value!r}; "
-                "a vault is of one federation, method, model and client: start this client with another --vault."
+                "each vault is for one federation, method, model and client: start this client with another --vault."
             )
 
 
@@ -51,16 +51,16 @@ class Vault:
         self.folder = folder
 
     def rounds(self) -> list[int]:
-        """The rounds whose snapshot is whole and undamaged."""
+        """The rounds whose snapshots are complete and undamaged."""
         return [int(p.name) for p in snapshots.places(self.folder) if _intact(p)]
 
     def save(self, round: int, tensors: Tree, notes: dict[str, Any], keep: set[int]) -> None:
-        """Write a snapshot, then drop all others but those of the rounds in `keep`."""
+        """Write a snapshot, then drop all others except those of the rounds in `keep`."""
         private(self.folder)
         snapshots.save(self.folder, round, tensors, {"notes": notes}, keep, private=True)
 
     def find(self, round: int) -> Snapshot | None:
-        """The snapshot of a round, if it is there and undamaged."""
+        """The snapshot of a round, or None if it is missing or damaged."""
         try:
             said, tensors = snapshots.load(snapshots.at(self.folder, round), ADVICE)
         except RunError:
@@ -68,7 +68,7 @@ class Vault:
         return Snapshot(round, tensors, said["notes"]) if _noted(said) else None
 
     def notes(self, round: int) -> dict[str, Any]:
-        """What was noted with a snapshot; nothing where that cannot be read."""
+        """The notes saved with a snapshot; empty if they cannot be read."""
         try:
             return dict(snapshots.manifest(snapshots.at(self.folder, round), ADVICE).get("notes", {}))
         except RunError:
@@ -89,5 +89,5 @@ def _intact(place: Path) -> bool:
 
 
 def _noted(said: dict[str, Any]) -> bool:
-    """Whether a manifest has its notes; without a checksum, as manifests were at first, they may be lost."""
+    """Whether a manifest has its notes; the first manifests had no checksum, so theirs may be lost."""
     return isinstance(said.get("notes"), dict)

@@ -1,4 +1,4 @@
-"""What clients want of the shared values, as the server remembers it: on disk, so that its memory stays that of the model."""
+"""Which shared values each client wants, as the server remembers it: on disk, so that memory holds only the model."""
 
 from pathlib import Path
 
@@ -12,21 +12,21 @@ from fedselect.network.vault import private
 
 
 class Wishes:
-    """A mask for each client, as it said hello with it or as its last upload had it; `hidden`: clients keep theirs."""
+    """A mask for each client, from its hello or its last upload; `hidden`: clients do not reveal theirs."""
 
     def __init__(self, folder: Path, examiner: Examiner, hidden: bool) -> None:
         private(folder)
         self._folder, self._examiner, self._hidden = folder, examiner, hidden
 
     def put(self, client: int, bits: Tensor, kind: str = "bits") -> None:
-        """Keep the mask of a hello, or that of an upload (`new`), which counts once that is taken in."""
+        """Store the mask of a hello, or of an upload (`new`), which takes effect once the upload is accepted."""
         self._path(client, kind).write_bytes(bits.numpy().tobytes())
 
     def count(self, client: int) -> None:
         self._path(client, "new").replace(self._path(client, "bits"))
 
     def of(self, client: int) -> Mask:
-        """Which of the shared entries a client wants; of one that keeps that to itself, all that anybody may want."""
+        """The shared entries that a client wants; all that any client may want, if it does not reveal its mask."""
         if self._hidden:
             return dict.fromkeys(self._examiner.sent, True)
         bits = torch.frombuffer(bytearray(self._path(client, "bits").read_bytes()) or bytearray(1), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Differential privacy: what is promised, what it costs in noise, and what was spent of it."""
+"""Differential privacy: what is promised, the noise it takes, and what was spent of it."""
 
 from fedselect.private.settings import Private
 

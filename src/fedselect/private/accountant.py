@@ -1,7 +1,7 @@
-"""What noise costs: epsilon of so many noisy sums over random samples, and the least noise that keeps a budget.
+"""Privacy accounting: epsilon of repeated noisy sums over random samples, and the least noise that keeps a budget.
 
-The numbers come from dp-accounting's privacy loss distributions of the Gaussian mechanism under Poisson sampling. Neighbours
-are data with and without one client, or one sample (add or remove one).
+The numbers come from dp-accounting's privacy loss distributions of the Gaussian mechanism under Poisson sampling. Neighboring
+data sets differ by one client, or one sample (add or remove one).
 """
 
 import math
@@ -13,17 +13,17 @@ from fedselect.core.errors import InputError, RunError
 STEP = 2e-3
 """Privacy losses are rounded up to multiples of this, so epsilon is never too small."""
 CLOSE = 1e-3
-"""How near to the budget the search for the least noise comes, as a share of the noise."""
+"""Precision of the search for the least noise, relative to the noise."""
 LEAST, MOST = 0.1, 1e6
-"""Noise that is looked for, as a multiple of the clip: never less, for the sums over it would take ever finer steps."""
+"""Smallest noise in the search, as a multiple of the clip: accounting for less would need ever finer steps."""
 
 MISSING = "--private needs dp-accounting; install it with: pip install 'fedselect[private]'"
 
 
 def epsilon(noise: float, share: float, sums: int, delta: float, whole: bool = False) -> float:
-    """Epsilon of `sums` releases; `noise`: standard deviation over clip, `share`: the probability to be in a sum.
+    """Epsilon of `sums` releases; `noise`: standard deviation over clip, `share`: the probability of being in a sum.
 
-    `whole`: the noise is of whole numbers (discrete Gaussian) in every entry, so its divergence is bounded as a whole.
+    `whole`: the noise is whole numbers (discrete Gaussian) in every entry, so its divergence is bounded as a whole.
     """
     if sums == 0:
         return 0.0
@@ -36,15 +36,15 @@ def epsilon(noise: float, share: float, sums: int, delta: float, whole: bool = F
 
 @cache
 def least_noise(epsilon_: float, delta: float, share: float, sums: int, whole: bool = False) -> float:
-    """The least noise, as a multiple of the clip, with which so many releases stay within the budget."""
+    """The least noise, as a multiple of the clip, with which this many releases stay within the budget."""
     if math.isinf(epsilon_):
         return 0.0
     low = high = 1.0
     while epsilon(high, share, sums, delta, whole) > epsilon_:
         low, high = high, 2.0 * high
         if high > MOST:
-            raise InputError(f"no noise keeps epsilon {epsilon_:g} with delta {delta:g}; give a larger epsilon or delta.")
-    while low == high and high > LEAST:  # it may be less; small steps, for less noise takes longer to account for
+            raise InputError(f"no noise gives epsilon {epsilon_:g} with delta {delta:g}; use a larger epsilon or delta.")
+    while low == high and high > LEAST:  # less may do; small steps, because less noise takes longer to account for
         low = max(LEAST, 0.7 * high)
         high = low if epsilon(low, share, sums, delta, whole) <= epsilon_ else high
     while high - low > CLOSE * high:
@@ -71,7 +71,7 @@ def _composed(noise: float, share: float, sums: int) -> Any:
 
 
 def _concentrated(rho: float, delta: float) -> float:
-    """Epsilon of what is rho-zCDP: its Rényi divergence of every order a is at most rho a (Bun and Steinke 2016)."""
+    """Epsilon of rho-zCDP: its Rényi divergence of every order a is at most rho a (Bun and Steinke 2016)."""
     try:
         from dp_accounting import ZCDpEvent
         from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant

@@ -1,4 +1,4 @@
-"""Budget: what a run has spent. It is charged before anything is released, and what was charged stays charged."""
+"""Budget: what a run has spent. It is charged before anything is released, and charges are never undone."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from fedselect.private.guarantee import Guarantee
 from fedselect.private.settings import Private
 
 NAME = "budget.jsonl"
-"""In a run directory and in a client's vault: a line for each round that was charged."""
+"""In a run directory and in a client's vault: one line for each charged round."""
 
 
 class Budget:
-    """Rounds that were charged. A round that runs again, after a crash, has new noise and is charged again."""
+    """The charged rounds. A round that runs again after a crash draws new noise and is charged again."""
 
     def __init__(self, guarantee: Guarantee, place: Path | None = None) -> None:
         self.guarantee, self.charged = guarantee, 0
@@ -24,7 +24,7 @@ class Budget:
             self.keep(place)
 
     def keep(self, place: Path) -> None:
-        """From now on also on disk; what was charged there counts."""
+        """Also keep the budget on disk from now on; rounds charged there count."""
         self._place = place
         self.charged = max(self.charged, _charged(place))
 
@@ -34,16 +34,16 @@ class Budget:
 
     @property
     def spent_so_far(self) -> float | None:
-        """Epsilon of all that was charged, as files have it: none where nothing is promised."""
+        """Epsilon of all charged rounds, as stored in files: None if nothing is promised."""
         return finite(self.guarantee.epsilon(self.charged))
 
     def charge(self, round: int, before: int = 0) -> None:
-        """Before a round: note on disk that it takes its part of the budget; at least `before` rounds were charged already."""
+        """Charge a round on disk before it runs; at least `before` rounds count as charged already."""
         self.charged = max(self.charged, before)
         if self.spent:
             raise RunError(
-                f"the privacy budget is spent: {self.charged} rounds were charged, some twice after a crash; what is released "
-                "may be used, training has to stop."
+                f"the privacy budget is spent: {self.charged} rounds were charged, some twice after a crash; use the model as "
+                "it is, or start a new run with another budget."
             )
         self.charged += 1
         if self._place is not None:
@@ -53,7 +53,7 @@ class Budget:
                 os.fsync(file.fileno())
 
     def to_json(self) -> dict[str, Any]:
-        """For the summary of a run: what was promised, what was spent."""
+        """For the summary of a run: what was promised and spent."""
         return outcome(self.guarantee.private, self.spent_so_far, self.guarantee.delta) | {"charged": self.charged}
 
 
@@ -64,12 +64,12 @@ def outcome(private: Private, epsilon: float | None, delta: float) -> dict[str, 
 
 
 def finite(epsilon: float) -> float | None:
-    """Epsilon as a file has it: none where nothing is promised."""
+    """Epsilon as stored in files: None if nothing is promised."""
     return round(epsilon, 6) if epsilon < float("inf") else None
 
 
 def _charged(place: Path) -> int:
-    """Rounds that a file says were charged: its lines, one that was cut off among them, or what the last whole one says."""
+    """Rounds charged according to a file: the number of its lines, even incomplete, or the last complete count if larger."""
     lines = place.read_bytes().splitlines() if place.exists() else []
     said = [int(found[1]) for line in lines if (found := re.search(rb'"charged": (\d+)}', line))]
     return max([len(lines), *said])

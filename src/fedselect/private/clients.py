@@ -1,4 +1,4 @@
-"""Privacy of clients: everybody sends everything, and the server adds clipped updates and noise."""
+"""Client-level privacy: every client sends every entry, and the server adds up clipped updates and noise."""
 
 import math
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ PACE = 0.2
 
 @dataclass(frozen=True)
 class Covered(Method):
-    """A method whose clients send every entry that anybody may share: of one that is personal, an update of zero.
+    """A method whose clients send every entry that any client may share; for a personal entry, an update of zero.
 
-    So neither what a client keeps nor how much it keeps shows in what it sends. Masks that are the same for all clients, whole
-    tensors by the method's own rule, stay as they are.
+    So what a client sends shows neither which entries are personal nor how many. Masks that are the same for all clients (whole
+    tensors, by the method's own rule) stay as they are.
     """
 
     method: Method
@@ -52,11 +52,11 @@ class Covered(Method):
         state, up = self.method.client(work, state, down)
         if up.extra:
             raise InputError(
-                f"this method also sends {', '.join(up.extra)}, which noise on updates does not cover; use one that sends "
-                "parameters alone, such as fedavg or fedselect, or protect samples instead of clients (unit=sample)."
+                f"this method also sends {', '.join(up.extra)}, which noise on updates does not protect; use one that sends "
+                "parameters only, such as fedavg or fedselect, or protect samples instead of clients (unit=sample)."
             )
         if not bool((up.weight == 1).all()):
-            raise InputError("with --private every client counts alike; use weight=uniform.")
+            raise InputError("--private weights all clients equally; use weight=uniform.")
         sent = _covered(up.sent)
         _check_sent(work.model, sent)
         shared = {n: down["params"][n] for n in up.values}
@@ -103,17 +103,17 @@ def shared_names(model: Model, wanted: Mask) -> tuple[str, ...]:
 def _check_sent(model: Model, sent: Mask) -> None:
     if any(sent.get(n, False) is not False for n in model.stats):
         raise InputError(
-            "statistics of BatchNorm are no updates and cannot be clipped; keep them with the client (norm_stats=local), or "
+            "BatchNorm statistics are not updates and cannot be clipped; keep them on the client (norm_stats=local), or "
             "use a network without BatchNorm."
         )
 
 
 @dataclass(frozen=True)
 class PrivateMean(Aggregator):
-    """Updates clipped to one length, added up, with noise once on the sum, over the number of clients that is expected.
+    """Clips updates to one length, sums them, adds noise to the sum, and divides by the expected number of clients.
 
-    What `then` makes of that mean (server momentum, Adam) needs no noise of its own. `noise`: of the sum, over the clip;
-    `count_noise`: of the count of updates that were not clipped, by which the clip moves.
+    What `then` makes of that mean (server momentum, Adam) needs no further noise. `noise`: of the sum, over the clip;
+    `count_noise`: of the count of unclipped updates, which adapts the clip.
     """
 
     then: Aggregator
@@ -123,7 +123,7 @@ class PrivateMean(Aggregator):
     expected: float
     quantile: float | None = None
     count_noise: float = 0.0
-    seed: int | None = None  # only in tests: where the noise comes from, instead of the operating system
+    seed: int | None = None  # only in tests: draws the noise instead of the operating system
 
     def start(self, params: Tree) -> State:
         device = next(iter(params.values())).device
@@ -138,7 +138,7 @@ class PrivateMean(Aggregator):
 
 
 class PrivateFold(Fold):
-    """One round: the memory of one model, however many clients."""
+    """One round; needs the memory of one model, however many clients there are."""
 
     def __init__(self, how: PrivateMean, state: State, params: Tree) -> None:
         own = state["private"]
@@ -172,7 +172,7 @@ class PrivateFold(Fold):
         return mean, heard, {**memory, "private": {n: v.to(self._device) for n, v in own.items()}}
 
     def _next_clip(self) -> Tensor:
-        """C exp(-pace (share within the clip - quantile)): it falls where too many are within."""
+        """C exp(-pace (share within the clip - quantile)): falls if too many updates are within."""
         clip = torch.tensor(self._clip, dtype=torch.float64)
         if self._how.quantile is None:
             return clip
@@ -211,7 +211,7 @@ def private_mean(guarantee: Guarantee, then: Aggregator, names: tuple[str, ...],
 
 
 def drawn(ids: Tensor, fraction: float, entropy: Entropy, seed: int, round: int) -> Tensor:
-    """The clients of a round: each by itself with the same probability, so there may be none."""
+    """The cohort of a round: each client is drawn independently with the same probability, so it may be empty."""
     if fraction >= 1:
         return ids.sort().values
     keys = random.client_keys(seed, ids, round, "private cohort")

@@ -1,4 +1,4 @@
-"""Privacy of samples: each client clips gradients and adds noise by itself, so the server need not be trusted."""
+"""Sample-level privacy: each client clips gradients and adds noise itself, so the server need not be trusted."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ from fedselect.training.work import Work
 
 
 def passes_of(method: Method, work: Callable[[Guard], Work]) -> int:
-    """The passes over the data in a round: of one client that goes through a round without training.
+    """The local epochs of a round, counted on one client that goes through a round without training.
 
-    What a method does that noise on gradients does not cover is refused here. `work`: the door to its data, with a guard.
+    Refuses a method that does something that noise on gradients does not cover. `work`: access to its data, with a guard.
     """
     counting = Counting()
     door = work(counting)
@@ -34,7 +34,7 @@ def passes_of(method: Method, work: Callable[[Guard], Work]) -> int:
 
 
 def guard(private: Private, fitted: Fitted, training: Training, device: torch.device, passes: int, rounds: int) -> PerSample:
-    """What lets a method train with private samples, its noise by how many samples a client has."""
+    """The guard that lets a method train on private samples; its noise depends on how many samples a client has."""
     check_model(fitted, device)
     noise = partial(_noise, private, training.batch_size, passes, rounds)
     return PerSample(fitted, training, private.clip, noise, passes, private.entropy)

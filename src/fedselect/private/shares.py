@@ -1,8 +1,8 @@
-"""Noise in shares: clients clip and add noise themselves, so that not even the server sees a sum without it.
+"""Noise in shares: clients clip and add noise themselves, so that not even the server sees a sum without noise.
 
-Under secure aggregation a client's update is whole numbers. It is clipped and rounded to the nearest numbers, and each client
-adds a discrete Gaussian of its own (Kairouz, Liu and Steinke 2021). Sums are opened for more than two thirds of a round's
-clients, so a share is as large as if no more were left; with all of them there is more noise than was promised.
+Under secure aggregation a client's update is whole numbers. It is clipped, rounded to the nearest numbers, and each client adds
+its own discrete Gaussian noise (Kairouz, Liu and Steinke 2021). Sums are opened for more than two thirds of a round's clients,
+so each share is sized for the fewest of them; if all clients stay, there is more noise than was promised.
 """
 
 import math
@@ -21,20 +21,20 @@ from fedselect.secret.mean import FEWEST
 from fedselect.secret.ring import Ring
 
 ROOM = 10.0
-"""Standard deviations of the noise for which a sum has room: beyond, one in 10^23 sums, it would wrap around."""
+"""Standard deviations of noise that fit in a sum: beyond, in one of 10^23 sums, it would wrap around."""
 EXACT = 48
-"""Bits of a sum, at most: floating-point numbers are exact up to 53."""
+"""Most bits of a sum: floating-point numbers are exact up to 53."""
 BELOW = 1 - 1e-9
-"""Clipped a little below the clip, so that no rounding of floating-point numbers makes an update longer."""
+"""Updates are clipped slightly below the clip, so that floating-point rounding makes none longer."""
 FINE = 4.0
-"""The least deviation of a share, in steps. From there on a sum of discrete Gaussians is one, but for a part of 10^-60."""
+"""Least deviation of a share, in steps. From there on a sum of discrete Gaussians is one, up to a part of 10^-60."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Noise of so many times the longest update, over the clients of a round together.
+    """Noise that is a multiple of the longest update, added by the clients of a round together.
 
-    noise: standard deviation over sensitivity, of the smallest sum that is opened; ring: for the most clients of a round.
+    noise: standard deviation over sensitivity, of the smallest sum that is opened; ring: for the largest cohort.
     """
 
     private: Private
@@ -43,24 +43,24 @@ class Shares:
 
     @cached_property
     def step(self) -> float:
-        """What the number 1 stands for: a sum of all clients' updates and noise fits into the ring."""
+        """The value of the number 1, such that a sum of all clients' updates and noise fits into the ring."""
         clients, bits = self.ring.clients, min(self.ring.field - 1, EXACT)
         return self.private.clip * (clients + ROOM * math.sqrt(3.0) * self.noise) / 2.0**bits
 
     def sensitivity(self, entries: int) -> float:
-        """The longest update in steps: a clipped one, and what rounding adds, at most half a step in each entry."""
+        """Length of the longest update in steps: the clip, plus rounding of at most half a step in each entry."""
         return self.private.clip / self.step + math.sqrt(entries) / 2
 
     def deviation(self, clients: int, entries: int) -> float:
-        """The standard deviation of each client's share, in steps, in a round of so many clients."""
+        """The standard deviation of each client's share, in steps, in a round of this many clients."""
         check_cohort(self.private, clients)
         std = self.noise * self.sensitivity(entries) / math.sqrt(counted_on(self.private, clients))
         if 0 < std < FINE:
-            raise InputError(f"noise of {std:.2g} steps is too little to be rounded; give a smaller epsilon or fewer clients.")
+            raise InputError(f"noise of {std:.2g} steps is too small to be rounded; use a smaller epsilon or fewer clients.")
         return std
 
     def code(self, values: Tree, params: Tree, keys: Tensor, clients: int) -> Tree:
-        """Stacked clients' updates from `params` as whole numbers with noise, in float64; keys count only where seeded."""
+        """Stacked clients' updates from `params` as whole numbers with noise, in float64; keys matter only if seeded."""
         steps = {n: v.double() - params[n].double() for n, v in values.items()}
         clip, length = self.private.clip, lengths(steps)
         scale = clip * BELOW / length.clamp_min(clip) / self.step
@@ -73,14 +73,14 @@ class Shares:
 
 
 def check_cohort(private: Private, clients: int) -> None:
-    """Refuse rounds of clients whose noise, without that of those who work with the server, is too little."""
+    """Refuse cohorts whose noise is too small without that of the colluding clients."""
     if clients < FEWEST or 3 * counted_on(private, clients) < clients:
         raise InputError(
-            f"a round of {clients} clients is too small for noise of which {private.colluding} may be known to the server; "
-            "take more clients a round, or a smaller colluding=."
+            f"a round of {clients} clients is too small if the server may know the noise of {private.colluding}; "
+            "use more clients per round, or a smaller colluding=."
         )
 
 
 def shares(guarantee: Guarantee, ring: Ring) -> Shares:
-    """Who adds which noise to keep a promise."""
+    """The noise shares that keep a promise."""
     return Shares(guarantee.private, guarantee.lots[0].noise, ring)

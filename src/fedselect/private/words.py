@@ -1,4 +1,4 @@
-"""What a run promises, and what the noise does to it, in words, before anything trains."""
+"""The privacy promise, and what the noise does to a run, in words, shown before training starts."""
 
 import math
 
@@ -6,9 +6,9 @@ from fedselect.private.guarantee import Guarantee
 from fedselect.private.settings import Private
 
 LOUD, HOPELESS = 5.0, 20.0
-"""Noise so many times as long as the longest update costs much accuracy, or drowns it: docs/private.md has measurements."""
+"""Noise this many times as long as the longest update costs much accuracy, or drowns it: docs/private.md has measurements."""
 OUTSIDE = (
-    "Not covered: test scores, which are of clients' own test data, shares of personal parameters, and the numbers of clients "
+    "Not covered: test scores (measured on clients' own test data), shares of personal parameters, and the numbers of clients "
     "and samples. "
     "Training losses are not recorded."
 )
@@ -28,20 +28,20 @@ def statement(guarantee: Guarantee) -> str:
 
 
 def of_each_client(private: Private, rounds: int) -> str:
-    """The same where nobody knows yet how many samples clients have."""
-    own = "Each client chooses its noise by how many samples it has, and keeps the budget itself."
+    """The same before the clients' numbers of samples are known."""
+    own = "Each client chooses its noise by the number of its samples, and keeps its own budget."
     delta = private.delta_for(1)
     return " ".join((_promised(private, delta, rounds), own, BY_THEMSELVES, OUTSIDE))
 
 
 def _promised(private: Private, delta: float, rounds: int) -> str:
     if math.isinf(private.epsilon):
-        return "Private: no promise (epsilon is inf); updates are clipped, and nothing is noised."
+        return "Private: no promise (epsilon is inf); updates are clipped, but no noise is added."
     whose = {
         "client": "all data of one client: what others learn is nearly the same with it and without it",
         "sample": "one training sample of a client: what others learn is nearly the same with it and without it",
     }[private.unit]
-    seeded = " But noise comes from the seed, so this run is a test and NOT private." if private.seeded else ""
+    seeded = " But the noise comes from the seed, so this run is a test and NOT private." if private.seeded else ""
     return f"Private: epsilon {private.epsilon:g}, delta {delta:.2g} for the whole run of {rounds} rounds, for {whose}.{seeded}"
 
 
@@ -56,9 +56,9 @@ def _noise(guarantee: Guarantee) -> str:
         else ("gradient", "step", f"{worst.many:g} samples a step on average")
     )
     return (
-        f"Each {what} is clipped to length {private.clip:g}{moving}; noise is {worst.noise * worst.more:.3g} times that in "
-        f"every entry of the sum ({many}). In the mean of a {per} the noise of all {guarantee.size:,} entries together is "
-        f"{guarantee.ratio:.3g} times as long as the longest {what}."
+        f"Each {what} is clipped to length {private.clip:g}{moving}; the noise in every entry of the sum is "
+        f"{worst.noise * worst.more:.3g} times that ({many}). In the mean of a {per} the noise of all {guarantee.size:,} "
+        f"entries together is {guarantee.ratio:.3g} times as long as the longest {what}."
     )
 
 
@@ -71,18 +71,18 @@ def _trust(guarantee: Guarantee) -> str:
         return BY_THEMSELVES
     if not guarantee.lots[0].whole:
         return (
-            "The server sees every update before it adds noise and has to be trusted; other clients, and whoever gets the "
+            "The server sees every update before it adds noise and must be trusted; other clients, and whoever gets the "
             "model, need not be."
         )
     return (
-        "Every client adds its share of the noise itself, and --secret shows the server sums alone, so the server need not be "
+        "Every client adds its share of the noise itself, and --secret shows the server only sums, so the server need not be "
         f"trusted, {_allies(private.colluding)}. This still holds if fewer than a third of a round's clients are lost. The "
-        "server decides who takes part, so a client counts as if it were in every round, and that it takes part is not hidden."
+        "server chooses the cohort, so a client counts as if it were in every round, and that it takes part is not hidden."
     )
 
 
 def _allies(colluding: int) -> str:
-    """Who may tell the server their part of the noise."""
+    """The colluding clients, in words."""
     if not colluding:
         return "unless another client tells it its noise"
     return (
@@ -97,7 +97,7 @@ def _warning(guarantee: Guarantee) -> str:
         mend = "use many more clients, a smaller model, a larger epsilon, or protect samples instead (unit=sample)"
     else:
         mend = "use larger batches (--batch-size), a smaller model, fewer rounds or a larger epsilon"
-    said = "WARNING: such noise will cost the shared model much of its accuracy"
+    said = "WARNING: this noise will cost the shared model much of its accuracy"
     if guarantee.ratio >= HOPELESS:
-        said = "WARNING: such noise drowns what clients learn, and the shared model will hardly be better than an untrained one"
+        said = "WARNING: this noise drowns what clients learn; the shared model will hardly be better than an untrained one"
     return f"{said}; {mend}."

@@ -1,1 +1,1 @@
-"""Secure aggregation: a server that learns sums over clients, and neither a client's values nor its mask."""
+"""Secure aggregation: the server learns sums over clients, but no client's values or mask."""

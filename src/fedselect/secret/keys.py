@@ -11,7 +11,7 @@ from fedselect.core.errors import DataError, InputError, RunError
 from fedselect.core.files import read_json, write_json
 
 SEED = 31
-"""Bytes of what a pad is made from: a whole number below Shamir's prime."""
+"""Bytes of a pad's seed: a whole number below Shamir's prime."""
 ROSTER = "roster.json"
 
 
@@ -34,13 +34,13 @@ def public(secret: bytes) -> bytes:
 
 
 def agree(secret: bytes, other: bytes) -> bytes:
-    """What two clients know and nobody else, from one's secret key and the other's public one."""
+    """A secret that only two clients know, from one's secret key and the other's public key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     try:
         return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
-    except ValueError:  # a point that gives the same with every key
-        raise DataError("a client's public key is of no use.") from None
+    except ValueError:  # a low-order point, which gives the same secret with every key
+        raise DataError("a client's public key is invalid.") from None
 
 
 def derive(secret: bytes, salt: bytes, purpose: str, length: int) -> bytes:
@@ -52,14 +52,14 @@ def derive(secret: bytes, salt: bytes, purpose: str, length: int) -> bytes:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Encrypt and authenticate; a key seals one thing only, so it needs no number of its own."""
+    """Encrypt and authenticate; each key seals only one thing, so the nonce can be constant."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), content, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """What was sealed; None where it was changed or sealed with another key."""
+    """What was sealed; None if it was changed or sealed with another key."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -90,13 +90,13 @@ def signed_by(key: Any, signature: bytes, content: bytes) -> bool:
 
 
 def said(what: str, **parts: Any) -> bytes:
-    """Something to sign or to digest, the same for everybody, and for this purpose alone."""
+    """Bytes to sign or to digest: the same for everyone, and for this purpose only."""
     return json.dumps([f"fedselect secret {what}", parts], sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's node key, and the node keys of everybody in the federation."""
+    """A client's node key, and the public node keys of all clients."""
 
     client: int
     federation: str
@@ -105,7 +105,7 @@ class Identity:
 
     @classmethod
     def read(cls, part: Path, client: int) -> "Identity":
-        """From a client's part of a site; its roster must be signed by the site's own authority."""
+        """From a client's folder of a site; its roster must be signed by the site's own authority."""
         need_cryptography()
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -118,7 +118,7 @@ class Identity:
             whole = signed_by(authority, signature, _roster(roster["federation"], listed))
             everybody = {i: load_ssh_public_key(text.encode()) for i, text in enumerate(listed)} if whole else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise RunError(f"{part} does not say who is in the federation ({e}); copy it from the site again.") from None
+            raise RunError(f"{part} does not list the federation's clients ({e}); copy it from the site again.") from None
         if not whole:
             raise RunError(f"{part / ROSTER} is not signed by this site's ca.crt; copy both from the site again.")
         return cls(client, str(roster["federation"]), key, everybody)
@@ -127,13 +127,13 @@ class Identity:
         return sign(self.key, content)
 
     def is_of(self, client: int, signature: bytes, content: bytes) -> bool:
-        """Whether this client of the federation signed it."""
+        """Whether this client of the federation signed the content."""
         key = self.everybody.get(client)
         return key is not None and signed_by(key, signature, content)
 
 
 def write_roster(path: Path, federation: str, keys: list[str], authority: Any) -> None:
-    """Who is in a federation, signed: `keys` are the clients' public node keys, as OpenSSH writes them."""
+    """Write the signed list of a federation's clients; `keys` are their public node keys in OpenSSH's format."""
     signature = sign(authority, _roster(federation, keys)).hex()
     write_json(path, {"federation": federation, "keys": keys, "signature": signature})
 

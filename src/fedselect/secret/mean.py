@@ -1,7 +1,7 @@
-"""SecretMean: an aggregator that is given sums of whole numbers alone, as a server gets them from secure aggregation.
+"""SecretMean: an aggregator that sees only sums of whole numbers, as secure aggregation gives them to a server.
 
-A simulation adds those numbers up as they are. Over a network they travel under pads that cancel in the sum, which changes no
-bit of it, so both give the same model.
+A simulation adds up the plain numbers. Over a network they are sent under pads that cancel in the sum, which changes no bit of
+it, so both give the same model.
 """
 
 from dataclasses import dataclass
@@ -18,31 +18,31 @@ from fedselect.methods.method import Up
 from fedselect.secret.ring import CLIENTS, IS_NEAR, OVER, Ring, untold
 
 Over = Literal["senders", "cohort"]
-"""What a sum is divided by: the clients that sent the entry, or all that took part, which then hides how many sent it."""
+"""What a sum is divided by: the clients that sent the entry, or the whole cohort, which hides how many sent it."""
 FEWEST = 3
-"""Clients in a round: of two, each could tell the other's update from the mean."""
+"""Fewest clients in a round: of two, each could work out the other's update from the mean."""
 FIRST, FIRST_STATISTIC = 1.0, 64.0
-"""How far a value may move in the first round: a parameter, and a statistic of BatchNorm, which may be of any size."""
-ROUNDING = "rounding"  # what a client's randomness is for
+"""How far an entry may move in the first round: a parameter, and a BatchNorm statistic, which can have any scale."""
+ROUNDING = "rounding"  # purpose of a client's random key
 GROW, SHRINK, LEAST, MOST = 4.0, 0.5, 2.0**-10, 2.0**40
 
 
 class Noisy(Protocol):
-    """Makes whole numbers of updates that are private by themselves."""
+    """Turns private updates into whole numbers."""
 
     @property
     def step(self) -> float:
-        """What the number 1 stands for."""
+        """The value of the number 1."""
 
     def code(self, values: Tree, params: Tree, keys: Tensor, clients: int) -> Tree:
-        """Updates from `params`, clipped, rounded and with noise, in a round of so many clients."""
+        """Updates from `params`, clipped, rounded and noised, for a round of this many clients."""
 
 
 @dataclass(frozen=True)
 class SecretMean(Aggregator):
-    """What `inner` makes of the sums; the range that values may move in follows what was cut in the round before.
+    """Applies `inner` to the sums. The range of values follows from what was cut off in the round before.
 
-    `noisy`: where clients are private, who makes their whole numbers; ranges then follow from the promise alone.
+    `noisy`: makes the whole numbers if clients are private; ranges then follow from the privacy settings alone.
     """
 
     inner: Aggregator
@@ -86,14 +86,14 @@ class SecretFold(Fold):
         self.sums.add(values, sent, weight)
 
     def put(self, total: Tree, senders: Tree) -> None:
-        """The sums of all clients, as a server has them once they are unmasked."""
+        """Take the sums over all clients, as a server has them once they are unmasked."""
         device = next(iter(self._params.values())).device
         values, counts = ({n: v.to(device) for n, v in tree.items()} for tree in (total, senders))
         self.sums = MaskedSum(values, counts, dict.fromkeys(total, torch.float32))
 
     def finish(self) -> tuple[Tree, Mask, State]:
         how, inner = self._how, self._how.inner.fold(self._state, self._params)
-        assert inner.sums is not None  # `hidden` saw to it
+        assert inner.sums is not None  # checked by `hidden`
         total, senders = self.sums.total, self.sums.weight
         names = [n for n in total if not n.startswith("~")]
         for n in names:
@@ -106,7 +106,7 @@ class SecretFold(Fold):
         return mean, heard, {**memory, "reach": reach, "cut": {"share": self._cut(names)}}
 
     def _next(self, at: int, name: str) -> Tensor:
-        """A range in which something was cut grows, one whose ends nobody came near shrinks; of private updates none moves."""
+        """Grow a range that cut something off, shrink one that no value came near; private updates move no range."""
         if self._how.noisy is not None:
             return self.reach[name]
         over, near = (self.sums.total[n][at] for n in (OVER, IS_NEAR))
@@ -114,7 +114,7 @@ class SecretFold(Fold):
         return (self.reach[name] * change).clamp(LEAST, MOST).to(self.reach[name].dtype)
 
     def _cut(self, names: list[str]) -> Tensor:
-        """The share of what was sent that lay outside its range."""
+        """The share of entries sent that were outside their range."""
         if not names:
             return torch.zeros(())
         sent = sum(self.sums.weight[n].sum() for n in names)
@@ -122,7 +122,7 @@ class SecretFold(Fold):
 
 
 def coded(ring: Ring, noisy: Noisy | None, up: Up, params: Tree, reach: Tree, keys: Tensor, *, clients: int) -> Tree:
-    """Stacked uploads of a round of so many clients as whole numbers; `reach` names the tensors that are sent."""
+    """Stacked uploads of a round of this many clients as whole numbers; `reach` names the tensors that are sent."""
     if noisy is None:
         return ring.code(up.values, up.sent, params, reach, keys)
     codes = noisy.code({n: up.values[n] for n in reach}, params, keys, clients)
@@ -134,9 +134,9 @@ def _reach(value: float, like: Tensor) -> Tensor:
 
 
 def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:
-    """Refuse options that do not go together, before anything is made."""
+    """Refuse options that do not go together, before anything is built."""
     if mean == "cohort" and not secret:
-        raise InputError("--mean cohort is of sums that --secret gives; give that too, or leave it out.")
+        raise InputError("--mean cohort needs --secret; add --secret, or leave --mean out.")
     if secret and not vars(type(aggregator)).get("only_sums", False):
         raise InputError(
             f"{type(aggregator).__name__} looks at the values of single clients, which --secret hides; use --aggregate mean or "
@@ -145,22 +145,22 @@ def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:
 
 
 def hidden(aggregator: Aggregator, clients: int, mean: Over) -> SecretMean:
-    """The aggregator behind secure aggregation of at most so many clients a round."""
+    """The aggregator behind secure aggregation of at most this many clients per round."""
     check_secret(True, mean, aggregator)
     if clients < FEWEST:
         raise InputError(
-            f"--secret needs at least {FEWEST} clients in a round, and this run has {clients}: of two, each could tell the "
-            "other's values from the mean."
+            f"--secret needs at least {FEWEST} clients in a round, and this run has {clients}: of two clients, each could work "
+            "out the other's values from the mean."
         )
     return SecretMean(aggregator, Ring(clients, counted=mean == "senders"))
 
 
 def check_hidden(up: Up) -> None:
-    """Refuse what secure aggregation does not hide: rows of single clients, and weights that differ."""
+    """Refuse what secure aggregation does not hide: rows of single clients, and unequal weights."""
     if up.extra:
         raise InputError(
-            f"this method sends rows of single clients ({', '.join(up.extra)}) beside its values, which --secret would not "
+            f"this method sends rows of single clients ({', '.join(up.extra)}) with its values, which --secret would not "
             "hide; choose another method, or leave --secret out."
         )
     if not bool((up.weight == 1).all()):
-        raise InputError("--secret counts every client alike; use --weight uniform, or leave --secret out.")
+        raise InputError("--secret weights all clients equally; use --weight uniform, or leave --secret out.")

@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 
 BLOCK = 1 << 20
-"""Elements at a time: a pad is never whole in memory."""
+"""Elements per block: a pad is never whole in memory."""
 
 
 def stream(key: bytes) -> Any:
-    """An endless stream of bytes from a key of 32: `update` of zeros gives the next ones."""
+    """An endless byte stream from a 32-byte key: `update` of zeros gives the next bytes."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
 
 def add(line: "np.ndarray[Any, Any]", key: bytes, sign: int) -> None:
-    """Add the pad of a key to a line of ring elements, or take it away (sign -1), in place."""
+    """Add the pad of a key to a line of ring elements in place, or subtract it (sign -1)."""
     source, width = stream(key), line.dtype.itemsize
     zeros = memoryview(bytes(BLOCK * width))
-    room = np.empty(BLOCK * width + 16, dtype=np.uint8)  # the cipher wants a block more than it fills
+    room = np.empty(BLOCK * width + 16, dtype=np.uint8)  # the cipher needs one block more than it fills
     change = np.add if sign > 0 else np.subtract
     for at in range(0, len(line), BLOCK):
         part = line[at : at + BLOCK]

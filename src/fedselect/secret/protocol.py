@@ -1,15 +1,15 @@
-"""The protocol (Bonawitz et al. 2017, neighbours as in Bell et al. 2020), as functions of keys and letters' contents.
+"""The protocol (Bonawitz et al. 2017, neighbors as in Bell et al. 2020), as functions of keys and message contents.
 
-A client hides its line x of ring elements under a pad of its own and one for each neighbour:
+A client hides its line x of ring elements under a pad of its own and one for each neighbor:
 
-    y_u = x_u + pad(b_u) + sum over neighbours v of +-pad(k_uv)      (+ for u < v)
+    y_u = x_u + pad(b_u) + sum over neighbors v of +-pad(k_uv)      (+ for u < v)
 
-k_uv is what u and v agree on. In the sum over all clients those pads cancel. With y_u a client sends shares of b_u and of every
-k_uv to its neighbours, sealed. Then the server names who arrived (the survivors), and each of them opens its shares: of b_u for
-survivors u, and of k_uv for survivors u and neighbours v that are lost. Nobody opens the own pad of a client that is lost, nor
-a pad between two survivors, so the sum over survivors comes out and nothing else does.
+k_uv is the secret that u and v agree on. In the sum over all clients those pads cancel. With y_u a client sends shares of b_u
+and of every k_uv to its neighbors, sealed. Then the server names the clients whose lines arrived (the survivors), and each of
+them opens its shares: of b_u for survivors u, and of k_uv for survivors u and lost neighbors v. Nobody opens the own pad of a
+lost client, nor a pad between two survivors, so the sum over survivors comes out and nothing else does.
 
-All keys are bound to the digest of the round's list, so another list, or another round, has other pads.
+All keys are bound to the digest of the round's list, so another list, or another round, has different pads.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from fedselect.secret import keys, pads, shamir
 from fedselect.secret.shamir import SHARE
 
 NEIGHBOURS = 64
-"""Pads of a client in a large cohort; in one of at most 65 everybody is everybody's neighbour."""
+"""Pads per client in a large cohort; in one of at most 65 clients all are neighbors."""
 TAG = 16
-"""Bytes that a seal adds."""
+"""Bytes that sealing adds."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """A round's list: who takes part, with which public key, and what else everybody must agree on."""
+    """A round's list: its clients with their public keys, and what else all of them must agree on."""
 
     address: Mapping[str, Any]  # federation, run, plan, round and range
     keys: Mapping[int, str]  # by client, in hexadecimal
@@ -48,7 +48,7 @@ class Cohort:
 
     @property
     def least(self) -> int:
-        """Survivors that there must be: more than two thirds."""
+        """Fewest survivors: more than two thirds."""
         return 2 * len(self.ids) // 3 + 1
 
     @property
@@ -57,7 +57,7 @@ class Cohort:
 
     @cached_property
     def _around(self) -> dict[int, list[int]]:
-        """Everybody's neighbours."""
+        """Every client's neighbors."""
         if self.complete:
             return {i: [j for j in self.ids if j != i] for i in self.ids}
         circle = sorted(self.ids, key=lambda i: hashlib.sha256(self.digest + i.to_bytes(8, "little")).digest())
@@ -65,41 +65,41 @@ class Cohort:
         return {i: sorted(circle[(at + d) % len(circle)] for d in steps) for at, i in enumerate(circle)}
 
     def neighbours(self, client: int) -> list[int]:
-        """Who shares a pad with a client: everybody, or in a large cohort the nearest on a circle that nobody chose."""
+        """The clients that share a pad with this one: all, or in a large cohort the nearest on a circle that nobody chose."""
         return self._around[client]
 
     @property
     def threshold(self) -> int:
-        """Shares that give a secret, which a client's neighbours and itself hold: of more than two thirds; in a large cohort of
-        more than half."""
+        """Shares that recover a secret. A client's neighbors and itself hold them: more than two thirds, in a large cohort more
+        than half."""
         return self.least if self.complete else (NEIGHBOURS + 1) // 2 + 1
 
     def sealed_size(self, client: int) -> int:
-        """Bytes of what a client seals for one holder."""
+        """Bytes that a client seals for one holder."""
         return (1 + len(self.neighbours(client))) * SHARE + TAG
 
 
 class Member:
-    """One client of a cohort, with its secret key: everything it does follows from that and the list."""
+    """One client of a cohort with its secret key, from which, with the list, everything it does follows."""
 
     def __init__(self, cohort: Cohort, client: int, secret: bytes) -> None:
         self.cohort, self.client, self._secret = cohort, client, secret
         self._agreed: dict[int, bytes] = {}
 
     def mask(self, line: "np.ndarray[Any, Any]") -> None:
-        """Hide a line of ring elements, in place."""
+        """Mask a line of ring elements, in place."""
         pads.add(line, pad_key(self._own), 1)
         for v in self.cohort.neighbours(self.client):
             pads.add(line, pad_key(self._pair(v)), 1 if self.client < v else -1)
 
     def bundles(self) -> dict[int, bytes]:
-        """For every neighbour its shares of this client's secrets, sealed."""
+        """Its neighbors' shares of this client's secrets, sealed, by neighbor."""
         return {v: keys.seal(self._box(self.client, v), b"".join(self._shares(v))) for v in self._others}
 
     def open(self, survivors: Iterable[int], bundles: Mapping[int, bytes]) -> dict[int, list[bytes]]:
-        """Its shares of the survivors' own pads, and of their pads with neighbours that are lost; by survivor.
+        """Its shares, by survivor, of the survivors' own pads and of their pads with lost neighbors.
 
-        A survivor whose bundle is not as it was sealed is left out.
+        A survivor whose bundle was changed after sealing is left out.
         """
         there = set(survivors)
         opened: dict[int, list[bytes]] = {}
@@ -139,7 +139,7 @@ class Member:
 
     @cached_property
     def _polynomials(self) -> list[tuple[int, list[int]]]:
-        """Each secret with its coefficients: of its own pad, then of the pads with its neighbours."""
+        """Each secret with its coefficients: first for its own pad, then for the pads with its neighbors."""
         source = pads.stream(keys.derive(self._secret, self.cohort.digest, "shares", 32))
         secrets = [self._own, *map(self._pair, self._others)]
         return [(_number(s), [_number(source.update(bytes(64))) for _ in range(self.cohort.threshold - 1)]) for s in secrets]
@@ -153,7 +153,7 @@ def pad_key(seed: bytes) -> bytes:
 
 
 class Opening:
-    """What the server makes of the survivors' shares: the pads that are left in the sum of their lines."""
+    """Recovers from the survivors' shares the pads that remain in the sum of their lines."""
 
     def __init__(self, cohort: Cohort, survivors: Iterable[int]) -> None:
         self.cohort, self.survivors = cohort, sorted(survivors)
@@ -162,15 +162,15 @@ class Opening:
         self._shares: dict[int, dict[int, list[int]]] = {u: {} for u in self.survivors}
 
     def expected(self, holder: int, of: Iterable[int]) -> int:
-        """Bytes of a client's shares of these survivors; refused where it holds none of theirs."""
+        """Bytes of a client's shares of these survivors; refused if it holds none of theirs."""
         if not set(of) <= {holder, *self.cohort.neighbours(holder)} & self._lost.keys():
             raise DataError("it opened shares that it was not asked for")
         return sum(1 + len(self._lost[u]) for u in of) * SHARE
 
     def take(self, holder: int, of: list[int], shares: bytes) -> None:
-        """One client's shares, in the order of the survivors they are of."""
+        """Take one client's shares, in the order of the survivors they belong to."""
         if len(shares) != self.expected(holder, of):
-            raise DataError(f"it opened {len(shares)} bytes where {self.expected(holder, of)} were asked for")
+            raise DataError(f"it opened {len(shares)} bytes, expected {self.expected(holder, of)}")
         at = 0
         for u in of:
             count = 1 + len(self._lost[u])
@@ -178,11 +178,11 @@ class Opening:
             at += count * SHARE
 
     def short(self) -> list[int]:
-        """Survivors of whom too few shares came."""
+        """Survivors for whom too few shares arrived."""
         return [u for u in self.survivors if len(self._shares[u]) < self.cohort.threshold]
 
     def unmask(self, total: "np.ndarray[Any, Any]") -> None:
-        """Take the pads that are left out of the sum of the survivors' lines, in place."""
+        """Subtract the remaining pads from the sum of the survivors' lines, in place."""
         for u in self.survivors:
             held = dict(list(self._shares[u].items())[: self.cohort.threshold])
             counts = shamir.weights([h + 1 for h in held])
@@ -200,5 +200,5 @@ def _number(seed: bytes) -> int:
 
 def _seed(number: int) -> bytes:
     if number >= 1 << (8 * keys.SEED):
-        raise DataError("shares that were opened do not belong together: a client sent false ones")
+        raise DataError("the opened shares do not belong together: a client sent false ones")
     return number.to_bytes(keys.SEED, "little")

@@ -1,7 +1,7 @@
 """The ring: a client's update as whole numbers that add up exactly, with the number of senders in the same number.
 
 An entry is one number modulo 2^32 (2^64 for more than 127 clients): [senders | value]. The value is the update, rounded to a
-multiple of a step; an entry that a client keeps is 0, so the mask is hidden with the values. Sums of as many clients as the
+multiple of a step; a personal entry is 0, so the mask is hidden together with the values. Sums of up to as many clients as the
 ring is made for do not overflow.
 """
 
@@ -18,20 +18,20 @@ from fedselect.core import random
 from fedselect.core.tree import Mask, Tree, rows
 
 VALUE_BITS = 24
-"""Bits of one client's value, its sign among them, where there is room for as many; a float32 holds no more."""
+"""Most bits of one client's value, sign included; a float32 holds no more."""
 NARROW = 127
-"""As many clients add up in 32 bits, with at least 18 bits for a value."""
+"""Most clients whose sum fits 32 bits, with at least 18 bits for a value."""
 BLOCK = 1 << 15
-"""Entries at a time on a CPU, so that they stay in its cache."""
+"""Entries per block on a CPU, so that they stay in its cache."""
 NEAR = 8
-"""A value is near the end of the range if it is beyond this part of it."""
+"""A value beyond this part of its range counts as near the end."""
 CLIENTS, OVER, IS_NEAR = "~clients", "~over", "~near"
-"""What every client sends beside its entries: 1, and for each tensor how many values were cut, and how many were near."""
+"""What every client sends with its entries: 1, and for each tensor how many values were cut off and how many were near."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Numbers for the sum of so many clients; `counted`: whether they also say how many sent an entry."""
+    """Numbers for the sum of this many clients; `counted`: whether they also count the senders of an entry."""
 
     clients: int
     counted: bool = True
@@ -57,8 +57,8 @@ class Ring:
     def code(self, values: Tree, sent: Mask, params: Tree, reach: Tree, keys: Tensor) -> Tree:
         """Updates from `params` of stacked clients as whole numbers, in float32; what is not sent is 0.
 
-        reach: of each tensor the largest update that is not cut. keys: randomness of each client, which rounds up or down such
-        that the mean is right. CLIENTS, OVER and IS_NEAR come along.
+        reach: for each tensor the largest update that is not cut off. keys: each client's random key for rounding up or down
+        without bias. The result includes CLIENTS, OVER and IS_NEAR.
         """
         found: Tree = {}
         over, near = [], []
@@ -88,7 +88,7 @@ class Ring:
         signed = np.dtype(f"<i{self.dtype.itemsize}")
         parts = []
         for name, v in codes.items():
-            line = v.flatten().cpu().numpy().astype(np.int64).astype(signed)  # by way of 64 bits, to wrap around
+            line = v.flatten().cpu().numpy().astype(np.int64).astype(signed)  # through 64 bits, to wrap around
             if self.counted:
                 marks = sent.get(name, True)
                 line += np.asarray(marks.flatten().cpu() if isinstance(marks, Tensor) else marks).astype(signed) << self.field
@@ -96,7 +96,7 @@ class Ring:
         return np.concatenate(parts).view(self.dtype)
 
     def unpack(self, total: "np.ndarray[Any, Any]", like: Mapping[str, torch.Size]) -> tuple[Tree, Tree]:
-        """The sums of values and the numbers of senders (all clients, where they are not counted) from a sum of lines."""
+        """The sums of values and the numbers of senders (all clients, if not counted) from a sum of lines."""
         values, senders = (np.empty(len(total)) for _ in range(2))
         half, inside = (self.dtype.type(n) for n in (1 << (self.field - 1), (1 << self.field) - 1))
         for at in range(0, len(total), BLOCK):
@@ -116,12 +116,12 @@ class Ring:
 
 
 def untold(tensors: int, keys: Tensor) -> Tree:
-    """What clients send beside entries that are private: that they take part, and nothing of what was cut."""
+    """What clients send with private entries: that they take part, and nothing about what was cut off."""
     nothing = torch.zeros(len(keys), tensors, device=keys.device)
     return {CLIENTS: torch.ones(len(keys), 1, device=keys.device), OVER: nothing, IS_NEAR: nothing}
 
 
 def shapes(entries: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
-    """The parts of a line: the tensors that travel, and what every client says of them."""
+    """The parts of a line: the tensors that are sent, and every client's counters for them."""
     said = {OVER: torch.Size([len(entries)]), IS_NEAR: torch.Size([len(entries)])} if entries else {}
     return {**entries, CLIENTS: torch.Size([1]), **said}

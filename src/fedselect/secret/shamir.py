@@ -1,4 +1,4 @@
-"""Shamir's secret sharing over the prime 2^255 - 19: so many shares give a secret, fewer say nothing of it."""
+"""Shamir's secret sharing over the prime 2^255 - 19: enough shares recover a secret, fewer reveal nothing about it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ SHARE = 32
 
 
 def share(secret: int, coefficients: Sequence[int], at: int) -> int:
-    """The share at a place (not 0) of the polynomial that has the secret at 0; as many places as coefficients + 1 give it."""
+    """The share at a place (not 0) of the polynomial with the secret at 0; coefficients + 1 places recover it."""
     value = 0
     for c in reversed(coefficients):
         value = (value + c) * at % PRIME
@@ -16,7 +16,7 @@ def share(secret: int, coefficients: Sequence[int], at: int) -> int:
 
 
 def weights(places: Sequence[int]) -> list[int]:
-    """What the share at each of these places counts in the secret."""
+    """The weight of the share at each of these places in the secret."""
     found = []
     for i in places:
         over = under = 1
@@ -28,5 +28,5 @@ def weights(places: Sequence[int]) -> list[int]:
 
 
 def secret(shares: Mapping[int, int]) -> int:
-    """The secret from shares by place; they must be as many as the threshold."""
+    """The secret from shares by place; there must be at least as many as the threshold."""
     return sum(w * s for w, s in zip(weights(list(shares)), shares.values(), strict=True)) % PRIME

@@ -1,4 +1,4 @@
-"""What secure aggregation sends, in bytes: a simulation counts with this what a deployment puts on the wire."""
+"""The bytes that secure aggregation sends: a simulation counts with this what a deployment puts on the wire."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ from fedselect.secret.shamir import SHARE
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a round of so many clients, all of whom arrive; in place of `codec.up_size` and `codec.down_size`."""
+    """Sizes for a round of this many clients, all of whom arrive; replaces `codec.up_size` and `codec.down_size`."""
 
     ring: Ring
     cohort: int
 
     @property
     def _bundles(self) -> int:
-        """Shares that a client seals for its neighbours, and gets from them."""
+        """Bytes of the shares that a client seals for its neighbors, and gets from them."""
         others = min(self.cohort - 1, NEIGHBOURS)
         return others * ((1 + others) * SHARE + TAG)
 
@@ -37,5 +37,5 @@ class Sizes:
 
 
 def whole(mask: Mask) -> dict[str, bool]:
-    """All entries of the tensors of which some may travel: what a server sends that does not know who wants what."""
+    """All entries of the tensors of which some may be sent: what a server sends if it does not know who wants what."""
     return {n: m is not False for n, m in mask.items()}

@@ -1,4 +1,4 @@
-"""A round that begins while the one before it is still read: on a GPU its training runs meanwhile, and nothing waits for it."""
+"""Starts a round early, while the record of the round before is still read, so that a GPU never waits."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def may(run: "Simulation") -> bool:
-    """Whether a round of this run may begin early: on a GPU with all clients at hand, and where its first questions change
-    nothing and the record of the round before it is of numbers alone."""
+    """Whether a round of this run may start early: on a GPU with all clients at hand, if its first jobs change nothing and the
+    record of the round before holds only numbers."""
     at_hand = isinstance(run.store, Store) and run.chunk >= run.clients and ranks.world() == 1
     return run.device.type == "cuda" and at_hand and run.private is None and run.keep == "last"
 
 
 @dataclass
 class Begun:
-    """A round of each run that has begun: what they asked first, and the answers if they are on their way."""
+    """A round of each run that has started: its first jobs, and the answers if they are under way."""
 
     runs: list["Simulation"]
     turns: list[Turn]
@@ -36,7 +36,7 @@ class Begun:
 
     @property
     def current(self) -> bool:
-        """Whether all runs still stand where they stood."""
+        """Whether all runs are still at the same point."""
         now = map(_standing, self.runs)
         return all(a is b for then, there in zip(self.stood, now, strict=True) for a, b in zip(then, there, strict=True))
 
@@ -48,12 +48,12 @@ def begin(runs: list["Simulation"]) -> Begun:
 
 
 def _standing(run: "Simulation") -> tuple[Any, ...]:
-    """What is another object after each round, and where a run is put back."""
+    """Objects that each round and each restore replaces."""
     return run.server, run.memory, run.store.rows if isinstance(run.store, Store) else None
 
 
 class Beside:
-    """A stream on which what is done by now can be read, beside work that comes later."""
+    """A stream on which finished work can be read while later work continues."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,7 +61,7 @@ class Beside:
         self.mark()
 
     def mark(self) -> None:
-        """What is on its way by now can be read from now on."""
+        """Everything queued by now can be read from now on."""
         self._done = None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Checkpoints: a simulation between two rounds. The snapshot before the newest stays, in case a disk damages that one."""
+"""Checkpoints: a simulation between two rounds. The snapshot before the newest is kept, in case a disk damages that one."""
 
 import hashlib
 import json
@@ -24,19 +24,19 @@ from fedselect.tasks import Classification
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
 
-ADVICE = "delete this folder to go on from an earlier checkpoint, or start the run again with --overwrite."
+ADVICE = "delete this folder to continue from an earlier checkpoint, or start the run again with --overwrite."
 
 
 @dataclass(frozen=True)
 class Run:
-    """Whose checkpoints these are: a configuration, and what reads one that another version wrote as this one would have."""
+    """Whose checkpoints these are: a configuration, and a function that reads those of other versions as this one's."""
 
     config: Mapping[str, Any]
     renewed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
-    mend: str | None = None  # what to do about a checkpoint of another run; else what a run directory wants
+    mend: str | None = None  # what to do about a checkpoint of another run; by default the advice for run directories
 
     def unlike(self, said: Mapping[str, Any]) -> str:
-        """In what the run of a checkpoint differs from this one, if it does."""
+        """How the run of a checkpoint differs from this one, if it does."""
         if said.get("run", identity(self.config)) == identity(self.config):
             return ""
         if "config" not in said:
@@ -64,10 +64,10 @@ LATER: dict[str, Any] = {
         "schedule": "constant", "warmup": 0, "decay": 1.0, "decay_every": 1,
     },
 }  # fmt: skip
-"""Settings that came after runs were first told apart by their configuration, each with the value that stood for it before."""
+"""Settings added since runs were first identified by their configuration, each with the value that equals the old behavior."""
 _MOVED = {"decay": 1.0, "server_momentum": 0.0}
 GONE: dict[str, dict[str, Any]] = {"fedselect": _MOVED, "Partial": _MOVED}
-"""Options that a method, by its name or its class, no longer has, each with the value under which it did nothing."""
+"""Options that a method (by name or class) no longer has, each with the value at which it did nothing."""
 _TUNED = {"finetune": 0, "finetune_lr": None}
 GAINED: dict[str, dict[str, Any]] = {
     "fedper": {"warmup": 0, **_TUNED},
@@ -76,15 +76,15 @@ GAINED: dict[str, dict[str, Any]] = {
     "Partial": {"select": {"unit": "entry"}},
     **dict.fromkeys(("ditto", "Ditto", "fedpac", "FedPAC"), _TUNED),
 }
-"""Options that a method, by its name or its class, has gained since, each with the value under which it does nothing."""
+"""Options that a method (by name or class) has gained since, each with the value at which it does nothing."""
 GAINED_AGGREGATE: dict[str, dict[str, Any]] = {name: {"least_senders": 1} for name in ("median", "Median")}
-"""The same of aggregators."""
+"""The same for aggregators."""
 COUNTED = {"domains": 4}
-"""Data that counts its clients itself where no number is given, with the number that stood for it before."""
+"""Data sets that determine their number of clients themselves, with the number that stood for it before."""
 
 
 def as_first_written(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as the first version wrote it, so that a run made then and the same run made now have one identity."""
+    """A configuration as the first version wrote it, so that old and new runs with equal settings have one identity."""
     out = _without(config, LATER)
     method = out.get("method")
     if isinstance(method, dict):
@@ -110,7 +110,7 @@ def _without(config: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, A
 
 
 def owner(simulation: "Simulation") -> Run:
-    """Whose checkpoints those of a simulation are that is stepped by a program of its own."""
+    """The identity of a simulation that is stepped by a user's own program."""
     s = simulation
     config = {
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
@@ -130,19 +130,19 @@ def owner(simulation: "Simulation") -> Run:
         config["rounds"] = s.total
     return Run(
         as_first_written(config),
-        mend="make it as it was (a model from a function, so that the seed decides), or save to another folder.",
+        mend="restore its old settings (make the model with a function, so that the seed decides), or save to another folder.",
     )
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON has it, the same in every process."""
+    """An option as JSON, the same in every process."""
     if is_dataclass(value):
         return {"kind": type(value).__name__, **{f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, Tensor):
         return value.tolist()
-    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # one of many of that name: a lambda, or made by another
+    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # its name is not unique: a lambda or an inner function
         held = [_plain(c.cell_contents) for c in value.__closure__ or ()]
         says = [s for s in value.__code__.co_consts if isinstance(s, str)]
         return f"{value.__qualname__} {held} {identity({'asks': value.__code__.co_names, 'says': says})[:6]}"
@@ -179,7 +179,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
 
 @dataclass(frozen=True)
 class Found:
-    """A whole checkpoint, and in what pieces its run must go on: clients at a time, and what rests of them between rounds."""
+    """A complete checkpoint, and how its run must continue: clients per chunk, and which rows are stored between rounds."""
 
     place: Path
     chunk: int
@@ -187,9 +187,9 @@ class Found:
 
 
 def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Found | None:
-    """The newest checkpoint that is whole; damaged ones are passed over, for their rounds can run again.
+    """The newest complete checkpoint; damaged ones are skipped, because their rounds can run again.
 
-    So are those after round `most`, of whose rounds something else was lost, in words.
+    Also skips those after round `most`; `lost` says what else of those rounds was lost.
     """
     damage = ""
     for place in reversed(snapshots.places(folder)):
@@ -204,15 +204,15 @@ def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Fou
             continue
         _claim(place, said, run)
         if damage:
-            warnings.warn(f"{damage}; the checkpoint before it is used, of round {int(place.name)}.", stacklevel=2)
+            warnings.warn(f"{damage}; using the checkpoint before it, of round {int(place.name)}.", stacklevel=2)
         return Found(place, int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all")
     if damage:
-        raise CheckpointError(f"no checkpoint is whole ({damage}); delete {folder}, and resume begins at the first round.")
+        raise CheckpointError(f"no checkpoint is intact ({damage}); delete {folder}, and resume starts from the first round.")
     return None
 
 
 def claim(folder: Path, run: Run, mend: str | None = None) -> bool:
-    """Refuse checkpoints that are not of this run; `mend`: what to do then. Whether there are any."""
+    """Refuse checkpoints of another run; `mend`: what to do then. Returns whether there are any."""
     places = snapshots.places(folder)
     for place in reversed(places):
         if said := _said(place):
@@ -223,12 +223,12 @@ def claim(folder: Path, run: Run, mend: str | None = None) -> bool:
 
 def _claim(place: Path, said: Mapping[str, Any], run: Run, mend: str | None = None) -> None:
     if changed := run.unlike(said):
-        back = f"put {place.parents[1] / 'config.json'} back as it was, or begin another run: --config with a new --out."
-        raise CheckpointError(f"{place} is of another configuration ({changed}); {mend or run.mend or back}")
+        back = f"restore {place.parents[1] / 'config.json'}, or start a new run: --config with a new --out."
+        raise CheckpointError(f"{place} has another configuration ({changed}); {mend or run.mend or back}")
 
 
 def _said(place: Path) -> dict[str, Any] | None:
-    """What a checkpoint says of itself, if that can be read."""
+    """A checkpoint's manifest, if it can be read."""
     try:
         return snapshots.manifest(place, ADVICE)
     except CheckpointError:
@@ -236,7 +236,7 @@ def _said(place: Path) -> dict[str, Any] | None:
 
 
 def _readable(said: Mapping[str, Any]) -> bool:
-    """Whether a manifest has the fields of a checkpoint; without a checksum, as manifests were at first, one may be lost."""
+    """Whether a manifest has the fields of a checkpoint; the first manifests had no checksum, so one may be lost."""
     return isinstance(said.get("chunk"), int) and "joined" in said["tensors"]
 
 
@@ -248,10 +248,10 @@ def drop_after(folder: Path, round: int) -> None:
 
 
 def moved(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Make the checkpoints of a run those of the same run whose files lie elsewhere now."""
+    """Make a run's checkpoints those of the same run whose files now have other paths."""
     for place in snapshots.places(folder):
         said = _said(place)
-        if said and said.get("run") != identity(now):  # else a kill came in between
+        if said and said.get("run") != identity(now):  # already moved, if an earlier attempt was killed
             _claim(place, said, Run(was))
             snapshots.write_manifest(place, {**said, "run": identity(now), "config": now})
 
@@ -261,7 +261,7 @@ def identity(run: Mapping[str, Any]) -> str:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What changed from one configuration to another, as files hold them: "limit was 0.3, is 0.5"."""
+    """What differs between two configurations, as stored in files: "limit was 0.3, is 0.5"."""
     before, after = (json.loads(json.dumps(config)) for config in (was, now))
     for name in before | after:
         old, new = before.get(name), after.get(name)
@@ -272,18 +272,18 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def load(place: Path, simulation: "Simulation", run: Run) -> None:
-    """Put a simulation where the checkpoint left it."""
+    """Restore a simulation from a checkpoint."""
     said, tensors = snapshots.load(place, ADVICE)
     _claim(place, said, run)
     if said.get("base", simulation.model.base) != simulation.model.base:
         raise CheckpointError(
-            f"{place} was made with another frozen base; give the weights file that the run began with, as it was then."
+            f"{place} was made with another frozen base; use the weights file that the run started with, unchanged."
         )
     store = simulation.store
     if said.get("store", "resident") != store.kind:
         raise CheckpointError(
-            f"{place} was made with clients in a {said.get('store', 'resident')} store, and this run has a {store.kind} one; "
-            "resume with the memory and the chunk it was made with."
+            f"{place} was made with clients in a {said.get('store', 'resident')} store, but this run has a {store.kind} one; "
+            "resume with the memory and the chunk size that it was made with."
         )
     rows = nested("rows", tensors)
     if store.kind == Store.kind:
@@ -296,7 +296,7 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
 
 
 def standing(simulation: "Simulation") -> dict[str, Any]:
-    """Where a simulation of one process stands, in memory of its own."""
+    """A copy of the state of a simulation in one process."""
     s = simulation
     states = {"server": s.server, "memory": s.memory, "rows": s.store.dump()}
     rounds, states["kept"] = s.kept.dump() if s.kept else (None, {})
@@ -306,7 +306,7 @@ def standing(simulation: "Simulation") -> dict[str, Any]:
 
 
 def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
-    """Put a simulation there."""
+    """Restore a simulation to that state."""
     simulation.round = stands["round"]
     simulation.server = _placed(stands["server"], simulation.device)
     simulation.memory = _placed(stands["memory"], simulation.device)
@@ -320,5 +320,5 @@ def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
 
 
 def _placed(state: State, device: torch.device) -> State:
-    """The server's part of a checkpoint as a run has it on this device."""
+    """The server's part of a checkpoint, placed for this run's device."""
     return {k: together({n: v.to(device) for n, v in t.items()}, clients=False) for k, t in state.items()}

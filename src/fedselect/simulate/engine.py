@@ -71,35 +71,57 @@ from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work, score
 
 MOST = 65_535
-"""Clients side by side: as many as an axis of a GPU's grid holds."""
+"""Most clients side by side: the limit of an axis of a GPU's grid."""
 CPU_ROOM = 1 << 29
-"""Bytes that stacked clients may take on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
+"""Bytes that stacked clients may use on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
 CHECKED = 2
-"""Rounds whose first uploads are checked: in the second, masks that grow have grown."""
-TOO_LARGE = "one client alone does not fit into the GPU's memory; use a smaller model or --batch-size."
+"""Rounds whose first uploads are checked; growing masks have grown by the second."""
+TOO_LARGE = "not even one client fits into the GPU's memory; use a smaller model or --batch-size."
 
 
 class Simulation:
     """A federation in one process, round by round.
 
-    `step` runs one round and returns what `run` has in its history; `save` and `resume` let another process go on, to the bit
-    where it has the same hardware. `fs.Result(simulation, history)` takes out models and masks.
+    `step` runs one round and returns its record. `save` and `resume` let another process continue the run, bit by bit on the
+    same hardware. `fs.Result(simulation, history)` gives models, masks and scores. Use `fs.run` unless you need control
+    between rounds.
 
-    `task`: what outputs and targets mean, by default what the data is for. `headline`: the metric that tables show first, one
-    of the task's. `metrics`: others of the task that are also measured, by name. `aggregator`: how uploads become the shared
-    values; by default their mean, `Mean()`.
-    `fraction`: the share of clients that take part in a round. `late`: (how many clients join late, in which round, counted
-    from 1). `chunk`: how many clients run at once. `rows`: what is stored per client between rounds, all or personal.
-    `device`: auto, cpu, cuda or cuda:1. `precision`: auto, float32, or on a GPU tf32 or bf16. `recompute`: keep of each
-    block of a transformer only its inputs and compute the rest again in the backward pass. `eval_every`: rounds between
-    evaluations. `secret`: sums as secure aggregation would give them, values rounded and counted alike; without the pads
-    that hide them over a network, which do not change a sum. `mean`: what such a sum is divided by, the senders of an
-    entry or the cohort. `private`: differential privacy, such as fs.Private(epsilon=8). `val`: whether validation data is
-    scored beside test data (val_accuracy, val_loss). `keep`: which models are the outcome: of the last round, of the best
-    round on validation data, or each client's of its own best round. `view`: "best" lets each client choose on its validation
-    data which of its models it reports (local, merged, fine-tuned, mixed); by default the one that the method says.
-    `rounds`: how many there will be in all, for a schedule or a privacy budget that depends on it. Method, model, task and
-    aggregator may be names, with default options.
+    Args:
+        method: A method such as `fs.FedAlike(lr=0.1)`, or its name for the default options.
+        model: A name, a network of `fs.models`, your module, or a function that creates it.
+        data: The clients: a `Federation`, or a list of `ClientData`.
+        seed: Decides the initial parameters and the order of training.
+        training: Optimizer, schedule and batch size; by default `fs.Training()`.
+        task: What outputs and targets mean: a task or its name; by default the task that the data is for.
+        headline: The metric of the task that tables show first.
+        metrics: Names of further metrics of the task to measure.
+        fraction: The share of clients that train in a round.
+        late: How many clients join late, and in which round (counted from 1), such as `(2, 10)`.
+        chunk: How many clients run at once; `auto` fits them to the memory.
+        rows: What is stored per client between rounds: `all`, or `personal` parameters only.
+        device: `auto`, `cpu`, `cuda` or one GPU such as `cuda:1`.
+        precision: `auto`, `float32`, or on a GPU `tf32` or `bf16`.
+        recompute: Keep only the inputs of each transformer block and recompute its activations in the backward pass.
+        deterministic: Refuse GPU operations whose result may differ from one time to the next.
+        eval_every: Rounds between evaluations.
+        val: Also score validation data (`val_accuracy`, `val_loss`).
+        keep: Which models are the result: those of the `last` round, of the `best` round on validation data, or of each
+            client's `own` best round.
+        view: `best` lets each client choose on its validation data which of its models it reports (local, merged,
+            fine-tuned, mixed); by default the method decides.
+        aggregator: How uploads are aggregated: an aggregator or its name; by default their mean, `fs.Mean()`.
+        rounds: The total number of rounds, for a schedule or a privacy budget that depends on it.
+        secret: Compute sums as secure aggregation does: values rounded, clients weighted equally. The pads that hide
+            values on a network do not change a sum and are left out.
+        mean: With `secret`, what sums are divided by: the `senders` of an entry, or the `cohort`.
+        private: Differential privacy, such as `fs.Private(epsilon=8)`.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=3, seed=0)
+        >>> simulation = fs.Simulation(fs.FedAvgFT(lr=0.1), "mlp", data)
+        >>> simulation.step()["round"]
+        1
     """
 
     def __init__(
@@ -145,7 +167,7 @@ class Simulation:
         )
         check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
-            raise InputError(f"val is True or False, not {val!r}; validation data belongs into fs.ClientData(val=...).")
+            raise InputError(f"val is True or False, not {val!r}; validation data belongs in fs.ClientData(val=...).")
         check_validation(data, val, keep, view)
         val = val or keep != "last" or view is not None
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
@@ -156,8 +178,8 @@ class Simulation:
         if self.private is not None:
             check_private(rounds)
             check_together(self.private, secret, keep, view)
-        self._bare = method, self.aggregator  # as they were given
-        self.view = view or method.view  # of the models that it reports
+        self._bare = method, self.aggregator  # as given
+        self.view = view or method.view  # of the models that clients report
         self.method: Method = Covered(method) if self.private and self.private.unit == "client" else method
         self.budget: Budget | None = None  # of privacy
         self.guard: PerSample | None = None
@@ -167,11 +189,11 @@ class Simulation:
         self._from = torch.zeros(self.clients, dtype=torch.int64)
         if late is not None:
             self._from[-late[0] :] = late[1] - 1
-        self.asked = task  # as it was given; it may learn from the data
+        self.asked = task  # as given; the fitted task may learn from the data
         self.task = fit(task, data, self._from == 0)
         self.metrics = self.task.measured(headline, metrics)
         same = self.task.measured(asked=[m.name for m in self.metrics])
-        self._kept = [m.name for m in same]  # whatever the headline, so that a checkpoint goes with any
+        self._kept = [m.name for m in same]  # the same for any headline, so that checkpoints fit
         keep_memory()
         self.eval_every, self.deterministic, self.val = eval_every, deterministic, val
         self.device = pick_device(device)
@@ -189,14 +211,14 @@ class Simulation:
         self.server = method.init(self.initial, self.clients, model)
         self.secret = hidden(self.aggregator, most(fraction, self.clients), mean) if secret else None
         self._folds = self.secret or self.aggregator
-        self.memory = self._folds.start({n: self.initial[n] for n in model.params})  # what it remembers between rounds
+        self.memory = self._folds.start({n: self.initial[n] for n in model.params})  # the aggregator's state between rounds
         self._check_processes()
         self.fits = self._fit()
-        if 1 in sizes:  # it may be too little for a BatchNorm
+        if 1 in sizes:  # one sample may be too little for BatchNorm
             self._try_step(sizes.index(1))
         if self.fitted.slow:
             what = ", ".join(sorted(self.fitted.slow))
-            warnings.warn(f"{model.name} is on a slow path: {what} has no rule of ours for stacked clients.", stacklevel=2)
+            warnings.warn(f"{model.name} is slow to train: {what} has no fast rule for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         joined = self._try_join()
         self.store = self._new_store(rows, joined)
@@ -208,7 +230,7 @@ class Simulation:
         self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
     def __getstate__(self) -> dict[str, Any]:
-        """How it was made and where it stands: all else, such as recorded steps, a process makes for itself."""
+        """How it was made and its current state; everything else, such as recorded steps, each process makes for itself."""
         late = (int((self._from > 0).sum()), int(self._from.max()) + 1)
         first, *others = [m.name for m in self.metrics]
         how = {
@@ -224,7 +246,7 @@ class Simulation:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were given when it was first made
+            warnings.simplefilter("ignore")  # they were shown when it was first made
             self.__init__(*state["given"], **state["how"])  # type: ignore[misc]
         checkpoint.put_back(self, state["stands"])
 
@@ -233,23 +255,34 @@ class Simulation:
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """What is recorded of each client."""
+        """What is recorded for each client."""
         chosen = (CHOSEN,) if self.view == "best" else ()
         return (*columns(self.metrics), *(validated(m.name) for m in self.metrics if self.val), *chosen)
 
     def step(self, evaluate: bool | None = None) -> Record:
-        """One round: clients train, the server folds, everybody present is evaluated."""
+        """Run one round: the cohort trains, the server aggregates, and all present clients are evaluated.
+
+        Args:
+            evaluate: Whether to evaluate; by default every `eval_every` rounds.
+
+        Returns:
+            The record of the round: means, and under `clients` one list entry for each client.
+        """
         (outcome,) = Stack([self]).step(evaluate)
         if isinstance(outcome, TrainingError):
             raise outcome
         return outcome
 
     def save(self, folder: str | Path) -> None:
-        """Write where the simulation stands into a folder, whole or not at all; the state before it is kept too."""
+        """Write the state to a folder, completely or not at all; the state before it is kept too."""
         checkpoint.save(Path(folder), self, checkpoint.owner(self))
 
     def resume(self, folder: str | Path) -> bool:
-        """Go to where the last state in a folder left off, if there is one; it must be of the same method, model and data."""
+        """Restore the last state saved in a folder, if there is one; it must be of the same method, model and data.
+
+        Returns:
+            Whether there was one.
+        """
         run = checkpoint.owner(self)
         found = checkpoint.find(Path(folder), run)
         if found is not None:
@@ -257,9 +290,9 @@ class Simulation:
         return found is not None
 
     def asks(self, turn: Turn) -> Generator[Asked, Any, Record]:
-        """One round as questions to its clients; send the answer to each, and get the record at the end.
+        """One round as jobs for its clients; send the answer to each, and get the record at the end.
 
-        Until the first answer is sent, nothing of the simulation changes, unless samples or clients are private.
+        Until the first answer is sent, nothing in the simulation changes, unless samples or clients are private.
         """
         if self.budget is not None:
             self.budget.charge(self.round + 1)
@@ -295,13 +328,13 @@ class Simulation:
                 del before, down
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
-            if self.round < CHECKED and not order:  # what a deployment would refuse is said here too
+            if self.round < CHECKED and not order:  # report here what a deployment would refuse
                 check_upload(up, self.method.wants(self.model, state), self._split["train"].n[ids.to(self.device)])
             wanted = self.method.wants(self.model, before)
             notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
             del before, down
             self._put(ids, state, scores)
-            there = ids.to(self.device, non_blocking=True)  # a GPU is busy training: do not wait for it
+            there = ids.to(self.device, non_blocking=True)  # do not wait while a GPU trains
             folded.take(up, random.client_keys(self.seed, there, self.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
@@ -328,14 +361,14 @@ class Simulation:
         return self._record(notes, finite, turn.began)
 
     def _cohort(self, present: Tensor) -> Tensor:
-        """Who trains in this round."""
+        """The clients that train in this round."""
         if self.private is not None and self.private.unit == "client" and self.secret is None:
             return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
         count = most(self.fraction, len(present))
         return random.choose(self.seed, present, count, self.round, "cohort")
 
     def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:
-        """This round's uploads of all processes, with one row of side statistics for each client."""
+        """This round's uploads from all processes, with one row of side statistics for each client."""
         ids, extra = _all_extras(order, extras) if order or ranks.world() > 1 else (torch.zeros(0, dtype=torch.int64), {})
         return Received(ids, mean, heard, {k: {n: v.to(self.device) for n, v in t.items()} for k, t in extra.items()})
 
@@ -370,20 +403,20 @@ class Simulation:
         return record
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
-        """The personal models of these clients, stacked: the view the method reports, or the one asked for.
+        """The personalized models of these clients, stacked, in the view that the method reports or the one asked for.
 
-        With keep=best or own, those of the kept rounds, of which there is the reported view alone.
+        With keep=best or own, the models of the kept rounds, which exist in the reported view only.
         """
         ids, view = torch.as_tensor(ids), view or self.view
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
-            raise InputError("a process holds the models of its own clients alone; ask for those, or run in one process.")
+            raise InputError("a process holds only the models of its own clients; ask for those, or run in one process.")
         joined = self.store.joined[ranks.place(ids)]
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         if self.kept and bool(self.kept.store.joined[ids].all()):
             if view != self.view:
-                raise InputError(f"of kept rounds there is the reported view alone: view='{self.view}', or keep='last'.")
+                raise InputError(f"models of kept rounds exist in one view only; use view='{self.view}', or keep='last'.")
             return self.kept.models(ids, self.device)
         state, down = self._open(ids)
         if view == "local":
@@ -394,12 +427,12 @@ class Simulation:
 
     @property
     def promise(self) -> str:
-        """What this run promises of privacy, in words; nothing without `private`."""
+        """The privacy that this run promises, in words; empty without `private`."""
         return statement(self.budget.guarantee) if self.budget else ""
 
     @property
     def inputs(self) -> Split:
-        """All clients' training inputs, as they are given to models."""
+        """All clients' training inputs, in the form that models get."""
         return self._split["train"]
 
     def masks(self) -> Tree:
@@ -411,23 +444,23 @@ class Simulation:
         return {n: m.clone() if isinstance(m, Tensor) else torch.full(shapes[n], m) for n, m in found.items()}
 
     def personal(self, client: int) -> Tree:
-        """One client's model as a state_dict for the plain module."""
+        """One client's personalized model as a state_dict for the plain module."""
         if not 0 <= client < self.clients:
-            raise InputError(f"there is no client {client}; there are 0 to {self.clients - 1}.")
+            raise InputError(f"there is no client {client}; clients are numbered 0 to {self.clients - 1}.")
         return self.model.state_dict({n: v[0].cpu() for n, v in self.models([client]).items()})
 
     def need(self, view: str) -> None:
-        """Refuse what needs a view of clients' models that are not kept."""
+        """Refuse a view that needs models that are not kept."""
         if view != "merged" and self.store.forgets:
             raise InputError(
-                "with rows=personal clients keep what is personal, not the models as they trained them; use view='merged' or "
+                "with rows=personal clients keep their personal parameters, not their local models; use view='merged' or "
                 "rows=all."
             )
 
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
         if not self.data.has("test"):
-            raise InputError("no client has test data to try models on; give fs.ClientData(test=...).")
+            raise InputError("no client has test data to evaluate models on; give fs.ClientData(test=...).")
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
         mine = ranks.own(torch.arange(self.clients))
         for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
@@ -442,20 +475,20 @@ class Simulation:
 
     @property
     def whole_inputs(self) -> bool:
-        """Whether among the inputs are whole numbers, as for an embedding."""
+        """Whether the inputs include whole numbers, as for an embedding."""
         layout = self.data.layout
         return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
 
     def out_of_rows(self, ids: Tensor) -> InputError:
-        """What to say where an embedding has no row for an input of these clients."""
+        """The error for an embedding that has no row for an input of these clients."""
         low, high = self._ends(ids)
         return InputError(
-            f"{self.model.name} has no row for one of its inputs, which go from {low} to {high}; give it a larger embedding, "
+            f"{self.model.name} has no row for one of its inputs, which range from {low} to {high}; use a larger embedding, "
             "or other inputs."
         )
 
     def _ends(self, ids: Tensor) -> tuple[str, str]:
-        """The least and the greatest whole number among the inputs of these clients, and whose it is."""
+        """The smallest and the largest whole number among the inputs of these clients, and which client has it."""
         layout = self.data.layout
         parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
         given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
@@ -509,20 +542,20 @@ class Simulation:
                 notes.add(name, ids, values)
 
     def _last_look(self, ids: Tensor, state: State, evaluate: bool) -> Generator[Job, Any, dict[str, Tensor] | None]:
-        """What models score that are forgotten with this round, while their clients may sit out those that evaluate."""
+        """Scores of local models that are dropped with this round, if their clients may miss the next evaluation."""
         if self.store.forgets and (evaluate or self.fraction < 1.0):
             return (yield Job("score", ids, self.round, {"model": self.method.local(state)}))  # type: ignore[no-any-return]
         return None
 
     def _halve(self, ids: Tensor) -> list[Tensor]:
-        """The GPU is full: these clients in two parts, and no more than that at a time from now on."""
+        """The GPU is full: split these clients in two, and use the smaller chunk from now on."""
         if len(ids) == 1:
             raise RunError(TOO_LARGE)
         self.chunk = (len(ids) + 1) // 2
         self._programs.clear()
         self.store.to(torch.device("cpu"))
         torch.cuda.empty_cache()
-        warnings.warn(f"the GPU's memory is full; going on with {self.chunk} clients at a time.", stacklevel=2)
+        warnings.warn(f"the GPU's memory is full; continuing with {self.chunk} clients at a time.", stacklevel=2)
         return list(torch.split(ids, self.chunk))
 
     def _share(self, state: State) -> Tensor:
@@ -530,9 +563,9 @@ class Simulation:
         return entries(self.method.mask(self.model, state), self.method.local(state)).double() / self.model.size
 
     def live_share(self) -> float | None:
-        """The mean personal share of the parameters that live: of a kernel, the taps that ever meet the input.
+        """The mean personal share of the live parameters: in a kernel, the taps that ever meet the input.
 
-        None where clients are spread over processes, or none has joined.
+        None if clients are spread over processes, or none has joined.
         """
         mine = self.store.joined.nonzero().flatten()
         if ranks.world() > 1 or not len(mine):
@@ -545,14 +578,14 @@ class Simulation:
         return total / len(mine)
 
     def persistence(self) -> Tree:
-        """What the method measured of it, by tensor: one number for each client, NaN for who is not tested or has not joined.
+        """The persistence that the method measured, by tensor: one number per client, NaN if not measured or not joined.
 
-        Nothing where clients are spread over processes.
+        Empty if clients are spread over processes.
         """
         mine = self.store.joined.nonzero().flatten()
         if ranks.world() > 1 or not len(mine):
             return {}
-        if isinstance(self.store, Store):  # all rows at hand
+        if isinstance(self.store, Store):  # all rows are at hand
             found = {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()}
             parts = [(mine, found)]
         else:
@@ -564,7 +597,7 @@ class Simulation:
         return dict(zip(names, out, strict=True))
 
     def groups(self) -> Groups | None:
-        """Each client's group, named by its first member, where the method makes groups; None for who is not tested yet."""
+        """Each client's group, named by its first member, if the method makes groups; None for clients not assigned yet."""
         return groups_of(self.method, self.server)
 
     def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -572,7 +605,7 @@ class Simulation:
         return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
 
     def _shared(self) -> Tree:
-        """The values that the server shares now."""
+        """The current values of the shared parameters."""
         return self.method.down(self.server, torch.zeros(1, dtype=torch.int64, device=self.device)).shared["params"]
 
     def _check_processes(self) -> None:
@@ -591,7 +624,7 @@ class Simulation:
             self.store.scores[ids] = torch.stack([scores[name] for name in self._kept], 1).cpu()
 
     def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
-        """What these clients remember, and what the server tells them; those that come next are fetched meanwhile."""
+        """These clients' stored state and the server's values for them; the next clients' rows are fetched meanwhile."""
         state = self.store.take(ranks.place(ids), self.device)
         if ahead:
             self.store.prefetch(ranks.place(ahead[0]))
@@ -601,14 +634,14 @@ class Simulation:
         return Stack([self]).work(ids, round)
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
-        """Cut a cohort so that it fits; clients of like size lie side by side, so that they run without copies."""
+        """Cut a cohort into chunks that fit; clients of similar size are adjacent, so that they run without copies."""
         sizes = self._split["train"].sizes or ()
         order = sorted(ids.tolist(), key=lambda i: (-sizes[i], i))
         for at in range(0, len(order), self.chunk):
             yield torch.tensor(order[at : at + self.chunk])
 
     def _new_store(self, rows: str, state: State) -> Store | Compact:
-        """Where clients rest: on the device if all run at once, else on the host; there, if they are too many, packed."""
+        """Where client states are stored: on the device if all run at once, else on the host; packed if they are too many."""
         here = ranks.share(self.clients)
         if rows == "auto":
             full = here * sum(v.nbytes for t in state.values() for v in t.values())
@@ -616,17 +649,17 @@ class Simulation:
         if rows == "all":
             return Store(here, self.device if self.chunk >= here else torch.device("cpu"))
         if ranks.world() > 1:
-            raise InputError("several processes keep whole rows; use more of them, or rows=all.")
+            raise InputError("several processes store whole rows; use more processes, or rows=all.")
         return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
 
     def _resting(self) -> torch.device:
-        """Where models of kept rounds lie: with the clients' rows, which must all be at hand."""
+        """Where the models of kept rounds are stored: with the clients' rows, which must all be at hand."""
         if isinstance(self.store, Compact) or ranks.world() > 1:
-            raise InputError("keep=best and own need whole rows of all clients in one process: use rows=all, without torchrun.")
+            raise InputError("keep=best and own need whole rows of all clients in one process; use rows=all, without torchrun.")
         return self.store.device
 
     def _try_join(self) -> State:
-        """One client joins and is thrown away: what a method asks of model and data shows now, not after an hour."""
+        """Let one client join and discard it: errors of method, model or data show now, not after an hour."""
         one = torch.zeros(1, dtype=torch.int64)
         state = Stack([self]).do(Job("join", one, 0))
         self.method.mask(self.model, state)
@@ -634,9 +667,9 @@ class Simulation:
         return state  # type: ignore[no-any-return]
 
     def _fit(self) -> int:
-        """How many clients such as these fit side by side in half of the memory there is, by what one client's step keeps.
+        """How many such clients fit side by side into half of the free memory, by what one client's step keeps.
 
-        A CPU gains nothing beyond what it can allocate without asking the system for memory anew at each step.
+        A CPU gains nothing beyond what it can allocate without asking the system for new memory at each step.
         """
         kept = 0
 
@@ -656,7 +689,7 @@ class Simulation:
         return min(MOST, max(1, int(room / (trees * weights + (0 if alone else 2 * kept)))))
 
     def _try_step(self, client: int) -> None:
-        """One step of one client, thrown away: does this model run stacked, and on as little as this client has?"""
+        """Run one step of one client and discard it: does this model run stacked, and on as little data as this client has?"""
         train = self._split["train"].rows(slice(client, client + 1))
         size = min(self.training.batch_size, int(train.n[0]))
         samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
@@ -667,7 +700,7 @@ class Simulation:
         except InputError as e:
             if size > 1:
                 raise
-            raise InputError(f"client {self.data.clients[client].name or client}, one sample a step: {e}") from None
+            raise InputError(f"client {self.data.clients[client].name or client}, with one sample per step: {e}") from None
         except torch.cuda.OutOfMemoryError:
             raise RunError(TOO_LARGE) from None
         except RuntimeError as e:
@@ -680,7 +713,7 @@ class Simulation:
 
 
 def _free_on(device: torch.device) -> int:
-    """Bytes of a GPU that are free, or that torch holds and does not use."""
+    """Bytes of a GPU that are free, or reserved by torch but unused."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held
 
@@ -690,7 +723,7 @@ def _host_memory() -> int:
 
 
 def _all_extras(order: list[Tensor], extras: list[State]) -> tuple[Tensor, State]:
-    """Who was heard, and their side statistics, one row each, of all processes."""
+    """The clients that uploaded, and their side statistics, one row each, from all processes."""
     mine = (torch.cat(order), _concat(extras)) if order else None
     if ranks.world() == 1:
         assert mine is not None

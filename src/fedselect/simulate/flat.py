@@ -1,4 +1,4 @@
-"""States of clients as flat rows of bytes, and back: what a client carries from round to round, and nothing else."""
+"""Client states as flat rows of bytes, and back: what a client carries from round to round, and nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,68 +12,68 @@ from fedselect.methods.method import Carried
 from fedselect.simulate import ragged
 
 ALIGN = 8
-"""Sections of a row begin at multiples of the widest type."""
+"""Sections of a row start at multiples of the widest dtype."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Tensors of one tree that lie side by side: alike in type and in what says which of their entries are carried."""
+    """Adjacent tensors of one tree with the same dtype and the same rule for which entries are carried."""
 
     key: str
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     dtype: torch.dtype
-    under: str | bool  # every entry or none; or those that the tree of this name marks
+    under: str | bool  # all entries or none; or those marked in the tree of this name
 
     @property
     def sizes(self) -> list[int]:
         return [shape.numel() for shape in self.shapes]
 
     def nbytes(self, count: Tensor) -> Tensor:
-        """What so many entries take, up to where the next section may begin."""
+        """Bytes for this many entries, padded to where the next section may start."""
         size = (count + 7) // 8 if self.dtype == torch.bool else count * self.dtype.itemsize
         return (size + ALIGN - 1) // ALIGN * ALIGN
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a row is made of, in order: a tree that marks entries of another comes before it."""
+    """The sections of a row, in order: a tree that marks entries of another comes before it."""
 
     sections: tuple[Section, ...]
     names: tuple[tuple[str, str], ...]  # the state's own order
 
     @property
     def whole(self) -> bool:
-        """Whether rows are all of a state; masks always are."""
+        """Whether rows hold the whole state; masks are always whole."""
         return all(s.under is True or s.dtype == torch.bool for s in self.sections)
 
     def part_of(self, other: "Layout") -> bool:
-        """Whether rows of this layout are such rows without some of their trees."""
+        """Whether rows of this layout are rows of the other without some of its trees."""
         keys = {key for key, _ in self.names}
         return self.sections == tuple(s for s in other.sections if s.key in keys)
 
     @property
     def fixed(self) -> Tensor:
-        """How many entries of each section a row holds, as far as that is known without looking: (sections,)."""
+        """How many entries of each section a row holds, as far as known without looking at values: (sections,)."""
         return torch.tensor([sum(s.sizes) if s.under is True else 0 for s in self.sections])
 
     @property
     def longest(self) -> int:
-        """What a row takes at most: all entries of all sections."""
+        """Most bytes of a row: all entries of all sections."""
         return sum(int(s.nbytes(torch.tensor(sum(s.sizes)))) for s in self.sections if s.under is not False)
 
     def nbytes(self, counts: Tensor) -> Tensor:
-        """What every row takes, section by section, from how many entries it holds: both (C, sections)."""
+        """Bytes of every row by section, from the number of entries it holds: both (C, sections)."""
         return torch.stack([s.nbytes(count) for s, count in zip(self.sections, counts.T, strict=True)], 1)
 
     def starts(self, counts: Tensor) -> Tensor:
-        """Where each section of each row begins, rows lying end to end: (sections, C)."""
+        """Where each section of each row starts, with rows placed end to end: (sections, C)."""
         sizes = self.nbytes(counts)
         return (sizes.flatten().cumsum(0).view_as(sizes) - sizes).T
 
 
 def layout(state: State, carried: Mapping[str, Carried]) -> Layout:
-    """How the rows of such states are laid out."""
+    """The layout of the rows of such states."""
 
     def under(key: str, name: str) -> str | bool:
         return carried[key].get(name, False) if key in carried else True
@@ -96,9 +96,8 @@ def layout(state: State, carried: Mapping[str, Carried]) -> Layout:
 def pack(plan: Layout, state: State) -> tuple[Tensor, Tensor]:
     """All rows end to end in one buffer, and how many entries each holds: (C, sections), on the host.
 
-    Of a tree that the state no longer has a row holds nothing.
-
-    The host waits once, for those numbers, and only if there are masks.
+    A row holds nothing of a tree that the state no longer has. The host waits once, for the counts, and only if there are
+    masks.
     """
     marks = _Marks(state)
     counts = _counts(plan, state, marks)
@@ -114,7 +113,7 @@ def pack(plan: Layout, state: State) -> tuple[Tensor, Tensor]:
 
 
 def unpack(plan: Layout, packed: Tensor, counts: Tensor) -> State:
-    """The states these rows stand for; entries that are not carried are zero."""
+    """The states that these rows hold; entries that are not carried are zero."""
     state: State = {}
     marks = _Marks(state)
     for section, count, start in zip(plan.sections, counts.T, plan.starts(counts), strict=True):
@@ -137,7 +136,7 @@ def unpack(plan: Layout, packed: Tensor, counts: Tensor) -> State:
 
 
 class _Marks:
-    """Which entries of a section are carried, as a matrix (C, entries), with their numbers; made once for each mask."""
+    """Which entries of a section are carried, as a matrix (C, entries), with their counts; made once for each mask."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -152,7 +151,7 @@ class _Marks:
 
 
 def _counts(plan: Layout, state: State, marks: _Marks) -> Tensor:
-    """How many entries of each section each row holds. Of a mask, none may be lost: it would come back another mask."""
+    """How many entries of each section each row holds. Refuses to drop marked entries of a mask, which would change it."""
     masked = [i for i, s in enumerate(plan.sections) if isinstance(s.under, str)]
     counts = plan.fixed.repeat(len(_first(state)), 1)
     counts[:, [i for i, s in enumerate(plan.sections) if s.key not in state]] = 0
@@ -169,7 +168,7 @@ def _counts(plan: Layout, state: State, marks: _Marks) -> Tensor:
     if bool((counts < 0).any()):
         section = plan.sections[int((counts < 0).any(0).nonzero()[0])]
         raise InputError(
-            f"a client's {section.key!r} marks entries that {section.under!r} does not, and they would be forgotten; "
+            f"a client's {section.key!r} marks entries that {section.under!r} does not, so they would be lost; "
             "the method's `carries` must name them."
         )
     return counts

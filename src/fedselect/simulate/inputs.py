@@ -1,4 +1,4 @@
-"""What a simulation is given: made into what it works with, or refused in a sentence."""
+"""Checks what a simulation is given, and turns it into what the engine uses."""
 
 import inspect
 import os
@@ -25,7 +25,7 @@ from fedselect.simulate import ranks
 from fedselect.tasks import TASKS, Task, suited
 
 Network = Model | nn.Module | Callable[[], nn.Module] | str
-"""A model, a module, a function that makes one, or the name of one."""
+"""A model, a module, a function that creates one, or the name of a model."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -56,18 +56,18 @@ def pick_device(name: str) -> torch.device:
     """auto, cpu, cuda (the GPU of this process), or one GPU by its number: cuda:1."""
     check_ranges(device=name)
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here; use --device cpu.")
+        raise InputError("this machine has no CUDA device; use --device cpu.")
     if name.startswith("cuda:"):
         _make_current(int(name.removeprefix("cuda:")))
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _make_current(gpu: int) -> None:
-    """Kernels and recorded steps run on the current GPU, so a GPU that is asked for is made that one."""
+    """Make a requested GPU the current one, because kernels and recorded steps run there."""
     if gpu >= torch.cuda.device_count():
-        raise InputError(f"there is no cuda:{gpu} here; there is cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
+        raise InputError(f"there is no cuda:{gpu} here; choose from cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
     if ranks.world() > 1:
-        raise InputError("torchrun gives each process a GPU of its own; use --device cuda, and CUDA_VISIBLE_DEVICES to choose.")
+        raise InputError("torchrun gives each process one GPU; use --device cuda, and CUDA_VISIBLE_DEVICES to choose.")
     torch.cuda.set_device(gpu)
 
 
@@ -86,14 +86,14 @@ def check_late(late: tuple[int, int] | None, rounds: int) -> None:
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Refuse, for the time being, operations of torch whose result on a GPU may differ from one time to the next."""
+    """Refuse, within this context, torch operations whose result on a GPU may differ from one time to the next."""
     if not on:
         yield
         return
     memory: Any = torch.utils.deterministic
     before, fill = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)  # only where it is asked for: it imports torch's compiler, which takes a second
+    torch.use_deterministic_algorithms(True)  # only on request: it imports torch's compiler, which takes a second
     memory.fill_uninitialized_memory = False
     try:
         yield
@@ -103,16 +103,16 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def as_method(method: Method | str) -> Method:
-    """The method that was given, or the one of this name."""
+    """The method given, or the one of this name."""
     if callable(method) and getattr(method, "__name__", "") in {f.__name__ for f in METHODS.values()}:
-        raise InputError(f"method must be a method with its options; call it: fs.{method.__name__}().")
+        raise InputError(f"method must be an object, not a class; call it: fs.{method.__name__}().")
     found = build("method", named(method, METHODS), METHODS, {}) if isinstance(method, str) else method
     check_method(found)
     return found
 
 
 def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
-    """The aggregator that was given, or the one of this name; else the mean."""
+    """The aggregator given, or the one of this name; by default the mean."""
     if isinstance(aggregator, str):
         aggregator = build("aggregator", named(aggregator, AGGREGATORS), AGGREGATORS, {})
     found = Mean() if aggregator is None else aggregator
@@ -121,7 +121,7 @@ def as_aggregator(aggregator: Aggregator | str | None) -> Aggregator:
 
 
 def as_model(model: Network, data: Federation, task: Task) -> Model:
-    """The model that was given, or the one of this name for this data and task."""
+    """The model given, or the one of this name for this data and task."""
     if isinstance(model, str):
         asked = with_weights({"name": model})
         return make_model(named(asked.pop("name"), MODELS), asked, data, task)
@@ -129,24 +129,24 @@ def as_model(model: Network, data: Federation, task: Task) -> Model:
         return model
     if not isinstance(model, nn.Module) and callable(model) and (lacks := _needed(model)):
         name = getattr(model, "__name__", "model")
-        raise InputError(f"model must be a module, or made without arguments; {name} needs {lacks}: lambda: {name}(...).")
+        raise InputError(f"model must be a module, or a function without arguments; {name} needs {lacks}: lambda: {name}(...).")
     if isinstance(model, nn.Module) or callable(model):
         return Model.wrap(model)
-    raise InputError(f"model must be a module, a function that makes one, or one of {', '.join(MODELS)}, not {model!r}.")
+    raise InputError(f"model must be a module, a function that creates one, or one of {', '.join(MODELS)}, not {model!r}.")
 
 
 def _needed(make: Callable[..., Any]) -> str:
-    """The arguments without which a function cannot be called, by name."""
+    """The required arguments of a function, by name."""
     try:
         known = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # written in C, or none that can be read
+    except (TypeError, ValueError):  # written in C, or without a readable signature
         return ""
     own = [p for p in known if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return ", ".join(p.name for p in own if p.default is p.empty)
 
 
 def make_model(name: str, options: Mapping[str, Any], data: Federation, task: Task) -> Model:
-    """A model by name, made for this data, with as many outputs as the task needs."""
+    """A model by name, created for this data, with as many outputs as the task needs."""
     factory = find("model", name, MODELS)
     if why := task.unfit_data(data):
         raise InputError(why)
@@ -155,7 +155,7 @@ def make_model(name: str, options: Mapping[str, Any], data: Federation, task: Ta
 
 
 def as_task(task: Task | str | None, data: Federation) -> Task:
-    """The task that was given, or the one of this name; else the one that the data is for."""
+    """The task given, or the one of this name; by default the one that the data is for."""
     if task is None:
         task = TASKS[suited(data) or "classification"]()
     if isinstance(task, str):
@@ -166,8 +166,8 @@ def as_task(task: Task | str | None, data: Federation) -> Task:
         hash(task)
     except TypeError:
         raise InputError(
-            f"{type(task).__name__} must be a frozen dataclass, its options plain values: put @dataclass(frozen=True) before "
-            "the class, and tuples in place of lists."
+            f"{type(task).__name__} must be a frozen dataclass with plain values as options; put @dataclass(frozen=True) "
+            "before the class, and use tuples instead of lists."
         ) from None
     if why := task.unfit_data(data):
         raise InputError(why)
@@ -175,7 +175,7 @@ def as_task(task: Task | str | None, data: Federation) -> Task:
 
 
 def fit(task: Task, data: Federation, there: Tensor) -> Task:
-    """The task with what it must know of the training targets of the clients that are there from the beginning."""
+    """The task, fitted to the training targets of the clients that are present from the start."""
     mine = [c.train[1].cpu() for c, here in zip(data.clients, there.tolist(), strict=True) if here]
     rows = [row for y in mine if (row := task.statistics(y, data)) is not None]
     return task.fitted(torch.stack(rows), torch.tensor([len(y) for y in mine], dtype=torch.float64)) if rows else task
@@ -208,30 +208,29 @@ def _is_device(value: Any) -> bool:
 
 RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "rounds": (Integral, lambda v: v >= 1, "must be at least 1"),
-    "seed": (Integral, lambda v: 0 <= v < 2**63, "must lie in 0 to 2**63 - 1"),
-    "fraction": (Real, lambda v: 0.0 < v <= 1.0, "is the share of clients in a round and must lie in (0, 1]"),
+    "seed": (Integral, lambda v: 0 <= v < 2**63, "must be from 0 to 2**63 - 1"),
+    "fraction": (Real, lambda v: 0.0 < v <= 1.0, "is the share of clients in a round and must be above 0 and at most 1"),
     "late": (object, lambda v: v is None or _is_pair(v), "is how many clients join late and in which round, such as (2, 10)"),
     "eval_every": (Integral, lambda v: v >= 1, "must be at least 1"),
     "chunk": (object, lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
-    "rows": (object, lambda v: v in ("auto", "all", "personal"), "is auto, all or personal"),
-    "device": (object, _is_device, "is auto, cpu, cuda or one GPU such as cuda:0"),
-    "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "is auto, float32, tf32 or bf16"),
-    "deterministic": (object, lambda v: isinstance(v, bool), "is True or False"),
-    "headline": (object, lambda v: v is None or isinstance(v, str), "is the name of a metric"),
-    "metrics": (object, lambda v: _are_names(v), "is a list of names, such as ['auroc', 'f1']"),
-    "secret": (object, lambda v: isinstance(v, bool), "is True or False"),
-    "mean": (object, lambda v: v in ("senders", "cohort"), "is senders or cohort"),
-    "keep": (object, lambda v: v in ("last", "best", "own"), "is last, best or own"),
-    "view": (object, lambda v: v in (None, "best"), "is best or left out; local and merged are options of some methods"),
-    "patience": (object, lambda v: v is None or (isinstance(v, int) and v >= 1), "is a number of evaluations, at least 1"),
+    "rows": (object, lambda v: v in ("auto", "all", "personal"), "must be auto, all or personal"),
+    "device": (object, _is_device, "must be auto, cpu, cuda or one GPU such as cuda:0"),
+    "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "must be auto, float32, tf32 or bf16"),
+    "deterministic": (object, lambda v: isinstance(v, bool), "must be True or False"),
+    "headline": (object, lambda v: v is None or isinstance(v, str), "must be the name of a metric"),
+    "metrics": (object, lambda v: _are_names(v), "must be a list of names, such as ['auroc', 'f1']"),
+    "secret": (object, lambda v: isinstance(v, bool), "must be True or False"),
+    "mean": (object, lambda v: v in ("senders", "cohort"), "must be senders or cohort"),
+    "keep": (object, lambda v: v in ("last", "best", "own"), "must be last, best or own"),
+    "view": (object, lambda v: v in (None, "best"), "must be best or left out; local and merged are options of some methods"),
+    "patience": (object, lambda v: v is None or (isinstance(v, int) and v >= 1), "must be a number of evaluations, at least 1"),
 }
-"""What an option of a run may be, of which kind and in which range, and how that is said: for Python, the command line, files
-and deployments alike."""
+"""The type and range of each run option, with its error message: for Python, the command line, files and deployments alike."""
 KINDS: dict[type, str] = {Integral: "a whole number", Real: "a number"}
 
 
 def check_ranges(**given: Any) -> None:
-    """Refuse options of a run that are of another kind or out of range."""
+    """Refuse run options of the wrong type or out of range."""
     for name, value in given.items():
         kind, fits, said = RANGES[name]
         if not isinstance(value, kind):
@@ -241,33 +240,33 @@ def check_ranges(**given: Any) -> None:
 
 
 def most(fraction: float, clients: int) -> int:
-    """How many of so many clients train in a round."""
+    """How many of this many clients train in a round."""
     return max(1, round(fraction * clients))
 
 
 def no_validation(keep: str) -> InputError:
-    """What to say where a run chooses on validation data and there is none: a round, else a model."""
+    """The error for a run that chooses a round, or else a model, on validation data when there is none."""
     what = "view=best chooses" if keep == "last" else f"keep={keep} and patience choose"
     return InputError(
-        f"{what} on validation data, and no client has any; hold some out of training data: "
-        "--val 20, of a table --val-share 0.2, in Python fs.ClientData(val=...) or val_share=0.2."
+        f"{what} on validation data, and no client has any; hold some out of the training data: "
+        "--val 20, for a table --val-share 0.2, in Python fs.ClientData(val=...) or val_share=0.2."
     )
 
 
 def check_validation(data: Federation, val: bool, keep: str, view: str | None) -> None:
-    """Refuse to score or choose on validation data where there is none."""
+    """Refuse to score or choose on validation data if there is none."""
     if (keep != "last" or view is not None) and not data.has("val"):
         raise no_validation(keep)
     if val and not data.has("val"):
         raise InputError(
-            "no client has validation data to be scored on; give fs.ClientData(val=...), or of arrays and tables val_share."
+            "no client has validation data to score; give fs.ClientData(val=...), or for arrays and tables val_share."
         )
 
 
 def check_present(late: tuple[int, int] | None, clients: int) -> None:
-    """Refuse clients that join late where nobody, or no round, would be left."""
+    """Refuse late clients if no client, or no round, would be left."""
     check_ranges(late=late)
     if late is not None and not 0 < late[0] < clients:
-        raise InputError(f"late: {late[0]} of {clients} clients cannot join late; at least one must be there at first.")
+        raise InputError(f"late: {late[0]} of {clients} clients cannot join late; at least one must be present at the start.")
     if late is not None and late[1] < 1:
-        raise InputError(f"late: rounds are counted from 1, and no client can join in round {late[1]}.")
+        raise InputError(f"late: rounds are counted from 1, so no client can join in round {late[1]}.")

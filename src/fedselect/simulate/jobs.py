@@ -12,9 +12,9 @@ from fedselect.training.work import Work
 
 @dataclass(frozen=True)
 class Job:
-    """Something that clients do, all alike: join, a round of training, merging with the server, choosing a model, or a test.
+    """One task for a set of clients: join, train a round, merge with the server's values, choose a model, or test.
 
-    A choice is among models, on validation data. A test is of the tree state["model"] on the clients' own data of one part.
+    A choice is made on validation data. A test scores the tree state["model"] on one part of the clients' own data.
     """
 
     what: Literal["join", "client", "personal", "choose", "score"]
@@ -25,28 +25,28 @@ class Job:
     part: Literal["train", "val", "test"] = "test"
 
     def heard(self) -> State:
-        """What the server tells these clients, as they get it: a row for each."""
+        """What the server sends these clients, one row for each."""
         return {**{k: expand(t, len(self.ids)) for k, t in self.down.shared.items()}, **self.down.rows}
 
 
 @dataclass
 class Turn:
-    """What is asked of a round, which may have begun before: whether clients are evaluated, and when it was asked for."""
+    """How a round is run: whether clients are evaluated, and when it was asked for (it may have started before)."""
 
     evaluate: bool = False
     began: float = 0.0
 
 
 Asked = Job | None
-"""None when all of a round is on its way to the GPU: it reads the outcome next, so others may first send theirs there."""
+"""None once all of a round is queued on the GPU: it reads the outcome next, so other rounds may queue theirs first."""
 
 
 class Full(Exception):  # noqa: N818
-    """Thrown into a round whose job did not fit into the GPU's memory: ask for less at a time."""
+    """Thrown into a round whose job did not fit into the GPU's memory: ask for fewer clients at a time."""
 
 
 def do(job: Job, method: Method, work: Work) -> Any:
-    """The clients' state for join, (state, upload, loss) for client, models for personal."""
+    """Run a job: returns the clients' state for join, (state, upload, loss) for client, models for personal."""
     if job.what == "join":
         return method.join(work, work.initial)
     if job.what == "personal":

@@ -1,7 +1,7 @@
 """Which round of a run is kept: the last one, the best on validation data, or for each client its own best.
 
 A round is judged by the headline metric of the models that the method reports, on validation data held out of training.
-Records say under "kept" which rounds are kept so far: one number, or one for each client. Test data has no part in it.
+Records say under "kept" which rounds are kept so far: one number, or one for each client. Test data is never used.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ Keep = Literal["last", "best", "own"]
 
 
 class Kept:
-    """The models of the kept rounds, and which these are."""
+    """The models of the kept rounds, and which rounds these are."""
 
     def __init__(self, how: str, clients: int, measure: Measure, device: torch.device) -> None:
-        """how: best, one round for all clients, or own; measure: what is compared."""
+        """how: best (one round for all clients) or own; measure: the metric that is compared."""
         self.how, self._measure = how, measure
-        self.rounds: list[int | None] = [None] * clients  # None: of a client that was never scored
-        self.scores: list[float | None] = [None] * clients  # what its kept round scored; of best, the mean over clients
+        self.rounds: list[int | None] = [None] * clients  # None for a client that was never scored
+        self.scores: list[float | None] = [None] * clients  # score of the kept round; with best, the mean over clients
         self.store = Store(clients, device)
         self._seen: list[tuple[Tensor, Tree]] = []
 
     def see(self, ids: Tensor, models: Tree) -> None:
-        """The models of these clients after the round that is being evaluated."""
+        """Note the models of these clients after the round that is being evaluated."""
         self._seen.append((ids, models))
 
     def settle(self, round: int, scores: Sequence[float | None], complete: bool) -> Any:
-        """The round is evaluated: keep what is better than before, and say which rounds are kept now.
+        """After a round's evaluation, keep what is better than before, and return which rounds are kept now.
 
-        complete: whether everybody is there who will ever be; before that no round can be everybody's best.
+        complete: whether all clients have joined; before that no round can be the best for all.
         """
         if self.how == "best":
             mean = mean_of(list(scores)) if complete else None
@@ -49,7 +49,7 @@ class Kept:
         for i in (i for i, yes in enumerate(improved) if yes):
             self.rounds[i], self.scores[i] = round, found[i]
         for ids, models in self._seen:
-            # a client that was never scored has its last model
+            # a client that was never scored keeps its last model
             which = [row for row, i in enumerate(ids.tolist()) if improved[i] or self.rounds[i] is None]
             if which:
                 whole = len(which) == len(ids)
@@ -62,7 +62,7 @@ class Kept:
         return clone(self.store.take(ids, device)["model"])
 
     def dump(self) -> tuple[dict[str, Any], State]:
-        """For a checkpoint: which rounds, and the models."""
+        """For a checkpoint: the kept rounds and their models."""
         there = self.store.joined.tolist()
         return {"rounds": list(self.rounds), "scores": list(self.scores), "there": there}, self.store.dump()
 
@@ -73,14 +73,14 @@ class Kept:
 
 
 def better(score: float | None, best: float | None, measure: Measure) -> bool:
-    """Whether a score is the best so far; None is none at all."""
+    """Whether a score is the best so far; None is no score."""
     if score is None or best is None:
         return score is not None
     return score > best if measure.more_is_better else score < best
 
 
 def replay(history: Sequence[Record], how: str, measure: Measure) -> Any:
-    """Which rounds are kept by what was recorded: one number, or one for each client; None where nothing was measured."""
+    """The kept rounds according to the records: one number, or one per client; None if nothing was measured."""
     seen = [r for r in history if evaluated(r)]
     if not seen:
         return None
@@ -90,32 +90,32 @@ def replay(history: Sequence[Record], how: str, measure: Measure) -> Any:
 
 
 def keeps(keep: Keep | None, patience: int | None) -> Keep:
-    """What is kept: what was asked for; else with patience the best round, and without it the last."""
+    """What to keep: what was asked for; by default the best round with patience, the last without."""
     if patience is not None and keep == "last":
-        raise InputError("patience ends a run when its best round is past, so it keeps that one: use keep=best or own.")
+        raise InputError("patience stops a run after its best round, so that round must be kept: use keep=best or own.")
     return keep or ("last" if patience is None else "best")
 
 
 def stalled(history: Sequence[Record], patience: int | None) -> bool:
-    """Whether the last `patience` evaluations found nothing better to keep."""
+    """Whether the last `patience` evaluations found nothing better."""
     seen = [r["kept"] for r in history if r.get("kept") is not None]
     return patience is not None and len(seen) > patience and seen[-1] == seen[-1 - patience]
 
 
 def in_tail(round: int, rounds: int) -> bool:
-    """Whether a round is in the last quarter of so many."""
+    """Whether a round is in the last quarter of the run."""
     return 4 * round > 3 * rounds
 
 
 def is_end(record: Record, rounds: int) -> bool:
-    """Whether this is the last round of a run of so many."""
+    """Whether this is the last round of a run with this many rounds."""
     return record["round"] >= rounds or bool(record.get("stopped"))
 
 
 def final(history: Sequence[Record], headline: str) -> Record | None:
-    """What a run ends with: its last evaluated round or, of one that keeps others, what each client had in its kept one.
+    """The result of a run: its last evaluated round or, if others are kept, what each client had in its kept round.
 
-    "round" is the last one in any case, and "kept" says which ones count. None where nothing was evaluated.
+    "round" is the last one in any case, and "kept" says which ones count. None if nothing was evaluated.
     """
     last = next((r for r in reversed(history) if r[headline] is not None), None)
     if last is None or last.get("kept") is None:
@@ -131,9 +131,9 @@ def final(history: Sequence[Record], headline: str) -> Record | None:
 
 
 def choices(ended: Record, validation: Sequence[int | None] = ()) -> list[dict[str, Any]] | None:
-    """Which of its models each client reports, of which round, chosen on how many samples; None where clients do not choose.
+    """The model that each client reports: which view, of which round, chosen on how many samples; None without a choice.
 
-    ended: what a run ends with; validation: how many samples each client has, where that is known.
+    ended: the result of a run; validation: how many validation samples each client has, if known.
     """
     chosen = ended["clients"].get(CHOSEN)
     if chosen is None:
@@ -148,7 +148,7 @@ def choices(ended: Record, validation: Sequence[int | None] = ()) -> list[dict[s
 
 
 def said(record: Record) -> str:
-    """Which round the numbers of a run are of, in words."""
+    """Which round the numbers of a run come from, in words."""
     kept = record.get("kept")
     if kept is None:
         return f"after round {record['round']}"

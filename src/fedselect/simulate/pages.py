@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 PAGE = 2**16
-"""The size of a page, in bytes, where rows are much longer than that."""
+"""The size of a page, in bytes, if rows are much longer than that."""
 TOGETHER = 64
-"""Pages of that size are made so many at a time: 4 MiB, a power of two, because pinned memory is handed out in such sizes."""
+"""Pages of that size are allocated together: 4 MiB, a power of two, because pinned memory comes in such sizes."""
 
 
 class Pages:
-    """Rows by number. Memory once taken serves other rows when one shrinks; it is not given back.
+    """Rows by number. When a row shrinks, other rows reuse its memory; it is never returned to the system.
 
-    longest: how long a row may become, in bytes; the pages of short rows are smaller, so that little is left empty.
+    longest: most bytes of a row; short rows get smaller pages, so that little memory is wasted.
     """
 
     def __init__(self, rows: int, pin: bool = False, longest: int | None = None) -> None:
@@ -32,7 +32,7 @@ class Pages:
         return len(self._blocks) * self._together * self._page
 
     def resize(self, row: int, size: int) -> None:
-        """Room for so many bytes; those that stay keep their content."""
+        """Make room for this many bytes; the remaining content is kept."""
         pages = self._rows[row]
         wanted = -(-size // self._page)
         while len(pages) > wanted:
@@ -44,7 +44,7 @@ class Pages:
         self.sizes[row] = size
 
     def parts(self, row: int) -> Iterator[Tensor]:
-        """A row's bytes in order, as views; pages that lie side by side are one."""
+        """A row's bytes in order, as views; adjacent pages are one view."""
         pages, left, at = self._rows[row], self.sizes[row], 0
         page, together = self._page, self._together
         while at < len(pages):

@@ -1,4 +1,4 @@
-"""A simulation that keeps a promise of privacy: its noise, its budget, and what it refuses."""
+"""Privacy of a simulation: its noise, its budget, and what it refuses."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 def check_private(rounds: int | None) -> int:
-    """Refuse a run of which it is not known how many rounds share the budget, or that several processes share."""
+    """Refuse a run without a known number of rounds to share the budget, or with several processes."""
     if ranks.world() > 1:
         raise InputError("noise is drawn in one process; start a run with --private without torchrun.")
     if rounds is None:
-        raise InputError("the budget is shared out over all rounds; say how many there are: fs.Simulation(..., rounds=30).")
+        raise InputError("the budget is divided over all rounds; say how many there are: fs.Simulation(..., rounds=30).")
     return rounds
 
 
 def check_together(private: Private | None, secret: bool, keep: str, view: str | None = None) -> None:
-    """Refuse noise on a sum that nobody can add it to, and a choice that no noise covers."""
+    """Refuse combinations that noise does not cover: a hidden clip, or a choice on validation data."""
     if private is not None and keep != "last":
         raise InputError(
             "--keep and --patience choose a round on validation data, which --private does not cover; leave them out."
@@ -41,23 +41,23 @@ def check_together(private: Private | None, secret: bool, keep: str, view: str |
     shared = secret and private is not None and private.unit == "client"
     if shared and private is not None and private.quantile is not None:
         raise InputError(
-            "with --secret nobody sees how long updates are, so the clip cannot follow a quantile; give clip= in its place."
+            "with --secret the server does not see update lengths, so the clip cannot follow a quantile; set clip= instead."
         )
     if private is not None and private.colluding != 1 and not shared:
-        raise InputError("colluding is of clients that add noise themselves; it goes with --secret and unit=client.")
+        raise InputError("colluding is for clients that add noise themselves; use it with --secret and unit=client.")
 
 
 def check_task(task: Task, learns: bool) -> None:
-    """Refuse a task that learns from training targets, which no noise covers."""
+    """Refuse a task that learns from training targets, which noise does not cover."""
     if learns:
         raise InputError(
-            f"the task {type(task).__name__} learns from all clients' training targets, which --private does not cover; give "
-            "those numbers: target_mean and target_scale (--target-mean 0 --target-scale 1), or class_weights ('1 3')."
+            f"the task {type(task).__name__} learns from all clients' training targets, which --private does not cover; set "
+            "these numbers: target_mean and target_scale (--target-mean 0 --target-scale 1), or class_weights ('1 3')."
         )
 
 
 def protect(simulation: "Simulation", private: Private, state: State) -> None:
-    """Put the noise in its place; `state`: of a client that has just joined."""
+    """Install the noise in a simulation; `state`: of a client that has just joined."""
     s, rounds = simulation, check_private(simulation.total)
     check_task(s.asked, s.asked.statistics(s.data.clients[0].train[1].cpu(), s.data) is not None)
     if private.unit == "client":
@@ -81,7 +81,7 @@ def protect(simulation: "Simulation", private: Private, state: State) -> None:
 
 
 def _one(s: "Simulation", guard: Guard) -> Work:
-    """The door to the first client's data."""
+    """Access to the first client's data."""
     ids = s.inputs.n.new_zeros(1)
     train, val = (s._split[part].rows(slice(0, 1)) for part in ("train", "val"))
     return Work(s._programs, train, val, ids=ids, round=0, seed=s.seed, initial=lambda: expand(s.initial, 1), rounds=s.total,

@@ -1,4 +1,4 @@
-"""Rows that hold unlike numbers of entries: marked ones moved to the front, and fronts laid end to end in one buffer."""
+"""Rows with different numbers of marked entries: these are moved to the front, and fronts placed end to end in one buffer."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def found(marks: Tensor) -> Tensor:
 
 
 def tighten(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
-    """The marked entries of each row (C, n) at its front, in order; anything may stand behind them."""
+    """Move the marked entries of each row (C, n) to its front, in order; the rest of the row is undefined."""
     if kernels.serve(marks):
         from fedselect.kernels import pack
 
@@ -30,7 +30,7 @@ def tighten(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
-    """The other way; entries that are not marked are zero."""
+    """The inverse; entries that are not marked are zero."""
     if kernels.serve(marks):
         from fedselect.kernels import pack
 
@@ -42,7 +42,7 @@ def spread(values: Tensor, marks: Tensor, found: Tensor) -> Tensor:
 
 
 def lay(values: Tensor, count: Tensor, out: Tensor, start: Tensor) -> None:
-    """The first count[i] entries of each row into a buffer of bytes from start[i] on: booleans as bits, others as they are."""
+    """Copy the first count[i] entries of each row to start[i] in a buffer of bytes: booleans as bits, others as they are."""
     if values.dtype == torch.bool and kernels.serve(values):
         from fedselect.kernels import pack
 
@@ -54,7 +54,7 @@ def lay(values: Tensor, count: Tensor, out: Tensor, start: Tensor) -> None:
 
 
 def lift(packed: Tensor, count: Tensor, start: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """The other way: rows of `size` entries; anything may stand behind the first count[i]."""
+    """The inverse: rows of `size` entries, undefined after the first count[i]."""
     out = torch.empty(len(count), size, dtype=dtype, device=packed.device)
     if dtype == torch.bool and kernels.serve(packed):
         from fedselect.kernels import pack

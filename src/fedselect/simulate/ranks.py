@@ -1,4 +1,4 @@
-"""Several processes, each with a share of the clients: torchrun starts them, torch.distributed carries the sums."""
+"""Several processes, each with a share of the clients: torchrun starts them, torch.distributed adds up their sums."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from fedselect.core.errors import RunError
 from fedselect.core.tree import State
 
 PATIENCE = timedelta(minutes=30)
-"""How long a process waits for the others before it takes them for lost."""
+"""How long a process waits for the others before it counts them as lost."""
 
 
 def rank() -> int:
@@ -30,19 +30,19 @@ def world() -> int:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Among the processes torchrun started; without torchrun, alone."""
+    """Join the processes that torchrun started; without torchrun, run alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
-    signal.signal(signal.SIGTERM, _lost)  # torchrun ends those that are left
+    signal.signal(signal.SIGTERM, _lost)  # torchrun stops the remaining processes
     try:
         yield
     except SystemExit as e:  # how a command ends
         if not e.code:
-            dist.destroy_process_group()  # left to the end of the process, its threads may abort it
+            dist.destroy_process_group()  # left to the exit of the process, its threads may abort it
         raise
     except (RuntimeError, dist.DistError) as e:
         if isinstance(e, torch.cuda.OutOfMemoryError):
@@ -57,33 +57,33 @@ def _lost(signum: int, frame: FrameType | None) -> None:
 
 def _loss(reason: str) -> RunError:
     return RunError(
-        f"a process of this run was lost ({reason}); go on from the last checkpoint with fedselect resume, with as many "
-        "processes as you like."
+        f"a process of this run was lost ({reason}); continue from the last checkpoint with fedselect resume, with any number "
+        "of processes."
     )
 
 
 def own(ids: Tensor) -> Tensor:
-    """Of these clients those that this process looks after."""
+    """The clients among these that this process owns."""
     return ids[ids % world() == rank()]
 
 
 def own_rows(rows: Tensor) -> Tensor:
-    """Of rows for all clients those of this process's."""
+    """From rows for all clients, those of this process's clients."""
     return rows[rank() :: world()]
 
 
 def place(ids: Tensor) -> Tensor:
-    """Where this process keeps the clients it looks after."""
+    """Where this process stores the clients it owns."""
     return ids // world()
 
 
 def share(clients: int) -> int:
-    """How many of so many clients this process looks after."""
+    """How many of this many clients this process owns."""
     return (clients - rank() + world() - 1) // world()
 
 
 def everywhere(value: Any) -> list[Any]:
-    """What every process has, by rank: small things only."""
+    """The value of every process, by rank; for small values only."""
     if world() == 1:
         return [value]
     out: list[Any] = [None] * world()
@@ -92,7 +92,7 @@ def everywhere(value: Any) -> list[Any]:
 
 
 def add_up(folded: MaskedSum, device: torch.device) -> None:
-    """Sums over the clients of all processes, in place: two all-reduces, of values and of weights."""
+    """Sum over the clients of all processes, in place: two all-reduces, of values and of weights."""
     if world() == 1:
         return
     mine = {n: (v.shape, folded.dtypes[n]) for n, v in folded.total.items()}

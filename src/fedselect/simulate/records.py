@@ -1,4 +1,4 @@
-"""What a round finds out about its clients: numbers for the record, and whether their models are still finite."""
+"""What a round records about its clients: numbers, and whether their models are still finite."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,25 +12,25 @@ from fedselect.data import Federation
 from fedselect.tasks.metrics import Measure, known
 
 Record = dict[str, Any]
-"""One round as it is written to metrics.jsonl: means, and under "clients" one list entry for each client."""
+"""One round as written to metrics.jsonl: means, and under "clients" one list entry for each client."""
 SENT = ("bytes_up", "bytes_down")
 CHOSEN = "chosen"
-"""Which of its models a client reports, by name, where clients choose."""
+"""The name of the view that a client reports, if clients choose."""
 
 
 def means(metrics: Sequence[Measure]) -> tuple[str, ...]:
-    """What a record has as a mean over clients: each metric, the headline also by view, and what every task has."""
+    """The names of the means in a record: each metric, the headline also by view, and what every task has."""
     first, *others = [m.name for m in metrics]
     return (first, f"{first}_local", f"{first}_merged", *others, "train_loss", "share")
 
 
 def columns(metrics: Sequence[Measure]) -> tuple[str, ...]:
-    """What a record has for each client."""
+    """The names of the per-client lists in a record."""
     return (*means(metrics), *SENT)
 
 
 def validated(metric: str) -> str:
-    """What a metric is called where it is of validation data, which records have beside the others if a run asks for it."""
+    """The name of a metric on validation data, which records also have if a run asks for it."""
     return f"val_{metric.removeprefix('test_')}"
 
 
@@ -41,7 +41,7 @@ def figures(metrics: Sequence[Measure]) -> dict[str, Measure]:
 
 
 def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], names: Sequence[str | int], round: int) -> None:
-    """Refuse what a deployment's server would: numbers outside the range of their metric."""
+    """Refuse numbers outside the range of their metric, as a deployment's server would."""
     for column, measure in figures(metrics).items():
         for name, value in zip(names, lists[column], strict=True):
             if value is not None and (why := measure.unfit(value)):
@@ -49,7 +49,7 @@ def check_figures(lists: dict[str, list[Any]], metrics: Sequence[Measure], names
 
 
 def check_defined(record: Record, metrics: Sequence[Measure]) -> None:
-    """Refuse a headline that is not defined for any client, where clients were measured."""
+    """Refuse a headline that is undefined for all clients, if clients were measured."""
     first, *others = [m.name for m in metrics]
     if evaluated(record) and record[first] is None:
         there = [name for name in others if record[name] is not None]
@@ -65,9 +65,9 @@ def evaluated(record: Record) -> bool:
 
 
 def wrong(record: Any, round: int, metrics: Sequence[Measure]) -> str:
-    """What keeps a line of metrics.jsonl from being the record of this round, in words; nothing where it is that."""
+    """What is wrong with a line of metrics.jsonl as the record of this round; empty if nothing is."""
     if not isinstance(record, dict) or not isinstance(lists := record.get("clients"), dict):
-        return "it is no record of a round"
+        return "it is not the record of a round"
     if record.get("round") != round:
         return f"it should be of round {round}"
     known = columns(metrics)
@@ -75,11 +75,11 @@ def wrong(record: Any, round: int, metrics: Sequence[Measure]) -> str:
     lost += [n for n in known if not isinstance(lists.get(n), list)]
     if lost:
         return f"it lacks {lost[0]!r}"
-    return "" if len({len(lists[n]) for n in known}) == 1 else "it has not as many clients in every list"
+    return "" if len({len(lists[n]) for n in known}) == 1 else "its lists have different numbers of clients"
 
 
 class Notes:
-    """What a round measures of each client. Numbers are read when the round is over: reading one waits for the GPU."""
+    """What a round measures of each client. Numbers are read after the round, because reading one waits for the GPU."""
 
     def __init__(self, clients: int, columns: Sequence[str]) -> None:
         self._lists: dict[str, list[Any]] = {k: [None] * clients for k in columns}
@@ -96,7 +96,7 @@ class Notes:
 
 
 class Finite:
-    """Whether trees are still finite, asked without waiting for the answer until `settle`."""
+    """Checks that trees are still finite, without waiting for the answer until `settle`."""
 
     def __init__(self, data: Federation) -> None:
         self.problem: str | None = None
@@ -113,14 +113,14 @@ class Finite:
             self._watched.append((ids, tree, sums.isfinite().all()))
 
     def settle(self, round: int) -> None:
-        """Wait for the answers; `problem` is the first thing found wrong, in words."""
+        """Wait for the answers; `problem` is the first one found, in words."""
         for ids, tree, fine in self._watched:
             if not bool(fine) and self.problem is None:
                 self.problem = self._find(ids, tree, round)
         self._watched.clear()
 
     def _find(self, ids: Tensor, tree: Tree, round: int) -> str | None:
-        for name, v in tree.items():  # it may be that only their sum was too large a number
+        for name, v in tree.items():  # perhaps only their sum overflowed
             lost = (~torch.isfinite(rows(v)).all(1)).nonzero().flatten().tolist()
             if lost:
                 client = int(ids[lost[0]])

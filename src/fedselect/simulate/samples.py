@@ -1,4 +1,4 @@
-"""What models say of samples one by one, not only in the mean."""
+"""The outputs of models sample by sample, not only in the mean."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from fedselect.training.work import predictions
 
 
 def outputs(simulation: Simulation, models: Tree, ids: Tensor, part: str) -> list[Tensor]:
-    """The outputs of stacked models, each on the data of the client in `ids` beside it: (samples, ...) each, on the host."""
+    """The outputs of stacked models, each on the data of its client in `ids`: (samples, ...) each, on the host."""
     split = simulation._split[part].rows(ids)
     with precision(simulation.precision), torch.no_grad():
         parts = [said.cpu().clone() for said, *_ in predictions(simulation._programs, models, split)]

@@ -1,8 +1,8 @@
-"""Stack: what drives rounds. One run is a stack of one; several of the same shapes are one program, their clients side by side.
+"""Stack: drives rounds. One run is a stack of one; several runs of the same shapes are batched, their clients side by side.
 
-Settings and seeds stack along the client axis: what clients do is done for the clients of all runs at once, what a
-server does is done for each run. A client's numbers do not depend on who else is there, so every run comes out as it
-would alone: to the bit on a CPU; on a GPU up to rounding, for kernels cut their sums by how many clients there are.
+Settings and seeds stack along the client axis: client work is done for the clients of all runs at once, server work for each
+run. A client's numbers do not depend on which others are there, so every run gives the result it would give alone: to the bit
+on a CPU; on a GPU up to rounding, because kernels split their sums by the number of clients.
 """
 
 import time
@@ -48,17 +48,17 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
 
 
 class Stack:
-    """One run, or runs for which `stacks` says the same; they go from round to round together."""
+    """One run, or several for which `stacks` is equal; they advance together."""
 
     def __init__(self, runs: Sequence["Simulation"]) -> None:
         self._set(runs)
 
     def _set(self, runs: Sequence["Simulation"]) -> None:
         self.runs = list(runs)
-        self._most = len(runs)  # so many at a time
+        self._most = len(runs)  # runs at a time
         self._programs = runs[0]._programs
         self._begun: ahead.Begun | None = None  # the next round
-        self._early = True  # until it did not work out
+        self._early = True  # until an early start fails
         self._beside: ahead.Beside | None = None
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
         self._split = {part: _pool([r._split[part] for r in runs]) for part in runs[0]._split}
@@ -68,9 +68,9 @@ class Stack:
         return self.runs[0].round
 
     def step(self, evaluate: bool | None = None, more: bool = False) -> list[Record | TrainingError]:
-        """One round of every run. A run that is no longer finite gives its error and is out of the stack.
+        """Run one round of every run. A run that is no longer finite returns its error and leaves the stack.
 
-        more: another round will follow; on a GPU it begins while this one is read.
+        more: another round will follow; on a GPU it starts while this one is read.
         """
         begun, self._begun = self._begun, None
         if begun is None or not begun.current:
@@ -88,7 +88,7 @@ class Stack:
             asked = []
             if not jobs and more and self._early and all(map(ahead.may, self.runs)):
                 self._begin_early()
-            del jobs  # and with them states that are no longer needed, should the GPU be full of them
+            del jobs  # frees states that are no longer needed, in case the GPU is full
             with self.beside():
                 for r, answer in zip(rounds, answers, strict=True):
                     try:
@@ -99,18 +99,18 @@ class Stack:
                         outcomes.append(e)
                     del answer
             answers = None  # the next jobs need their memory
-        assert not asked  # runs of the same form ask the same questions
+        assert not asked  # runs of the same form ask for the same jobs
         if any(isinstance(o, TrainingError) for o in outcomes):
             self._begun = None
             self.keep([r for r, o in zip(self.runs, outcomes, strict=True) if not isinstance(o, TrainingError)])
         return outcomes
 
     def beside(self) -> AbstractContextManager[None]:
-        """What is read in here does not wait for a round that has begun early."""
+        """Within this context, reads do not wait for a round that has started early."""
         return nullcontext() if self._begun is None or self._beside is None else self._beside()
 
     def _begin_early(self) -> None:
-        """Begin the next round, and have its clients train; if that does not work out, it begins when it is asked for."""
+        """Start the next round and let its clients train; if that fails, it starts when it is asked for."""
         self._beside = self._beside or ahead.Beside(self.runs[0].device)
         self._beside.mark()
         try:
@@ -119,7 +119,7 @@ class Stack:
             with deterministic(self.runs[0].deterministic):
                 begun.answers = self._do(list(range(len(jobs))), jobs)
             self._begun = begun
-        except Exception as e:  # the round will say it again, when it is its turn
+        except Exception as e:  # the round raises it again when it runs
             self._early = False
             if isinstance(e, torch.cuda.OutOfMemoryError):
                 self._programs.clear()
@@ -127,23 +127,23 @@ class Stack:
             torch.cuda.empty_cache()
 
     def keep(self, runs: Sequence["Simulation"]) -> None:
-        """Go on with these of the runs; the others are out of the stack."""
+        """Continue with these runs; the others leave the stack."""
         if len(runs) in (0, len(self.runs)):
             return
         if runs[0] is not self.runs[0]:
-            self._programs.clear()  # those of a run that is out, and would hold their memory on
+            self._programs.clear()  # programs of a run that left would keep its memory
         self._set(runs)
 
     def do(self, job: Job) -> Any:
-        """One job of the only run."""
+        """Do one job of the only run."""
         return self._do([0], [job])[0]
 
     def work(self, ids: Tensor, round: int) -> Work:
-        """The door to the data of these clients of the only run."""
+        """Access to the data of these clients of the only run."""
         return self._work([0], [Job("client", ids, round)])
 
     def _answer(self, jobs: list[Job]) -> list[Any]:
-        """Answers to the jobs of all runs; a run alone whose job does not fit into the GPU's memory is told so."""
+        """Answers to the jobs of all runs; a single run whose job does not fit into the GPU's memory gets `Full`."""
         answers: list[Any] = []
         while len(answers) < len(jobs):
             who = list(range(len(jobs)))[len(answers) : len(answers) + self._most]
@@ -152,18 +152,18 @@ class Stack:
                 with deterministic(self.runs[0].deterministic):
                     answers += self._do(who, [jobs[i] for i in who])
             except torch.cuda.OutOfMemoryError:
-                full = True  # go on outside, where nothing of the attempt is held any more
+                full = True  # handled outside, where the attempt's memory is released
             if full and len(jobs) == 1:
                 return [Full()]
             if full and len(who) == 1:
                 raise RunError(
-                    "one run alone does not fit into the GPU's memory; run it by itself, it is then cut into chunks."
+                    "a run does not fit into the GPU's memory in one piece; run it unbatched, it is then split into chunks."
                 )
             if full:
                 self._most, self._early = len(who) // 2, False
                 self._programs.clear()
                 torch.cuda.empty_cache()
-                warnings.warn(f"the GPU's memory is full; going on with {self._most} runs at a time.", stacklevel=3)
+                warnings.warn(f"the GPU's memory is full; continuing with {self._most} runs at a time.", stacklevel=3)
         return answers
 
     def _do(self, who: list[int], jobs: list[Job]) -> list[Any]:
@@ -185,7 +185,7 @@ class Stack:
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]
 
     def _done(self, whole: Job, who: list[int], jobs: list[Job]) -> Any:
-        """The answer to jobs that were put together into one."""
+        """The answer to several jobs combined into one."""
         if whole.what == "score":
             own = self._split[whole.part].rows(self._at(who, jobs))
             return score(self._programs, whole.state["model"], own, self.runs[0].metrics)
@@ -198,7 +198,7 @@ class Stack:
         return do(whole, method, work)
 
     def _at(self, who: list[int], jobs: list[Job]) -> Tensor:
-        """Where the clients of these jobs stand in the pool of all runs' data."""
+        """The positions of these jobs' clients in the pool of all runs' data."""
         return torch.cat([j.ids + self._first[i] for i, j in zip(who, jobs, strict=True)])
 
     def _work(self, who: list[int], jobs: list[Job]) -> Work:
@@ -219,7 +219,7 @@ class Stack:
 
 
 def form(method: Any) -> tuple[Any, ...]:
-    """A method without the numbers that may differ from client to client; where there is none at all, less may be done."""
+    """A method with its per-client numbers reduced to whether they are zero, because zero may mean less work."""
     hints = get_type_hints(type(method))
     out: list[Any] = [type(method)]
     for f in fields(method):
@@ -234,7 +234,7 @@ def form(method: Any) -> tuple[Any, ...]:
 
 
 def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> Any:
-    """One method for the clients of all: a number that differs becomes one for each client."""
+    """One method for the clients of all runs: a number that differs becomes one per client."""
     first, own = methods[0], {}
     for f in fields(first):
         values = [getattr(m, f.name) for m in methods]
@@ -260,7 +260,7 @@ def _pool(splits: Sequence[Split]) -> Split:
 
 
 def _alike(states: Sequence[State], counts: list[int]) -> list[State]:
-    """States with the same trees: one that the clients of a run no longer have is zeros, as in a store."""
+    """States with the same trees: a tree that the clients of one run no longer have is zeros, as in a store."""
     known = {k: tree for state in states for k, tree in state.items()}
 
     def zeros(like: Tree, clients: int) -> Tree:
@@ -270,7 +270,7 @@ def _alike(states: Sequence[State], counts: list[int]) -> list[State]:
 
 
 def _cat(parts: Sequence[Any]) -> Any:
-    """Trees or states of several runs, client after client."""
+    """Trees or states of several runs, concatenated by client."""
     if isinstance(parts[0], dict):
         tree = all(isinstance(v, Tensor) for v in parts[0].values()) and all(list(p) == list(parts[0]) for p in parts)
         whole = blocks(*parts) if tree else None
@@ -281,14 +281,14 @@ def _cat(parts: Sequence[Any]) -> Any:
 
 
 def _told(jobs: Sequence[Job]) -> Down:
-    """What the servers tell the clients of all runs, a row for each."""
+    """What the servers send the clients of all runs, one row for each."""
     counts = [len(j.ids) for j in jobs]
     shared = {k: _spread([j.down.shared[k] for j in jobs], counts) for k in jobs[0].down.shared}
     return Down({}, {**shared, **_cat([j.down.rows for j in jobs])})
 
 
 def _spread(trees: Sequence[Tree], counts: list[int]) -> Tree:
-    """Each server's values in a row for each of its clients."""
+    """Each server's values, repeated for each of its clients."""
     if len(trees) == 1:
         return expand(trees[0], counts[0])
     lines = blocks(*trees, clients=False)
@@ -301,7 +301,7 @@ def _spread(trees: Sequence[Tree], counts: list[int]) -> Tree:
 
 
 def _below(parts: list[Tensor]) -> Tensor:
-    """Rows below rows: of parts that were cut from one matrix that matrix, else a copy."""
+    """Rows concatenated; parts cut from one matrix give that matrix, others a copy."""
     first, at, memory = parts[0], parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
     for p in parts:
         alike = p.shape[1:] == first.shape[1:] and p.stride() == first.stride() and p.dtype == first.dtype
@@ -312,7 +312,7 @@ def _below(parts: list[Tensor]) -> Tensor:
 
 
 def _cut(value: Any, rows: slice, done: dict[int, Any] | None = None) -> Any:
-    """These clients' part of an answer; what is in it twice is cut once."""
+    """These clients' part of an answer; a value that occurs twice is cut once."""
     done = {} if done is None else done
     if isinstance(value, Tensor):
         return value[rows]

@@ -1,4 +1,4 @@
-"""Where clients' states rest between rounds, by client id: one stack of rows, or packed rows that stream."""
+"""Stores clients' states between rounds, by client id: one stack of rows, or packed rows that are streamed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +14,11 @@ from fedselect.simulate import flat
 from fedselect.simulate.pages import Pages
 
 Fetched = tuple[Tensor, Tensor, torch.cuda.Event | None]
-"""Whose rows, the rows end to end on the device, and on a GPU when their copy is done."""
+"""The clients, their rows end to end on the device, and on a GPU the event after which the copy is done."""
 
 
 class Store:
-    """States of all clients, stacked; a cohort that is everybody in order is handed over without a copy."""
+    """States of all clients, stacked; a cohort of all clients in order is returned without a copy."""
 
     kind: ClassVar[str] = "resident"
     forgets: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class Store:
         self.device = device
         self.rows: State = {}
         self.joined = torch.zeros(clients, dtype=torch.bool)
-        self._gone: dict[str, Tensor] = {}  # by tree, the clients that no longer have it
+        self._gone: dict[str, Tensor] = {}  # for each tree, the clients that no longer have it
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +42,7 @@ class Store:
         return {k: moved(take(t, at), device) for k, t in self.rows.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
-        """A tree that the state no longer has is zeros from now on, and let go when nobody has it."""
+        """Store states. A tree that the state no longer has becomes zeros, and is dropped when no client has it."""
         self.joined[ids.cpu()] = True
         if self._everybody(ids):
             self.rows = {k: {n: _apart(v) for n, v in moved(t, self.device).items()} for k, t in state.items()}
@@ -62,12 +62,12 @@ class Store:
                 del self.rows[k]
 
     def to(self, device: torch.device) -> None:
-        """Let the rows rest elsewhere."""
+        """Move the rows to another device."""
         self.device = device
         self.rows = {k: moved(t, device) for k, t in self.rows.items()}
 
     def prefetch(self, ids: Tensor) -> None:
-        """These clients are taken next: nothing to do, they are at hand."""
+        """Announce the next clients: nothing to do, their rows are at hand."""
 
     def dump(self) -> State:
         """What a checkpoint holds of the clients, besides `joined`."""
@@ -90,19 +90,19 @@ class Store:
 
 
 def _apart(v: Tensor) -> Tensor:
-    """Rows of their own, where a method hands over one row as everybody's: some will be written, and the others not."""
+    """Separate rows, if a method returns one row for all clients: some will be written, and the others must not change."""
     return v.clone(memory_format=torch.contiguous_format) if len(v) > 1 and v.stride(0) == 0 else v
 
 
 class Compact:
-    """States of more clients than fit: of each only what it carries from round to round, packed, in host memory.
+    """States of more clients than fit: only what each carries from round to round, packed, in host memory.
 
-    What is not carried comes back as zero. A store that `forgets` any values loses the view "local" of a client when it is
-    put; `scores` is what the client's last model scored by then, a column a metric. Host memory is pinned where the device
-    is a GPU. Everything that touches it runs on one side stream, in the order of the calls, so no page is read or written
-    too early; a buffer on the device knows both streams it is used on.
+    What is not carried comes back as zero. A store that `forgets` any values loses a client's view "local" when it is put;
+    `scores` holds what the client's last model scored by then, one column per metric. Host memory is pinned if the device is a
+    GPU. All copies run on one side stream, in the order of the calls, so no page is read or written too early; a buffer on the
+    device is registered with both streams that use it.
 
-    carries: of a state, which entries; see `Method.carries`.   like: any client's state, for its structure.
+    carries: which entries of a state are carried; see `Method.carries`.   like: any client's state, for its structure.
     """
 
     kind: ClassVar[str] = "compact"
@@ -132,10 +132,10 @@ class Compact:
         return self._pages.nbytes + self._counts.nbytes + self.joined.nbytes
 
     def to(self, device: torch.device) -> None:
-        """The rows rest on the host already."""
+        """The rows are on the host already."""
 
     def prefetch(self, ids: Tensor) -> None:
-        """Start copying the rows of the clients that are taken next; the present work goes on beside it."""
+        """Start copying the rows of the next clients, while the present work continues."""
         self._ahead = self._fetch(ids.cpu())
 
     def take(self, ids: Tensor, device: torch.device) -> State:
@@ -149,7 +149,7 @@ class Compact:
         return {k: moved(t, device) for k, t in state.items()}
 
     def put(self, ids: Tensor, state: State) -> None:
-        """Pack and start copying to the host; the state may be overwritten at once."""
+        """Pack states and start copying them to the host; the state may be overwritten at once."""
         ids = ids.cpu()
         if not flat.layout(state, self._carries(state)).part_of(self._layout):
             raise InputError("a client's state has tensors that it did not have before, so it cannot be stored packed.")
@@ -198,7 +198,7 @@ class Compact:
             there.copy_(here, non_blocking=True)
 
     def _pairs(self, row: int, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """A row's host memory, piece by piece, and the part of the buffer that belongs there."""
+        """A row's host memory, piece by piece, with the matching part of the buffer."""
         at = 0
         for part in self._pages.parts(row):
             yield part, buffer[at : at + len(part)]

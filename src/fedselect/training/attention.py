@@ -12,11 +12,11 @@ from fedselect.training import layers
 
 
 class Attention(torch.autograd.Function):
-    """What vmap sees of `F.scaled_dot_product_attention`."""
+    """`F.scaled_dot_product_attention` as vmap sees it."""
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        raise RuntimeError("attention of tensors that no client has a share in")
+        raise RuntimeError("attention was called on tensors without a client axis")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -42,16 +42,16 @@ def _front(v: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 def _folded(v: Tensor) -> Tensor:
-    """(C, B, heads, ...) as (C * B, heads, ...); without a batch as it is."""
+    """(C, B, heads, ...) as (C * B, heads, ...); unchanged without a batch."""
     return v.flatten(0, 1) if v.ndim > 4 else v
 
 
 class LayerNorm(torch.autograd.Function):
-    """What vmap sees of `F.layer_norm`."""
+    """`F.layer_norm` as vmap sees it."""
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        raise RuntimeError("a layer norm of tensors that no client has a share in")
+        raise RuntimeError("a layer norm was called on tensors without a client axis")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -70,13 +70,13 @@ class LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], eps: float) -> Tensor:
-    """In the type of x, whatever that of the weights."""
+    """In the dtype of x, whatever the dtype of the weights."""
     weight, bias = (v if v is None else v.to(x.dtype) for v in (weight, bias))
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
 def _opened(func: Any) -> FunctionType:
-    """torch's own code of a function, in which our rules see every operation: it does not hide behind the function's name."""
+    """torch's own code of a function, run so that our rules see every operation inside it."""
     return FunctionType(
         func.__code__, {**vars(F), "has_torch_function": _no, "has_torch_function_unary": _no}, argdefs=func.__defaults__
     )

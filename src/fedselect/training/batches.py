@@ -1,4 +1,4 @@
-"""Split: one part of every client's data, as batches are taken from it."""
+"""Split: one part of every client's data, from which batches are taken."""
 
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -13,7 +13,7 @@ from fedselect.training.transforms import crop_flip
 class Split:
     """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
 
-    Pictures stay uint8 in the pool and become numbers batch by batch: pixel * scale + shift, by channel.
+    Pictures stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
     """
 
     x: Tensor
@@ -24,15 +24,15 @@ class Split:
     shift: Tensor | None = None
     _: KW_ONLY
     augment: str = "none"
-    sizes: tuple[int, ...] | None = None  # n where the host can read it without waiting for a GPU
-    picks: Tensor | None = None  # (C, longest): which of a client's rows these are; None: all of them, in order
+    sizes: tuple[int, ...] | None = None  # n, if the host can read it without waiting for a GPU
+    picks: Tensor | None = None  # (C, longest): a subset of each client's rows; None: all of them, in order
 
     def __post_init__(self) -> None:
         if self.sizes is None:
             object.__setattr__(self, "sizes", tuple(self.n.tolist()))
 
     def rows(self, rows: slice | Tensor) -> "Split":
-        """These clients' data; an index that lies on the host is not waited for."""
+        """The data of these clients; an index on the host is copied without waiting."""
         assert self.sizes is not None
         at = rows.to(self.n.device, non_blocking=True) if isinstance(rows, Tensor) else rows
         sizes = self.sizes[rows] if isinstance(rows, slice) else tuple(self.sizes[i] for i in rows.tolist())
@@ -44,7 +44,7 @@ class Split:
         return max(self.sizes or (0,))
 
     def places(self, index: Tensor) -> Tensor:
-        """Where samples lie in the pool, by their number within each client: (C, b)."""
+        """Positions of samples in the pool, by their number within each client: (C, b)."""
         return self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
 
     def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Gradient checkpointing by block: of each repeated block of a network only its inputs are kept, the rest is computed again.
+"""Gradient checkpointing by block: only the inputs of each repeated block are kept, and the rest is recomputed.
 
-The block runs a second time in the backward pass, with the same values and the same keys for what it draws.
+The block runs a second time in the backward pass, with the same values and the same random keys.
 """
 
 import copy
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def recompute(module: nn.Module, model: Model) -> None:
-    """Let the repeated blocks of this module be computed again: those of lists of two or more of one class."""
+    """Recompute the repeated blocks of this module: those in lists of two or more of one class."""
     changing = {n.rpartition(".")[0] for n in model.stats}
     found: list[tuple[str, nn.ModuleList]] = []
     for path, m in module.named_modules():
@@ -30,7 +30,7 @@ def recompute(module: nn.Module, model: Model) -> None:
             found.append((path, m))
     if not found:
         raise InputError(
-            f"{model.name} has no list of equal blocks without BatchNorm that could be computed again; leave --recompute out."
+            f"{model.name} has no list of equal blocks without BatchNorm that could be recomputed; leave --recompute out."
         )
     for _, blocks in found:
         for block in blocks:
@@ -38,7 +38,7 @@ def recompute(module: nn.Module, model: Model) -> None:
 
 
 class _Outer:
-    """What a block does when it is called. `inner` shares all of its values and still has its own forward."""
+    """Replaces a block's forward. `inner` shares all of its parameters and keeps the original forward."""
 
     def __init__(self, outer: nn.Module, inner: nn.Module) -> None:
         self.outer, self.inner = outer, inner
@@ -49,7 +49,7 @@ class _Outer:
 
 
 def block(inner: nn.Module, *args: Any, **named: Any) -> Any:
-    """The block's results; our rules take its place where they are in force."""
+    """The block's results; our rules replace this function while they are active."""
     if has_torch_function(args):
         return handle_torch_function(block, args, inner, *args, **named)
     return inner(*args, **named)
@@ -58,7 +58,7 @@ def block(inner: nn.Module, *args: Any, **named: Any) -> Any:
 def again(
     inner: nn.Module, args: tuple[Any, ...], named: dict[str, Any], key: Tensor, within: Callable[[Tensor], Any], stacked: bool
 ) -> Any:
-    """The block's results, for which only its inputs are kept. `within(key)`: in what context it runs, each time."""
+    """The block's results, keeping only its inputs. `within(key)`: the context in which it runs, each time."""
     values = dict(inner.named_parameters()) | dict(inner.named_buffers())
     given, form = tree_flatten((key, values, args, named))
     at = [i for i, v in enumerate(given) if isinstance(v, Tensor)]
@@ -101,11 +101,11 @@ class _Again(torch.autograd.Function):
 
 
 class _Lifted(torch.autograd.Function):
-    """What vmap sees of it."""
+    """`_Again` as vmap sees it."""
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        raise RuntimeError("a block of tensors that no client has a share in")
+        raise RuntimeError("a block was called on tensors without a client axis")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Room: memory that stays put, in the layout that kernels want, and copies to it and back."""
+"""Room: memory at fixed addresses, in the layout that kernels want, with copies to it and back."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from fedselect import kernels
 from fedselect.core.tree import Tree, block, fresh
 
 ALIGN = 512
-"""Where tensors may begin in memory that several share, in bytes, as if each had been allocated alone."""
+"""Alignment of tensors that share memory, in bytes, as if each had been allocated alone."""
 
 
 class Room:
-    """Memory that stays put for one group: tensor after tensor, each for all clients, kernels with their channels last."""
+    """Memory at fixed addresses for one group of tensors, each for all clients; kernels have their channels last."""
 
     def __init__(self, like: Tree, convolutions: frozenset[str]) -> None:
         first = next(iter(like.values()))
@@ -29,7 +29,7 @@ class Room:
         self._tables: Any = None
 
     def of(self, clients: int) -> Tree:
-        """The tensors of so many clients."""
+        """The tensors for this many clients."""
         if clients not in self._of:
             self._of[clients] = {n: v[:clients] for n, v in self.tensors.items()}
         return self._of[clients]
@@ -48,7 +48,7 @@ class Room:
         return out
 
     def _moved(self, whole: Tensor | None, back: bool) -> bool:
-        """Move all tensors between here and the block of a tree, a launch for each size of kernel, if that is possible."""
+        """Move all tensors between here and the block of a tree, one launch per kernel size, if possible."""
         if whole is None or not kernels.serve(whole):
             return False
         from fedselect.kernels.layout import move, tables
@@ -59,7 +59,7 @@ class Room:
         return True
 
     def _view(self, name: str, like: Tensor) -> Tensor:
-        # `data`: not views to autograd, which would take a change of one for a change of all
+        # `data`: not views to autograd, which would treat a change of one as a change of all
         flat = self.memory.data[self.starts[name] :][: like.nbytes].view(like.dtype)
         if name not in self.last:
             return flat.view(like.shape)
@@ -67,7 +67,7 @@ class Room:
 
 
 def copy(into: Tree, tree: Tree) -> None:
-    """Values into tensors of the same names; kernels may lie in another order there."""
+    """Copy values into tensors of the same names; kernels may have another memory order there."""
     alike = []
     for n, v in tree.items():
         if v.ndim == 5 and kernels.serve(v) and v.stride() != into[n].stride():
@@ -82,7 +82,7 @@ def copy(into: Tree, tree: Tree) -> None:
 
 
 def ordered(tree: Tree) -> Tree:
-    """A copy with every tensor in its usual order in memory."""
+    """A copy with every tensor in its usual memory order."""
     first = next(iter(tree.values()))
     out = fresh(tree, len(first), first.device)
     copy(out, tree)

@@ -1,7 +1,7 @@
-"""Random numbers that a model draws while it trains: from a client's key of the step, in place of torch's generators.
+"""Random numbers that a model draws during training: from the client's key of the step, in place of torch's generators.
 
-Each call draws from a key of its own, folded from the client's key of the step and the call's number in the forward pass. So
-masks depend neither on how clients are stacked nor on the device, and a recorded step draws new ones, as its key is an input.
+Each call gets its own key, folded from the client's key of the step and the call's number in the forward pass. So masks depend
+neither on how clients are stacked nor on the device, and a recorded step draws new ones, because its key is an input.
 """
 
 import math
@@ -17,20 +17,20 @@ from fedselect.core import random
 from fedselect.core.errors import InputError
 
 SELU = -1.7580993408473766
-"""What alpha dropout puts in place of a number: SELU's limit for small ones."""
+"""The value that alpha dropout writes: SELU's limit for small inputs."""
 
 
 PER_WORD = 4
-"""Numbers of 16 bits that dropout takes from one hashed word. Its probability is rounded to a multiple of 2**-16."""
+"""16-bit numbers that dropout takes from one hashed word. Its probability is rounded to a multiple of 2**-16."""
 
 
 def threshold(p: float) -> int:
-    """A signed number of 16 bits that is smaller than this is dropped."""
+    """The signed 16-bit number below which an entry is dropped."""
     return min(round(p * 2**16), 2**16 - 1) - 2**15
 
 
 class Drawn:
-    """The numbers of one forward pass; `key` is the client's in this step, None outside training."""
+    """The random numbers of one forward pass; `key` is the client's key of this step, None outside training."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
@@ -58,7 +58,7 @@ class Drawn:
         return _Dropout.apply(x, self.next_key(), p)  # type: ignore[no-any-return, no-untyped-call]
 
     def channel_dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Whole channels of a sample are dropped."""
+        """Drops whole channels of a sample."""
         if not training or p == 0.0:
             return x
         keep = self.uniform((*x.shape[:2], *([1] * (x.ndim - 2)))) >= p
@@ -100,12 +100,12 @@ class Drawn:
         return x.copy_(-torch.log1p(-self.uniform(tuple(x.shape))) / rate)
 
     def own(self, made: Tensor) -> Tensor:
-        """Memory that every stacked client has for itself, so that random numbers may be written to it."""
+        """A copy with separate memory for every stacked client, so that random numbers may be written to it."""
         assert self.key is not None
         return torch.where(self.key == self.key, made, made)
 
     def rule(self, func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Tensor] | None:
-        """What draws in the place of this function, if it draws."""
+        """The replacement for a function that draws random numbers, if this one does."""
         if kwargs.get("generator") is not None:
             return None
         if name := _DROPOUTS.get(func):
@@ -142,7 +142,7 @@ def _as(x: Tensor, how: Mapping[str, Any]) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout by key. The mask is not kept for the backward pass: it is drawn again."""
+    """Dropout by key. The mask is not kept for the backward pass but drawn again."""
 
     @staticmethod
     def forward(x: Tensor, key: Tensor, p: float) -> Tensor:
@@ -177,7 +177,7 @@ class _StackedDropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
-    """x (C, ...) where some numbers are 0, by each client's key, and the others are larger."""
+    """x (C, ...) with some numbers set to 0, by each client's key, and the others scaled up."""
     if kernels.serve(x):
         from fedselect.kernels.dropout import dropout
 

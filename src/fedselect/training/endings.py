@@ -1,6 +1,6 @@
-"""What follows a BatchNorm: a ReLU, or a sum and then a ReLU as at the end of a residual block. Its kernels can do both.
+"""What follows a BatchNorm: a ReLU, or a sum and a ReLU as at the end of a residual block. Its kernels can do both.
 
-Watching one step, `Endings` learns which BatchNorms are used in this way alone; told so, it has later steps do it there.
+`Endings` watches one step and learns which BatchNorms are used only in this way; later steps then do it in the kernel.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,23 @@ RELUS = {F.relu, torch.relu, Tensor.relu, *RELUS_IN_PLACE}
 SUMS = {torch.add, Tensor.add, Tensor.add_}
 _LOOKS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_leaf", "grad_fn"}
 Make = Callable[[bool, Tensor | None], Tensor]
-"""Runs a BatchNorm: with a ReLU behind it, with a tensor that is added before that."""
+"""Runs a BatchNorm: whether with a ReLU, and with which tensor added before it."""
 
 
 @dataclass(eq=False)
 class _Followed:
-    """What came out of a BatchNorm, or of a sum with that; `value` is None once a ReLU has changed it in place."""
+    """The output of a BatchNorm, or of a sum with it; `value` is None once a ReLU has changed it in place."""
 
     value: Tensor | None
-    done: Literal["", "relu", "sum"] = ""  # what its BatchNorm's kernels do in place of the model
+    done: Literal["", "relu", "sum"] = ""  # what the BatchNorm's kernels do in place of the model
     make: Make | None = None
     uses: list[Union[str, "_Followed"]] = field(default_factory=list)
 
 
 class Endings:
-    """Follows the BatchNorms of a model while it runs. They are known by their number.
+    """Follows the BatchNorms of a model while it runs. They are identified by number.
 
-    `rectified` and `joined` say which of them are followed by a ReLU, or by a sum and a ReLU, and are used in no other way.
+    `rectified` and `joined` hold those that are followed by a ReLU, or by a sum and a ReLU, and are used in no other way.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Endings:
         self._sums: list[_Followed] = []
 
     def found(self) -> tuple[frozenset[int], frozenset[int]]:
-        """What `rectified` and `joined` may be. Of two BatchNorms in one sum the first is joined."""
+        """Candidates for `rectified` and `joined`. Of two BatchNorms in one sum the first is joined."""
         rectified, joined, taken = set(), set(), set()
         for number, norm in enumerate(self._norms):
             use = norm.uses[0] if len(norm.uses) == 1 else ""
@@ -55,8 +55,8 @@ class Endings:
         return frozenset(rectified), frozenset(joined)
 
     def norm(self, x: Tensor, make: Make) -> Tensor:
-        """The result of the next BatchNorm, of the shape of its input. One that is joined runs when its sum is asked for;
-        until then another tensor stands in for it."""
+        """The result of the next BatchNorm, in the shape of its input. A joined one runs when its sum is computed; until then
+        another tensor stands in for it."""
         number = len(self._norms)
         y = x.view_as(x) if number in self.joined else make(number in self.rectified, None)
         if self.watching or self.rectified or self.joined:
@@ -65,20 +65,20 @@ class Endings:
         return y
 
     def meet(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """An operation of the model: its result where it is done here, else None."""
+        """Look at an operation of the model: returns its result if it is done here, else None."""
         if not self._norms or looks(func):
             return None
         first = self._find(args[0]) if args else None
         if func in RELUS and first is not None and first.done != "sum":
             in_place = func in RELUS_IN_PLACE or bool(kwargs.get("inplace"))
             if in_place:
-                first.value = None  # from now on it is what the ReLU makes of it
+                first.value = None  # from now on it is the ReLU's output
             if first.done == "relu":
                 return args[0] if in_place else args[0].view_as(args[0])  # type: ignore[no-any-return]
             first.uses.append("relu")
             return None
         if func in SUMS and not kwargs and len(args) == 2 and _alike(*args):
-            in_place = func is Tensor.add_  # what that changes may be used elsewhere, unseen, unless it is the BatchNorm's own
+            in_place = func is Tensor.add_  # the changed tensor may be used elsewhere, unseen, unless it is the BatchNorm's own
             pair = [f for f in (first, None if in_place else self._find(args[1])) if f is not None]
             if pair and all(f.make or not f.done for f in pair):
                 self.follow(args[1:] if in_place else ())
@@ -87,7 +87,7 @@ class Endings:
         return None
 
     def follow(self, values: tuple[Any, ...]) -> None:
-        """These tensors are used in some other way."""
+        """Note that these tensors are used in some other way."""
         for value in values:
             for v in value if isinstance(value, list | tuple) else (value,):
                 if (found := self._find(v)) is None:
@@ -104,7 +104,7 @@ class Endings:
             value = make(True, args[1] if args[0] is norm.value else args[0])
         else:
             value = func(*args)
-            if value is args[0]:  # in place: told apart from what it was, which a model may go on using
+            if value is args[0]:  # in place: distinguish it from its earlier value, which a model may still use
                 value = value.view_as(value)
         end = _Followed(value, "" if norm is None else "relu")
         for f in pair:
@@ -117,7 +117,7 @@ class Endings:
 
 
 def looks(func: Callable[..., Any]) -> bool:
-    """Whether this only looks at a tensor's form: its values are not asked for."""
+    """Whether a function only looks at a tensor's form, not at its values."""
     return getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS
 
 

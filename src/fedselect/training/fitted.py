@@ -1,4 +1,4 @@
-"""Fitted: a model at work in one run, on its device and in its precision, with what the run's data has shown of it."""
+"""Fitted: a model in one run, on its device and in its precision, with what the run has learned about it from the data."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ from fedselect.training.stacked import Forward, Taps
 
 
 class Fitted:
-    """A run's own copy of a model's module, through which every client's values pass.
+    """A run's own copy of a model's module, which computes with any client's values.
 
-    What a run learns of the model stays here, so runs that share a Model know nothing of each other.
+    What a run learns about the model is stored here, so that runs that share a Model do not affect each other.
     """
 
-    stackable = True  # until it turns out to use something that cannot run for all clients at once
-    compiling = False  # until it turns out to run for all clients at once only if it is told that it is being compiled
+    stackable = True  # until it uses something that cannot run for all clients at once
+    compiling = False  # until it runs for all clients at once only when told that it is being compiled
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class Fitted:
         recompute: bool = False,
     ) -> None:
         self.model = model
-        self.bare = True  # whether the module returns one tensor alone
-        self.layout = layout  # of several inputs: how they lie in the one tensor of a batch
+        self.bare = True  # whether the module returns a single tensor
+        self.layout = layout  # of several inputs: how they are packed into the one tensor of a batch
         self._floats = model.module.get_parameter(model.params[0]).dtype
         self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
-        self.slow: set[str] = set()  # what of it has no fast rule for stacked clients
-        self.steady = False  # until a step of training has shown that it draws no random numbers by itself
-        self.taps: Mapping[str, Taps] = {}  # known from `check` on: kernels of which only these taps ever meet the input
-        self.convolved = 0  # known from `check` on: numbers that convolutions make of one sample
+        self.slow: set[str] = set()  # its operations without a fast rule for stacked clients
+        self.steady = False  # until a training step has shown that it draws no random numbers itself
+        self.taps: Mapping[str, Taps] = {}  # set by `check`: kernels of which only these taps ever meet the input
+        self.convolved = 0  # set by `check`: numbers that convolutions compute per sample
         self._dead: Tree = {}
         made = model.assemble()
-        self.module = copy.deepcopy(made) if made is model.module else made  # a function may make the same one each time
+        self.module = copy.deepcopy(made) if made is model.module else made  # a function may return the same one each time
         self.module.load_state_dict(model.module.state_dict())
         if precision == "bf16" and model.adapters is not None:
             for p in self.module.parameters():
@@ -55,13 +55,13 @@ class Fitted:
         self.module.to(device)
         self._still = [self.module.get_submodule(path) for path in model.still]
         self._switch(self.module.training)
-        self._values: Tree = {}  # of the client whose forward pass is under way
+        self._values: Tree = {}  # of the client in the current forward pass
         self._seen: list[Tensor] = []
         tree = set(model.names)
         homes = {f"{path}.{n}" if path else n: (m, n) for path, m in self.module.named_modules() for n in m._buffers}
         self._homes = {n: homes[n] for n in model.stats}
         self._others = {n: at for n, at in homes.items() if n not in tree and at[1] != "num_batches_tracked"}
-        self.recompute = recompute  # whether activations within blocks are computed again in the backward pass
+        self.recompute = recompute  # whether activations within blocks are recomputed in the backward pass
         if recompute:
             blocks.recompute(self.module, model)
         self.module.register_forward_hook(self._write_back)
@@ -71,7 +71,7 @@ class Fitted:
     def apply(self, tree: Tree, x: Tensor, train: bool = False, *, floats: torch.dtype | None = None) -> Output:
         """One client's forward pass; in training its running statistics are updated in `tree`, in place.
 
-        `floats`: the type in which inputs that are floats are given to the module, if another than the model's.
+        `floats`: the dtype in which float inputs are given to the module, if not the model's.
         """
         if self.layout is not None:
             args, named = self.layout.unpack(x, floats or self._floats)
@@ -84,14 +84,14 @@ class Fitted:
             return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
 
     def _switch(self, train: bool) -> None:
-        """To training or evaluation; what keeps its statistics evaluates always."""
+        """Switch to training or evaluation; layers with fixed statistics always evaluate."""
         self._train = train
         self.module.train(train)
         for m in self._still:
             m.eval()
 
     def check(self, x: Tensor, task: Task, data: Targets) -> Tensor:
-        """Run one batch and complain in words when the model does not fit the data; returns its outputs."""
+        """Run one batch and raise a clear error if the model does not fit the data; returns its outputs."""
         model, inner = self.model, list[Tensor]()
         handle = None
         if model.head is not None:
@@ -112,7 +112,7 @@ class Fitted:
             if handle is not None:
                 handle.remove()
         rows = len(out.logits) if out.logits.ndim else 0
-        if why := "give a row for each." if rows != len(x) else task.unfit_outputs(out.logits, data):
+        if why := "it must return one row per input." if rows != len(x) else task.unfit_outputs(out.logits, data):
             raise InputError(f"{model.name} returns {tuple(out.logits.shape)} for {len(x)} inputs; {why}")
         if model.head_was_guessed and inner and inner[-1] is not out.logits:
             raise InputError(
@@ -122,21 +122,21 @@ class Fitted:
         return out.logits
 
     def others(self) -> Tree:
-        """What its buffers hold that are no part of a client's model, but for the counters of norm layers."""
+        """Its buffers that are not part of a client's model, except the counters of norm layers."""
         found = {n: home._buffers[key] for n, (home, key) in self._others.items()}
         return {n: b.detach().clone() for n, b in found.items() if b is not None}
 
     def check_others(self, before: Tree) -> None:
-        """Complain where training has written to them: clients would share what one has left there."""
+        """Refuse a model whose training writes to these buffers, which clients would share."""
         for n, b in self.others().items():
             if n in before and b.shape == before[n].shape and not torch.equal(b, before[n]):
                 raise InputError(
-                    f"{self.model.name} writes to its buffer {n!r} while it trains, and clients would share that; make it a "
-                    "persistent buffer of floats, and every client has its own."
+                    f"{self.model.name} writes to its buffer {n!r} during training, and clients would share it; make it a "
+                    "persistent buffer of floats, so that every client has its own."
                 )
 
     def dead(self) -> Tree:
-        """Of kernels with taps that only ever meet padding, which entries these are, each in a line: they never move."""
+        """For kernels with taps that only ever meet padding, these entries, each kernel's in a row; they never move."""
         if not self._dead:
             for n, taps in self.taps.items():
                 marks = torch.ones_like(self.module.get_parameter(n), dtype=torch.bool)
@@ -148,7 +148,7 @@ class Fitted:
         self._seen.append(inputs[0] if inputs else next(iter(named.values())))
 
     def _write_back(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Statistics that the module replaced (`self.mean = ...`) are written where they lie, as if it had done that."""
+        """Copy statistics that the module replaced (`self.mean = ...`) to where the originals are stored."""
         self.bare = isinstance(output, Tensor)
         for n, (home, key) in self._homes.items() if self._train and self._values else ():
             now = home._buffers[key]

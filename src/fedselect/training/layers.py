@@ -1,6 +1,6 @@
-"""What a layer does for C clients at once, each with its own weights: convolution, Linear, norms, forward and backward.
+"""Layers for C clients at once, each with its own weights: convolution, Linear, norms, forward and backward.
 
-On a GPU the products and sums run in our kernels; the plain PyTorch here is their twin, and what a CPU runs.
+On a GPU the products and sums run in our kernels; the plain PyTorch here computes the same, and is what a CPU runs.
 """
 
 import math
@@ -16,15 +16,15 @@ Pair = tuple[int, int]
 
 
 class Conv(torch.autograd.Function):
-    """x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view
-    of that in the usual order, so the next layer finds them as it wants them.
+    """x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view of them
+    in the usual order, so the next layer gets the layout that it needs.
     """
 
     @staticmethod
     def shared(
         x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str = "float32"
     ) -> Tensor:
-        """The same where all clients have one w (O, I, kh, kw), which does not train: one convolution for all of them."""
+        """The same if all clients have one frozen w (O, I, kh, kw): one convolution for all of them."""
         if x.device.type == "cpu":
             whole = w.expand(len(x), *w.shape)
             return Conv.apply(x, whole, b if b is None else b.expand(len(x), -1), stride, padding, dilation, precision)  # type: ignore[no-any-return, no-untyped-call]
@@ -50,7 +50,7 @@ class Conv(torch.autograd.Function):
         if ctx.kernels:
             from fedselect.kernels import conv
 
-            w = w.to(x.dtype)  # bf16: once, not by every program that reads it
+            w = w.to(x.dtype)  # bf16: once, not in every program that reads it
             ctx.save_for_backward(x, w)
             return conv.forward(x, w, b, stride, padding, dilation, precision)
         patches, (high, wide) = _patches(x.permute(0, 1, 3, 4, 2), (w.shape[3], w.shape[4]), stride, padding, dilation)
@@ -103,8 +103,8 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        """The same where all clients have one w (O, I), which does not train: one product over all of their rows."""
-        if x.device.type == "cpu":  # whose rounding would show how many clients there are
+        """The same if all clients have one frozen w (O, I): one product over all of their rows."""
+        if x.device.type == "cpu":  # its rounding would depend on the number of clients
             return Linear.apply(x, w.expand(len(x), -1, -1), None if b is None else b.expand(len(x), -1))  # type: ignore[no-any-return, no-untyped-call]
         return F.linear(x.flatten(0, 1), w.to(x.dtype), None if b is None else b.to(x.dtype)).view(*x.shape[:2], -1)
 
@@ -125,9 +125,9 @@ class Linear(torch.autograd.Function):
 
 
 class AdaptedLinear(torch.autograd.Function):
-    """x (C, B, I), w (O, I) and bias (O,) that are one for all and frozen, a (C, r, I), b (C, O, r): x W + scale * x A B.
+    """x (C, B, I), shared and frozen w (O, I) and bias (O,), a (C, r, I), b (C, O, r): x W + scale * x A B.
 
-    What the adapters add goes into the base's result, in place; of it and of x's gradient nothing is written twice.
+    The adapters' part is added to the base's result in place; neither it nor x's gradient is written twice.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ class AdaptedLinear(torch.autograd.Function):
 class BatchNorm(torch.autograd.Function):
     """Training: x (C, B, channels, ...), weight and bias (C, channels); running mean and var are updated in place.
 
-    other: a tensor like x that is added to the result.   relu: with a ReLU behind it all.
+    other: a tensor like x that is added to the result.   relu: whether a ReLU follows.
     """
 
     @staticmethod
@@ -211,7 +211,7 @@ class BatchNorm(torch.autograd.Function):
 
 
 class LayerNorm(torch.autograd.Function):
-    """x (C, ..., *shape), weight and bias (C, *shape); in the type of x. What is normalised is computed again, not kept."""
+    """x (C, ..., *shape), weight and bias (C, *shape); in x's dtype. The normalized values are recomputed, not kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], eps: float) -> Tensor:
@@ -261,17 +261,17 @@ class MaxPool(torch.autograd.Function):
 
 
 def _across(v: Tensor, like: Tensor) -> Tensor:
-    """(C, channels) beside (C, B, channels, ...)."""
+    """(C, channels), broadcastable to (C, B, channels, ...)."""
     return v.view(len(v), 1, -1, *[1] * (like.ndim - 3))
 
 
 def _behind(v: Tensor, like: Tensor) -> Tensor:
-    """(C, *shape) beside (C, ..., *shape)."""
+    """(C, *shape), broadcastable to (C, ..., *shape)."""
     return v.view(len(v), *[1] * (like.ndim - v.ndim), *v.shape[1:])
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """(C, B, channels, ...) as (C, B, ..., channels) in that order in memory."""
+    """(C, B, channels, ...) as (C, B, ..., channels), contiguous in memory."""
     return x.movedim(2, -1).contiguous()
 
 
@@ -293,9 +293,9 @@ def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pai
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """A batched matrix product whose rows do not depend on how many clients are stacked.
 
-    On a CPU a batch of one is summed in another order than a longer batch; a lone client is therefore run as two. And where in
-    memory a client's matrices begin may decide how MKL sums: each result gets rows of zeros until the next one begins at
-    a multiple of 64 bytes, and factors of odd sizes lie as they are multiplied.
+    On a CPU a batch of one is summed in another order than a longer batch, so a single client is run as two. Where in memory a
+    client's matrices begin may also decide how MKL sums: each result is padded with rows of zeros until the next one begins at
+    a multiple of 64 bytes, and factors of odd sizes are stored as they are multiplied.
     """
     if a.device.type != "cpu":
         return torch.bmm(a, b)

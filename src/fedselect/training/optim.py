@@ -1,4 +1,4 @@
-"""Optimizers and schedules: how entries follow their gradients, and how learning rates change from round to round.
+"""Optimizers and schedules: how gradients change parameters, and how learning rates change from round to round.
 
 Both are frozen dataclasses whose fields are their options. An optimizer works on one parameter of all clients at once.
 """
@@ -18,10 +18,20 @@ from fedselect.core.tree import Scalar
 
 
 class Optimizer(Shown, ABC):
-    """How entries follow their gradients. Every round starts with an empty memory."""
+    """How gradients change parameters. A subclass is a frozen dataclass; every round starts with an empty memory.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import fedselect as fs
+        >>> @dataclass(frozen=True)
+        ... class SignSGD(fs.Optimizer):
+        ...     def update(self, value, gradient, memory, rate):
+        ...         return value - rate * gradient.sign(), {}
+        >>> training = fs.Training(optimizer=SignSGD())
+    """
 
     memory: ClassVar[tuple[str, ...]] = ()
-    """What is remembered of each entry from step to step, by name: a number each, 0 at first."""
+    """The names of the numbers remembered per entry from step to step; all are 0 at first."""
 
     @property
     def still(self) -> bool:
@@ -32,15 +42,31 @@ class Optimizer(Shown, ABC):
     def update(
         self, value: Tensor, gradient: Tensor, memory: Mapping[str, Tensor], rate: Scalar
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step of one parameter: its new value and memory. All are (C, ...), `rate` broadcasts; nothing changes in place.
+        """One step of one parameter. All tensors are (C, ...); nothing may change in place.
 
-        Entries that do not train keep their value and memory, whatever is returned for them.
+        Args:
+            value: The parameter of all clients.
+            gradient: Its gradient.
+            memory: What `memory` names, from the step before.
+            rate: The learning rate; broadcasts against `value`.
+
+        Returns:
+            The new value and the new memory. Entries that do not train keep theirs, whatever is returned for them.
         """
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """torch.optim.SGD: momentum, Nesterov's or not, and weight decay as part of the gradient."""
+    """torch.optim.SGD: momentum, optionally Nesterov's, and weight decay as part of the gradient.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> training = fs.Training(optimizer=fs.SGD(momentum=0.9, nesterov=True))
+
+    momentum: share of the step before that is added to each step
+    nesterov: use Nesterov's momentum
+    weight_decay: multiple of the value that is added to its gradient
+    """
 
     momentum: float = 0.5
     nesterov: bool = False
@@ -70,7 +96,17 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """torch.optim.Adam: weight decay is part of the gradient."""
+    """torch.optim.Adam, with weight decay as part of the gradient.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> training = fs.Training(optimizer=fs.Adam(beta1=0.8))
+
+    beta1: decay of the mean gradient
+    beta2: decay of the mean squared gradient
+    eps: added to the root of the mean squared gradient
+    weight_decay: multiple of the value that is added to its gradient
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -99,7 +135,7 @@ class Adam(Optimizer):
     def _step(
         self, value: Tensor, gradient: Tensor, memory: Mapping[str, Tensor], rate: Scalar
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Each entry counts its own steps: masks may train it in some and not in others."""
+        """Each entry counts its own steps, because masks may train it in only some of them."""
         steps = memory["steps"] + 1
         mean = torch.lerp(memory["mean"], gradient, 1 - self.beta1)
         square = self.beta2 * memory["square"] + (1 - self.beta2) * gradient * gradient
@@ -110,7 +146,17 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """torch.optim.AdamW: weight decay shrinks the value itself, apart from the gradient."""
+    """torch.optim.AdamW: weight decay shrinks the value itself, separately from the gradient.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> training = fs.Training(optimizer=fs.AdamW(weight_decay=0.1))
+
+    beta1: decay of the mean gradient
+    beta2: decay of the mean squared gradient
+    eps: added to the root of the mean squared gradient
+    weight_decay: share of the value, times the learning rate, that each step takes away
+    """
 
     weight_decay: float = 0.01
 
@@ -126,14 +172,32 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ada
 
 
 class Schedule(Shown, ABC):
-    """What all learning rates of a round are multiplied by."""
+    """The factor on all learning rates of a round. A subclass is a frozen dataclass.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import fedselect as fs
+        >>> @dataclass(frozen=True)
+        ... class Inverse(fs.Schedule):
+        ...     def factor(self, round, rounds):
+        ...         return 1 / (1 + round)
+        >>> training = fs.Training(schedule=Inverse())
+    """
 
     needs_rounds: ClassVar[bool] = True
-    """Whether the factor depends on how many rounds there are in all."""
+    """Whether the factor depends on the total number of rounds."""
 
     @abstractmethod
     def factor(self, round: int, rounds: int | None) -> float:
-        """In `round`, counted from 0, of `rounds`, both after the warm-up; `rounds` is None unless `needs_rounds`."""
+        """The factor of one round.
+
+        Args:
+            round: The round, counted from 0 after the warm-up.
+            rounds: The number of rounds after the warm-up; None unless `needs_rounds`.
+
+        Returns:
+            The factor that all learning rates of the round are multiplied by.
+        """
 
 
 @dataclass(frozen=True)
@@ -148,7 +212,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Rates times `decay` after every `decay_every` rounds."""
+    """Learning rates times `decay` after every `decay_every` rounds."""
 
     decay: float = 0.1
     decay_every: int = 1
@@ -158,7 +222,7 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
             raise InputError(
-                "schedule step multiplies learning rates by decay after every decay_every rounds: give --decay between 0 and "
+                "schedule step multiplies learning rates by decay after every decay_every rounds: set --decay between 0 and "
                 f"1, such as 0.98, not {self.decay}."
             )
         if self.decay_every < 1:
@@ -170,7 +234,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Rates fall along half a cosine, from all in the first round towards nothing after the last."""
+    """Learning rates fall along half a cosine, from the full rate in the first round toward zero after the last."""
 
     def factor(self, round: int, rounds: int | None) -> float:
         assert rounds is not None
@@ -181,7 +245,7 @@ SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "step": Step, "cos
 
 
 def _correction(beta: float, steps: Tensor) -> Tensor:
-    """1 - beta ** steps, to the last place in float32 too."""
+    """1 - beta ** steps, accurate to the last digit in float32 too."""
     return -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
 
 

@@ -1,7 +1,7 @@
-"""Steps that are private for each sample: gradients of single samples, clipped, added up, with noise on the sum (DP-SGD).
+"""Steps with sample-level privacy (DP-SGD): gradients of single samples are clipped and summed, and noise is added to the sum.
 
-A gradient of one sample is that of a client that has this sample alone, so samples of all clients are stacked as clients are.
-Batches are drawn sample by sample, each with the same probability, and the sum is divided by the size that is expected.
+The gradient of one sample is that of a client with only this sample, so samples of all clients are stacked like clients.
+Batches are drawn sample by sample with equal probability, and the sum is divided by the expected batch size.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from fedselect.training.work import Pass, Work
 
 ROOM = 1 << 28
-"""Bytes that the gradients of single samples may take at a time."""
+"""Bytes that the gradients of single samples may use at a time."""
 LOOKS = (
-    "this method looks at training or validation data beside its gradients, which noise on gradients does not cover; with "
+    "this method uses training or validation data outside its gradients, which noise on gradients does not cover; with "
     "--private unit=sample use one that does not, such as fedavg, fedprox, fedper or fedselect."
 )
 TUNES = (
-    "fine-tuning would use training data anew at every evaluation, beside the budget; with --private unit=sample use "
+    "fine-tuning would use training data again at every evaluation, outside the budget; with --private unit=sample use "
     "finetune=0, or a method without it, such as fedavg, fedper or fedselect."
 )
 
 
 class Guard(Protocol):
-    """What stands between a method and the data where samples are private: training goes through it, nothing else may."""
+    """Stands between a method and the data if samples are private: only training may pass, and only through it."""
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
     ) -> Tree:
-        """`Work.train` of these clients, whose data is `data`."""
+        """`Work.train` for these clients, whose data is `data`."""
 
 
 class Counting:
-    """Trains nothing and counts the passes over the data that a method makes in a round."""
+    """Trains nothing and counts the local epochs that a method trains in a round."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -64,7 +64,7 @@ class Counting:
 class PerSample:
     """Trains with a clipped gradient for each sample and noise on their sum.
 
-    `noise`: its standard deviation over the clip, by how many samples a client has. `passes`: the most that a round may make.
+    `noise`: its standard deviation over the clip, by how many samples a client has. `passes`: most local epochs in a round.
     """
 
     fitted: Fitted
@@ -81,7 +81,9 @@ class PerSample:
         keys = random.fold(work.keys(key), "private", work.walked)
         work.walked += len(passes)
         if work.walked > self.passes:
-            raise RunError(f"this method made more than {self.passes} passes in a round, for which the noise was chosen.")
+            raise RunError(
+                f"this method trained more than the {self.passes} local epochs per round that the noise is made for."
+            )
         out = clone(tree)
         memory = {k: {n: torch.zeros_like(out[n]) for n in work.model.params} for k in self.training.the_optimizer.memory}
         for at, p in enumerate(passes):
@@ -107,7 +109,7 @@ class PerSample:
         return torch.tensor([self.clip * z if z else 0.0 for z in noise], dtype=torch.float64, device=data.n.device)
 
     def _drawn(self, data: Split, size: int, keys: Tensor) -> tuple[Batch, Tensor]:
-        """Poisson batches side by side, (C, most), and which of their rows count; the others are filled up with anything."""
+        """Poisson batches side by side, (C, most), and which of their rows count; the others are arbitrary padding."""
         there = torch.arange(data.longest, device=data.n.device) < data.n.unsqueeze(1)
         chosen = there & (self.entropy.uniform(random.fold(keys, "batch"), data.longest) < (size / data.n).unsqueeze(1))
         count = chosen.sum(1)
@@ -160,16 +162,16 @@ def _gradients(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, names: list[s
 
 
 def check_model(fitted: Fitted, device: torch.device) -> None:
-    """Refuse a network whose samples have no gradients of their own, or that is too large for one a sample."""
+    """Refuse a network whose samples have no separate gradients, or that is too large for one gradient per sample."""
     model = fitted.model
     if model.stats:
         raise InputError(
-            f"in {model.name} BatchNorm mixes the samples of a batch, so no sample has a gradient of its own; with --private "
+            f"in {model.name} BatchNorm mixes the samples of a batch, so samples have no separate gradients; with --private "
             "unit=sample use a network without it, such as mlp, conv1d or small_cnn (--norm group)."
         )
     if one_by_one(fitted, device):
         raise InputError(
-            f"{model.name} is too large, or cannot be stacked, for a gradient of every sample; with --private unit=sample use "
+            f"{model.name} is too large, or cannot be stacked, for a gradient per sample; with --private unit=sample use "
             "a smaller network, such as mlp, conv1d or small_cnn."
         )
 

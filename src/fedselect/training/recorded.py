@@ -1,8 +1,8 @@
-"""Recorded programs: a step that keeps coming back is replayed without the Python that made it.
+"""Recorded programs: a repeated step is replayed without the Python code that defined it.
 
-On a GPU a whole step (gather, augment, forward, backward, update) becomes one CUDA graph; on a CPU it is traced to the
-list of its tensor operations. Either way the operations and their order are those of the step as written, so the
-numbers are too. What cannot be recorded runs as it is, and says so once.
+On a GPU a whole step (gather, augment, forward, backward, update) becomes one CUDA graph; on a CPU it is traced to the list of
+its tensor operations. Either way the operations and their order are those of the step as written, and so are the numbers. What
+cannot be recorded runs unrecorded, with one warning.
 """
 
 import ctypes
@@ -30,19 +30,19 @@ from fedselect.training.settings import Training
 from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shortcuts, forward, one_by_one, step
 
 RECORD_AFTER = {"cuda": 1, "cpu": 200}
-"""Steps of one kind after which it is recorded. Tracing costs seconds, and short runs on a CPU should not pay for it."""
+"""Steps of one kind before it is recorded. Tracing takes seconds, which short runs on a CPU should not pay."""
 SOON = 20
-"""The same on a CPU where the run has twice as many steps of this kind still to come, so that tracing is sure to pay."""
+"""The same on a CPU if the run has at least twice as many steps of this kind to come, so that tracing surely pays."""
 TRIES = {"cuda": 2, "cpu": 1}
-"""A capture may fail for something else that happened on the GPU at the time; a trace fails for good."""
+"""Attempts: a capture may fail because of something else on the GPU at the time; a trace that fails always fails."""
 KEPT = 64
-"""Recordings kept at a time; clients of unequal size need one for each number of them that is still running."""
+"""Recordings kept at a time; clients of unequal size need one for each number of clients that are still training."""
 Body = Callable[[State], Any]
-"""A program: works on tensors, by group and name, in place."""
+"""A program: works in place on tensors, by group and name."""
 
 
 class Walk(NamedTuple):
-    """A pass over every client's data: its samples in this order, shuffled by these keys, so many at a time."""
+    """One local epoch over every client's data: the order of its samples, the keys that shuffle them, and the batch size."""
 
     order: Tensor
     shuffle: Tensor
@@ -50,7 +50,7 @@ class Walk(NamedTuple):
 
 
 class Programs:
-    """Trains and evaluates stacked clients of one model, recording what comes back."""
+    """Trains and evaluates stacked clients of one model, and records repeated steps."""
 
     def __init__(self, fitted: Fitted, training: Training, task: Task) -> None:
         self.fitted, self.model, self.task = fitted, fitted.model, task
@@ -64,25 +64,25 @@ class Programs:
         self._said = False
 
     def clear(self) -> None:
-        """Let go of all recordings and the memory they hold."""
+        """Drop all recordings and the memory they hold."""
         self._rooms.clear()
         self._recorded.clear()
         self._pool = None
 
     def place(self, group: str, tree: Mapping[str, Any]) -> Any:
-        """The same tensors where recordings find them: on a GPU copies that stay put, kernels with their channels last."""
+        """The same tensors where recordings find them: on a GPU copies at fixed addresses, kernels with channels last."""
         tensors = {n: v for n, v in tree.items() if isinstance(v, Tensor)}
         if not tensors or not self._captures(next(iter(tensors.values()))):
             return tree
         return {**tree, **self._room(group, tensors).write(tensors)}
 
     def fetch(self, group: str, placed: Tree) -> Tree:
-        """A copy of what was placed, with every tensor in its usual order."""
+        """A copy of what was placed, with every tensor in its usual memory order."""
         values = self._room(group, placed).read(len(next(iter(placed.values()))))
         return {n: values[n] for n in placed}
 
     def rest(self, like: Tree) -> State:
-        """What the optimizer remembers of these parameters before its first step, where recordings find it: zeros."""
+        """The optimizer's memory of these parameters before its first step, where recordings find it: zeros."""
         return {name: self._zeros(_memory(name), like) for name in self.training.the_optimizer.memory}
 
     def _zeros(self, group: str, like: Tree) -> Tree:
@@ -96,14 +96,14 @@ class Programs:
     def train(
         self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int, left: int = 0
     ) -> Tensor:
-        """Steps `first` to `last` of a walk over the clients' data, in place; `left`: how many like them are still to come.
+        """Steps `first` to `last` of a walk over the clients' data, in place; `left`: how many such steps are still to come.
 
         Returns each client's loss summed over them: (C,) float64.
         """
         kind = tree[self.model.params[0]].dtype
         lr, ctx, device = aim.lr, aim.ctx, walk.shuffle.device
         like: Any = {"dtype": kind, "device": device}
-        rates = {  # one for each client even where there is one for all, so that stacking settings changes nothing
+        rates = {  # one per client even if all are equal, so that stacking settings changes nothing
             n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(walk.shuffle),), float(v), **like)
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
@@ -117,7 +117,7 @@ class Programs:
         }  # fmt: skip
 
         def batch(i: State, shortcuts: Shortcuts) -> Batch:
-            # the last short batch is filled by going round the same shuffle: no padding to leak into statistics
+            # a short last batch is filled from the start of the same shuffle: no padding that could leak into statistics
             b, at = i["batch"], i["sums"]["at"]
             places = (at * walk.size + torch.arange(walk.size, device=at.device)) % b["n"].unsqueeze(1)
             x, y = replace(data, start=b["start"], n=b["n"], picks=None).batch(b["order"].gather(1, places), b["shuffle"])
@@ -150,9 +150,9 @@ class Programs:
         return inputs["sums"]["loss"]
 
     def predict(self, tree: Tree, split: Split, at: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Every client's model on `width` samples of its own from `at` on: (outputs, features, targets, which are real).
+        """Every client's model on `width` of its own samples, starting at `at`: (outputs, features, targets, which are real).
 
-        Good until the next call.
+        Valid until the next call.
         """
         picks = {} if split.picks is None else {"picks": split.picks}
         inputs: State = {
@@ -172,14 +172,14 @@ class Programs:
             return (*forward(self.fitted, i["tree"], x), y, inside)
 
         recorded = None
-        if split.n.is_cuda:  # a CPU is busy with the numbers themselves
+        if split.n.is_cuda:  # a CPU spends its time on the numbers themselves
             what = ("predict", width, split.x.data_ptr())
             self._compile(what, body, lambda i: body, inputs)
             recorded = self._recording(what, lambda i: body, inputs)
         return body(inputs) if recorded is None else recorded(inputs, 1)
 
     def _compile(self, what: Any, body: Body, ready: Callable[[State], Body], inputs: State) -> None:
-        """On a GPU, before a program's first run: compile its kernels, those of the recording too."""
+        """On a GPU, before a program's first run: compile its kernels, including those of the recording."""
         if what in self._compiled or not kernels.serve(next(iter(inputs["tree"].values()))):
             return
         self._compiled.add(what)
@@ -187,14 +187,14 @@ class Programs:
             return
         from fedselect.kernels.compiling import compile_for
 
-        with suppress(torch.cuda.OutOfMemoryError):  # no room for a copy: they are compiled when they first run
+        with suppress(torch.cuda.OutOfMemoryError):  # no memory for a copy: kernels are compiled when they first run
             copy = {k: {n: v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
             compile_for(lambda: body(copy), lambda: ready(copy)(copy))
 
     def _recording(
         self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State, left: int = 0
     ) -> Callable[[State, int], Any] | None:
-        """The recording that serves these inputs, made now if it is time for one."""
+        """The recording for these inputs, made now if it is time for one."""
         device = inputs["batch"]["n"].device
         if one_by_one(self.fitted, device):
             return None
@@ -215,8 +215,8 @@ class Programs:
                 made = _Traced(ready(inputs), inputs)
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as e:  # anything a user's model may do that a recording does not allow
-            self._pool = None  # what broke off may have left it unusable
+        except Exception as e:  # a user's model may do anything that a recording does not allow
+            self._pool = None  # the failed attempt may have left it unusable
             self._tried[key] = self._tried.get(key, 0) + 1
             if self._tried[key] < TRIES[device.type]:
                 return None
@@ -236,12 +236,12 @@ class Programs:
         return v.is_cuda and not one_by_one(self.fitted, v.device)
 
     def _room(self, group: str, like: Tree) -> "Room":
-        """Room for tensors such as these, the same each time; more clients than before need new room."""
+        """Room for such tensors, the same each time; more clients than before need new room."""
         key = (group, frozenset((n, v.shape[1:], v.dtype) for n, v in like.items()))
         room = self._rooms.get(key)
         if room is None or room.clients < len(next(iter(like.values()))):
             if room is not None:
-                self._recorded.clear()  # what was recorded works in the old room
+                self._recorded.clear()  # recordings use the old room
             room = self._rooms[key] = Room(like, self.model.convolutions)
         return room
 
@@ -252,8 +252,8 @@ def _memory(name: str) -> str:
 
 
 def keep_memory() -> None:
-    """Let the process keep what it frees. The tensors of a stacked step are so large that malloc would otherwise hand
-    their memory back to the system every time and ask for it again, page by page."""
+    """Let the process keep the memory that it frees. The tensors of a stacked step are so large that malloc would otherwise
+    return their memory to the system every time and ask for it again, page by page."""
     with suppress(OSError, AttributeError):  # the GNU C library has this
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
@@ -261,12 +261,12 @@ def keep_memory() -> None:
 
 
 class _Captured:
-    """A program as a CUDA graph. Trees, masks and contexts are used where they lie; what is small is copied in and out."""
+    """A program as a CUDA graph. Trees, masks and contexts are used in place; small inputs are copied in and out."""
 
     def __init__(self, body: Body, inputs: State, pool: Any) -> None:
         small = ("lr", "batch", "sums")
         self.own = {k: {n: v.clone() for n, v in inputs[k].items()} for k in small if k in inputs}
-        self.body = body  # and with it the data it reads
+        self.body = body  # keeps the data it reads alive
         self.graph = torch.cuda.CUDAGraph()
         with nothing_let_go(), torch.cuda.graph(self.graph, pool=pool):
             self.out = body({**inputs, **self.own})
@@ -284,7 +284,7 @@ class _Captured:
 
 @contextmanager
 def nothing_let_go() -> Iterator[None]:
-    """No garbage collection for the time being: a graph of a finished run, let go in the middle of a capture, breaks it."""
+    """Pause garbage collection: freeing the graph of a finished run during a capture would break the capture."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -307,7 +307,7 @@ class _Traced:
             body(out)
 
         self.program = make_fx(flat)(*(v.clone() for tree in inputs.values() for v in tree.values()))
-        for node in list(self.program.graph.nodes):  # what only views a tensor as itself
+        for node in list(self.program.graph.nodes):  # drop views of a tensor as itself
             same = node.target is torch.ops.aten.detach.default or (
                 node.target is torch.ops.aten.permute.default and node.args[1] == sorted(node.args[1])
             )
@@ -319,7 +319,7 @@ class _Traced:
         self._check(body, inputs)
 
     def _check(self, body: Body, inputs: State) -> None:
-        """On other numbers the trace must do what the body does; it would not if the model computed outside torch."""
+        """Check that the trace does on other numbers what the body does; it would not if the model computed outside torch."""
         others = {k: {n: v * 0.99 if k == "tree" else v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
         others["sums"]["at"] += 1
         ours = {k: {n: v.clone() for n, v in tree.items()} for k, tree in others.items()}
@@ -338,7 +338,7 @@ class _Traced:
 
 
 def _shapes(inputs: State) -> tuple[Any, ...]:
-    """How the inputs lie in memory; on a GPU also where those that are used in place lie."""
+    """The memory layout of the inputs; on a GPU also the addresses of those that are used in place."""
     return tuple(
         (k, n, v.dtype, v.shape, v.stride(), v.data_ptr() if v.is_cuda and k not in ("lr", "batch", "sums") else 0)
         for k, tree in inputs.items()
@@ -348,7 +348,7 @@ def _shapes(inputs: State) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Itself:
-    """An object as a key that is equal to nothing else, whatever the object thinks of equality."""
+    """An object as a key that equals nothing else, however the object defines equality."""
 
     held: Any
 
@@ -360,7 +360,7 @@ class _Itself:
 
 
 def _identity(fn: Any) -> Any:
-    """The same for functions that do the same, so that one made anew each round is known again."""
+    """A key that is equal for functions that do the same, so that one created anew each round is recognized."""
     if isinstance(fn, Goal):
         return _Itself(fn.task), _identity(fn.objective), _identity(fn.penalty)
     if isinstance(fn, MethodType):

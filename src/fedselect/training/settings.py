@@ -17,28 +17,33 @@ SEAMS: dict[str, tuple[dict[str, Any], type, tuple[str, ...]]] = {
     "optimizer": (OPTIMIZERS, Optimizer, ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "eps")),
     "schedule": (SCHEDULES, Schedule, ("decay", "decay_every")),
 }
-"""What of training has a table: its rows, what they are, and which settings of `Training` are their options."""
+"""Settings with a table: its entries, their base class, and which settings of `Training` are their options."""
 
 
 @dataclass(frozen=True)
 class Training(Shown):
-    """How every client trains, whatever the method: an optimizer on shuffled batches, and a schedule of the learning rates.
+    """How every client trains, whatever the method: batches, optimizer and learning-rate schedule.
 
-    An optimizer or schedule is a name, and takes its options from here, or an object that has its own.
+    The optimizer and the schedule are either names, which take their options from here, or objects with their own options.
 
-    batch_size: samples a step; a client with fewer takes all it has
+    Examples:
+        >>> import fedselect as fs
+        >>> training = fs.Training(batch_size=32, optimizer="adam", weight_decay=1e-4)
+        >>> training = fs.Training(optimizer=fs.SGD(momentum=0.9), schedule="cosine")
+
+    batch_size: samples per step; a client with fewer uses all it has
     momentum: momentum of sgd; in each round the optimizer starts afresh
-    weight_decay: weight decay of the entries in training: added to the gradient, or with adamw apart from it
+    weight_decay: weight decay of the entries in training: added to the gradient, or with adamw separate from it
     clip: largest gradient norm over the entries in training, for each client
-    optimizer: what makes a step of a gradient: sgd, adam or adamw
-    nesterov: Nesterov's momentum; of sgd
-    beta1: how much is kept of the mean gradient; of adam and adamw
-    beta2: how much is kept of the mean squared gradient; of adam and adamw
-    eps: what is added to the root of the mean squared gradient; of adam and adamw
+    optimizer: what turns a gradient into a step: sgd, adam or adamw
+    nesterov: use Nesterov's momentum; for sgd
+    beta1: decay of the mean gradient; for adam and adamw
+    beta2: decay of the mean squared gradient; for adam and adamw
+    eps: added to the root of the mean squared gradient; for adam and adamw
     schedule: how learning rates change from round to round: constant, step or cosine
-    warmup: rounds at first in which learning rates rise; round r of them, from 0, has (r + 1) / (warmup + 1) of the rates
-    decay: what learning rates are multiplied by every decay_every rounds; of schedule step
-    decay_every: rounds from one fall to the next; of schedule step
+    warmup: first rounds, in which learning rates rise; round r of them, from 0, uses (r + 1) / (warmup + 1) of the rates
+    decay: factor on learning rates after every decay_every rounds; for schedule step
+    decay_every: rounds from one decay to the next; for schedule step
     """
 
     batch_size: int = 32
@@ -81,7 +86,7 @@ class Training(Shown):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Training":
-        """Training from a table, in which options that its optimizer or schedule alone has stand beside the others."""
+        """Training from a table that also has the options that only its optimizer or schedule has."""
         known = options(cls)
         settings = {n: v for n, v in given.items() if n in known}
         for kind, (_, _, names) in SEAMS.items():
@@ -91,17 +96,16 @@ class Training(Shown):
         return cls(**settings)
 
     def check_rounds(self, rounds: int | None) -> None:
-        """Refuse a number of rounds, or none, that the schedule cannot use."""
+        """Refuse a number of rounds, or a missing one, that the schedule cannot use."""
         if rounds is None and self.the_schedule.needs_rounds:
             raise InputError(
-                f"{_said('schedule', self.schedule)} depends on how many rounds there are; say it: "
-                "fs.Simulation(..., rounds=30)."
+                f"{_said('schedule', self.schedule)} depends on the number of rounds; pass it: fs.Simulation(..., rounds=30)."
             )
         if rounds is not None and self.warmup >= rounds:
             raise InputError(f"warmup must be less than the number of rounds, {rounds}, not {self.warmup}.")
 
     def factor(self, round: int, rounds: int | None) -> float:
-        """What all learning rates of a round, counted from 0, are multiplied by."""
+        """The factor on all learning rates of a round, counted from 0."""
         if round < self.warmup:
             return (round + 1) / (self.warmup + 1)
         schedule = self.the_schedule
@@ -110,25 +114,25 @@ class Training(Shown):
         self.check_rounds(rounds)
         assert rounds is not None
         if round >= rounds:
-            raise InputError(f"{_said('schedule', self.schedule)} ends with round {rounds}; begin anew with more rounds.")
+            raise InputError(f"{_said('schedule', self.schedule)} ends with round {rounds}; start again with more rounds.")
         return schedule.factor(round - self.warmup, rounds - self.warmup)
 
     def _made(self, kind: str) -> Any:
-        """What a name stands for, with its options from here, or the object that was given."""
+        """The object that a name stands for, with its options from here, or the object that was given."""
         table, base, names = SEAMS[kind]
         value, settings = getattr(self, kind), {n: getattr(self, n) for n in names}
         if isinstance(value, str):
             return _named(kind, value, settings, {})
         if not isinstance(value, base):
-            raise InputError(f"{kind} is one of {', '.join(table)}, or a fs.{base.__name__}, not {value!r}.")
+            raise InputError(f"{kind} must be one of {', '.join(table)}, or a fs.{base.__name__}, not {value!r}.")
         _check_class(type(value))
         for n in _changed(settings):
-            raise InputError(f"{_said(kind, value)} has options of its own; leave {n} out of Training.")
+            raise InputError(f"{_said(kind, value)} has its own options; leave {n} out of Training.")
         return value
 
 
 def training_options(given: Mapping[str, Any]) -> dict[str, Option]:
-    """The options of every training, then those that its optimizer or schedule alone has."""
+    """The options of every training, then those that only its optimizer or schedule has."""
     found = options(Training)
     own = [own_options(kind, str(given.get(kind) or found[kind].default)) for kind in SEAMS]
     for name in own[0].keys() & own[1].keys():
@@ -137,13 +141,13 @@ def training_options(given: Mapping[str, Any]) -> dict[str, Option]:
 
 
 def own_options(kind: str, name: str) -> dict[str, Option]:
-    """The options of an optimizer or schedule that are no settings of `Training`."""
+    """The options of an optimizer or schedule that are not settings of `Training`."""
     common = options(Training)
     return {n: o for n, o in options(find(kind, name, SEAMS[kind][0])).items() if n not in common}
 
 
 def _named(kind: str, name: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """The optimizer or schedule of this name, its options from the settings of `Training` and from those that it alone has."""
+    """The optimizer or schedule of this name, with options from the settings of `Training` and those that only it has."""
     table = SEAMS[kind][0]
     made = find(kind, name, table)
     _check_class(made)
@@ -152,7 +156,7 @@ def _named(kind: str, name: str, settings: Mapping[str, Any], own: Mapping[str, 
         if n not in known:
             owner = next(other for other, row in table.items() if n in options(row))
             flags = f"--{kind} {owner} --{n.replace('_', '-')} {value}"
-            raise InputError(f"{_said(kind, name)} has no use for {n}; leave it out, or use {kind} {owner} ({flags}).")
+            raise InputError(f"{_said(kind, name)} does not use {n}; leave it out, or use {kind} {owner} ({flags}).")
     given = {**{n: v for n, v in settings.items() if n in known}, **own}
     return made(**{n: o.value(given) for n, o in known.items()})
 
@@ -174,7 +178,7 @@ def _check_class(made: Any) -> None:
 
 
 def _try(optimizer: Optimizer) -> None:
-    """One step on two numbers: what comes back must fit, and what was given must be as it was."""
+    """Check one step on two numbers: what it returns must fit, and its inputs must not change."""
     name = type(optimizer).__name__
     value, gradient = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 0.0]])
     memory = {n: torch.zeros_like(value) for n in optimizer.memory}
@@ -187,4 +191,4 @@ def _try(optimizer: Optimizer) -> None:
     if any(not isinstance(v, Tensor) or v.shape != value.shape for v in (found[0], *found[1].values())):
         raise InputError(f"{name}.update must return tensors of the shape of the value.")
     if not all(map(torch.equal, given, before)):
-        raise InputError(f"{name}.update must not change what it is given in place.")
+        raise InputError(f"{name}.update must not change its arguments in place.")

@@ -1,5 +1,5 @@
-"""Running one client's forward pass for all clients at once: vmap, with our own rules where the stock ones are slow
-(convolution, Linear, norms, attention) or not keyed by client (whatever draws random numbers).
+"""Runs one client's forward pass for all clients at once: vmap, with our own rules where torch's are slow (convolution, Linear,
+norms, attention) or not keyed by client (whatever draws random numbers).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,12 +42,11 @@ class Taps:
 
 
 class Forward(TorchFunctionMode):
-    """In force while a model runs: keyed random numbers always, our stacked rules when clients are stacked.
+    """Active while a model runs: keyed random numbers always, our stacked rules if clients are stacked.
 
-    `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that what it never
-    needs is neither read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that:
-    those whose only use is one convolution with taps that meet nothing but padding. `endings` follows BatchNorms of stacked
-    clients.
+    `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that unused taps are neither
+    read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that: those whose only use is
+    one convolution with taps that meet nothing but padding. `endings` follows BatchNorms of stacked clients.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class Forward(TorchFunctionMode):
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
         self.endings = Endings()
-        self.convolved = 0  # numbers that convolutions of one client made
-        self.slow: set[str] = set()  # operations that run for all clients by torch's own rule, which is slow
+        self.convolved = 0  # numbers that convolutions of one client computed
+        self.slow: set[str] = set()  # operations that use torch's own, slow rule for all clients
 
     def __enter__(self) -> "Forward":
         self._before = [] if self._draws is None else _generators()
@@ -85,7 +84,7 @@ class Forward(TorchFunctionMode):
         drew = self._draws is not None and self._draws.any and not all(map(torch.equal, _generators(), self._before))
         if kind is None and self.drawn.key is not None and drew:
             raise InputError(
-                "the model draws random numbers while training in a way that cannot be keyed by client, so its numbers would "
+                "the model draws random numbers during training in a way that cannot be keyed by client, so they would "
                 "depend on how clients are stacked. Use dropout, torch.rand, torch.randn, torch.bernoulli or the like."
             )
 
@@ -136,7 +135,7 @@ class Forward(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def crops(self) -> Mapping[str, Taps]:
-        """Of the kernels that were watched, those of which only some taps are of any use."""
+        """The watched kernels of which only some taps are used, with those taps."""
         return {n: uses[0] for n, uses in self.uses.items() if len(uses) == 1 and uses[0] is not None}
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], taps: Taps | None = None) -> None:
@@ -149,7 +148,7 @@ class Forward(TorchFunctionMode):
 
     @contextmanager
     def _seeing(self) -> Iterator[None]:
-        """Our rules are in force within a rule, for operations that it is made of."""
+        """Make our rules active within a rule, for the operations inside it."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
@@ -157,7 +156,7 @@ class Forward(TorchFunctionMode):
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _block(self, inner: nn.Module, *args: Any, **named: Any) -> Any:
-        """A block whose activations are computed again, with the same keys, where gradients are asked for."""
+        """A block whose activations are recomputed with the same keys, if gradients are needed."""
         if self.drawn.key is None or not torch.is_grad_enabled():
             with self._seeing():
                 return inner(*args, **named)
@@ -178,7 +177,7 @@ class Forward(TorchFunctionMode):
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """One fused call for all clients. Dropout by key is in plain products, as the fused ones draw for themselves."""
+        """One fused call for all clients. Dropout by key uses plain products, because the fused ones draw their own masks."""
         mask = attn_mask.to(q.dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
         if not dropout_p and not self.stacked:
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -193,7 +192,7 @@ class Forward(TorchFunctionMode):
             weights = scores.softmax(-1)
         else:
             scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
-            nothing = (scores == -torch.inf).all(-1, keepdim=True)  # to attend to: such a row is zeros
+            nothing = (scores == -torch.inf).all(-1, keepdim=True)  # rows with nothing to attend to become zeros
             weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
         return self.drawn.dropout(weights.to(v.dtype), dropout_p) @ v
 
@@ -214,7 +213,7 @@ class Forward(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        """A convolution without the taps that only ever meet padding, batched over clients when they are stacked."""
+        """A convolution without the taps that only ever meet padding, batched over stacked clients."""
         x = x.bfloat16() if self.precision == "bf16" else x
         if isinstance(padding, str) or x.ndim != 4:
             self._note(torch.conv2d, (weight,), {})
@@ -283,7 +282,7 @@ class Forward(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """BatchNorm of one client, under vmap; torch's rule reorders all activations and sums by how many clients there are."""
+        """BatchNorm of one client, under vmap; torch's rule reorders all activations and sums by the number of clients."""
         if weight is None and bias is not None:
             weight = torch.ones_like(bias)
         if bias is None and weight is not None:
@@ -304,7 +303,7 @@ class Forward(TorchFunctionMode):
 
 
 def for_all(one: Callable[..., Any], clients: int, *stacked: Any) -> Any:
-    """`one`, written for one client, for all at once: torch.func.vmap over dicts and tuples of tensors, in half its time."""
+    """Run `one`, written for one client, for all at once: torch.func.vmap over dicts and tuples, in half its time."""
     lazy_load_decompositions()
     with vmap_increment_nesting(clients, "error") as level:
         found = one(*(_each(v, lambda t: _add_batch_dim(t, 0, level)) for v in stacked))
@@ -319,9 +318,9 @@ def _each(value: Any, do: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def said_to_be_compiling() -> Iterator[None]:
-    """Let a model's code believe that it is being compiled. Code that asks for it then looks at no tensor's values to decide
-    what to do, which it cannot for all clients at once; Hugging Face's masks are of this kind. The flag is torch's own: where
-    a torch has none, nothing is said, and such a model runs client by client."""
+    """Let a model's code believe that it is being compiled. Code that checks this then reads no tensor's values to decide what
+    to do, which is impossible for all clients at once; Hugging Face's masks do this. The flag is torch's own: on a torch
+    without it nothing changes, and such a model runs client by client."""
     flags: Any = torch.compiler
     before = getattr(flags, "_is_compiling_flag", None)
     if before is None:
@@ -335,12 +334,12 @@ def said_to_be_compiling() -> Iterator[None]:
 
 
 def _batched(*values: Tensor | None) -> bool:
-    """Whether clients have tensors of their own among these; a frozen base is one for all."""
+    """Whether any of these tensors has a client axis; a frozen base is shared by all clients."""
     return any(v is not None and torch._C._functorch.is_batchedtensor(v) for v in values)
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether anything here may have drawn from torch's generators, which other threads use meanwhile."""
+    """Detects draws from torch's generators, which other threads may use at the same time."""
 
     any = False
 
@@ -356,7 +355,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _generators() -> list[Tensor]:
-    """Where torch's own generators stand."""
+    """The states of torch's own generators."""
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return [torch.get_rng_state(), torch.cuda.get_rng_state()]
     return [torch.get_rng_state()]
@@ -377,7 +376,7 @@ def _check_count(count: int) -> None:
 
 
 def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """GroupNorm of one client, under vmap, where the stock one does not run."""
+    """GroupNorm of one client, under vmap, where torch's own does not run."""
     parts = x.reshape(x.shape[0], groups, -1)
     var, mean = torch.var_mean(parts, -1, correction=0, keepdim=True)
     out = ((parts - mean) * torch.rsqrt(var + eps)).view(x.shape)
@@ -395,8 +394,8 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Under vmap the tables of all clients are one: an index out of a client's own must not reach its neighbour's rows, and
-    the stock rule knows the padding of the first client alone. Gradients are dense.
+    """Under vmap the tables of all clients are one: an index outside a client's own rows must not reach its neighbor's, and
+    torch's rule uses the padding index of the first client only. Gradients are dense.
     """
     outside = (x < 0) | (x >= len(weight))
     y = F.embedding(torch.where(outside, 2**62, x.long()), weight, None, max_norm, norm_type, scale_grad_by_freq)
@@ -404,7 +403,7 @@ def _embedding(
 
 
 def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
-    """To one value a channel it is a mean, and the stock one then wants a layout that vmap has no rule for."""
+    """Pooling to one value per channel is a mean; torch's own then needs a layout that vmap has no rule for."""
     if output_size in (1, (1, 1), [1, 1]):
         return x.mean((-2, -1), keepdim=True)
     return F.adaptive_avg_pool2d(x, output_size)
@@ -427,15 +426,15 @@ def _max_pool2d(
 
 
 def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
-    """The taps first to last of a kernel that ever meet the input, and the padding that those still need on each side."""
+    """The first and last taps of a kernel that ever meet the input, and the padding that these still need on each side."""
     out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     met = [t for t in range(kernel) if any(0 <= o * stride - padding + t * dilation < size for o in range(out))]
-    if not met:  # nothing but padding: leave it as it is
+    if not met:  # nothing but padding: leave it unchanged
         return 0, kernel, padding, padding
     first, last = met[0], met[-1] + 1
     before = padding - first * dilation
     behind = (out - 1) * stride + (last - 1 - first) * dilation + 1 - size - before
-    return first, last, before, behind  # negative: the input's edge is never met
+    return first, last, before, behind  # negative: the input's edge is never reached
 
 
 def _pair(v: Any) -> Pair:
@@ -445,7 +444,7 @@ def _pair(v: Any) -> Pair:
 
 
 class _Crop(torch.autograd.Function):
-    """The live taps of a kernel; the gradient of the rest is zero, written in one go."""
+    """The live taps of a kernel; the gradient of the rest is zero, written at once."""
 
     generate_vmap_rule = True
 
@@ -464,9 +463,9 @@ class _Crop(torch.autograd.Function):
 
 
 class _Lifted:
-    """What vmap sees of a layer: on meeting it, vmap hands over the stacked tensors, and gradients flow through `rule`.
+    """A layer as vmap sees it: vmap passes the stacked tensors here, and gradients flow through `rule`.
 
-    A custom autograd function with a vmap rule would do the same; torch's way to it takes longer than a small layer itself.
+    A custom autograd function with a vmap rule would do the same, but takes longer in torch than a small layer itself.
     """
 
     def __init__(self, rule: type[torch.autograd.Function]) -> None:
@@ -477,7 +476,7 @@ class _Lifted:
         level = interpreter.level()
         parts = [_unwrap_batched(v, level) if isinstance(v, Tensor) else (v, None) for v in args]
         if all(dim is None for _, dim in parts):
-            raise RuntimeError(f"{self._rule.__name__} of tensors that no client has a share in")
+            raise RuntimeError(f"{self._rule.__name__} was called on tensors without a client axis")
         clients = next(v.shape[dim] for v, dim in parts if dim is not None)
 
         def front(v: Any, dim: int | None) -> Any:
@@ -485,7 +484,7 @@ class _Lifted:
                 return v
             return v.expand(clients, *v.shape) if dim is None else v.movedim(dim, 0)
 
-        apply, once = self._rule.apply, set[int]()  # `once`: where the frozen base is given as it is, for all clients
+        apply, once = self._rule.apply, set[int]()  # `once`: arguments of the frozen base, passed once for all clients
         if self._rule is layers.AdaptedLinear:
             once = {1, 2}
         elif parts[0][1] is not None and parts[1][1] is None and hasattr(self._rule, "shared") and not args[1].requires_grad:

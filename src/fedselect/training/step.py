@@ -19,16 +19,16 @@ from fedselect.training.settings import Training
 from fedselect.training.stacked import Forward, Taps, for_all
 
 Rate = Scalar | Mapping[str, Scalar]
-"""A learning rate: a number, one for each client (C,), or by name of parameter, then also one for each entry."""
+"""A learning rate: a number, one per client (C,), or by parameter name, then optionally one per entry."""
 V = TypeVar("V")
 Moved = tuple[Tensor, V, Tensor, bool | Tensor, Tensor | None]
-"""Values, memory, gradient, mask and, where there is one, anchor of one parameter; the memory of SGD is its momentum alone."""
+"""Value, memory, gradient, mask and, if there is one, anchor of one parameter; SGD's memory is just its momentum."""
 Crops = Mapping[str, Taps]
-"""Of which kernels only some taps take part in training, by name."""
+"""Kernels of which only some taps are trained, by name."""
 
 
 class Batch(NamedTuple):
-    """One batch of every client: inputs, targets, and keys for what is drawn at random."""
+    """One batch of every client: inputs, targets, and keys for random numbers."""
 
     x: Tensor
     y: Tensor
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Aim:
-    """What steps are for: which entries move, how fast, and what they minimise, with the method's context for each client."""
+    """What steps are for: which entries move, how fast, and what is minimized, with the method's context for each client."""
 
     only: Mask
     lr: Rate
@@ -47,8 +47,8 @@ class Aim:
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """What is known of a step that keeps coming back: taps that need not be touched, whether it draws numbers, and which of its
-    BatchNorms are followed by a ReLU, or by a sum and a ReLU, alone (see `endings`)."""
+    """What is known about a repeated step: taps that need not be touched, whether it draws random numbers, and which of its
+    BatchNorms are followed only by a ReLU, or by a sum and a ReLU (see `endings`)."""
 
     crops: Crops = field(default_factory=dict)
     draws: bool = True
@@ -58,20 +58,20 @@ class Shortcuts:
 
 AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
-"""Above this many parameters a CPU is busy with one client alone; stacking would only cost it its cache."""
+"""Above this many parameters a single client keeps a CPU busy; stacking would only hurt its cache."""
 WIDE = 75_000
-"""Likewise above so many numbers that convolutions make of a sample: small_cnn's of 56x56 pixels. The windows of a batch of one
-client fill the cache, and of several clients a gigabyte."""
+"""The same above this many numbers that convolutions compute per sample: small_cnn's for 56x56 pixels. The windows of one
+client's batch fill the cache, and those of several clients a gigabyte."""
 
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
-    """Whether clients of this model run one after the other; never depends on how many there are."""
+    """Whether clients of this model run one after the other; does not depend on the number of clients."""
     heavy = fitted.model.size + fitted.model.frozen > HEAVY or fitted.convolved > WIDE
     return not fitted.stackable or (device.type == "cpu" and heavy)
 
 
 def forward(fitted: Fitted, tree: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Every client's model on its own batch, in eval mode: logits (C, B, classes), and the features its head was given."""
+    """Every client's model on its own batch, in eval mode: logits (C, B, classes), and the input features of its head."""
 
     def one(values: Tree, batch: Tensor) -> tuple[Tensor, Tensor]:
         out = _apply(fitted, values, batch, train=False)
@@ -98,8 +98,8 @@ def step(
 ) -> Tensor:
     """One step of the optimizer on `tree` and its `memory`, in place; returns each client's loss (C,).
 
-    Only entries marked in `aim.only` move; the others keep their value and their memory. Running statistics follow the
-    data: every training pass updates them, whatever is frozen.
+    Only entries marked in `aim.only` move; the others keep their value and their memory. Running statistics follow the data:
+    every training step updates them, whatever is frozen.
     """
     crops = shortcuts.crops
     alone = one_by_one(fitted, batch.x.device)
@@ -122,7 +122,7 @@ def step(
 
 
 def move(tree: Tree, memory: State, grads: Tree, aim: Aim, training: Training, crops: Crops | None = None) -> None:
-    """The optimizer's step along these gradients, in place; of kernels in `crops`, on some taps alone."""
+    """The optimizer's step along these gradients, in place; for kernels in `crops`, on some taps only."""
     crops, ctx = crops or {}, aim.ctx
 
     def part(n: str, v: Tensor) -> Tensor:
@@ -143,9 +143,9 @@ def move(tree: Tree, memory: State, grads: Tree, aim: Aim, training: Training, c
 
 
 def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Training) -> Shortcuts:
-    """Watch one forward pass. A kernel's dead taps may be left alone if nothing but one convolution ever looks at it."""
+    """Watch one forward pass. A kernel's dead taps may be skipped if nothing but one convolution uses the kernel."""
     leaves = {n: tree[n] for n in trained(fitted.model, aim.only)}
-    scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # a training pass writes its statistics
+    scratch = {n: v.clone() if n in fitted.model.stats else v for n, v in tree.items()}  # training writes its statistics
     with torch.no_grad(), Forward(None, True, fitted.precision, compiling=fitted.compiling) as mode:
         losses(mode, fitted, leaves, scratch, batch, aim, watch=True)
     # what moves every entry, or is summed over all
@@ -156,8 +156,8 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
-    """One step of one client from these values, thrown away, which settles how clients of this model run: all at once, all at
-    once if its code is told that it is being compiled, or one by one; then what comes back says why.
+    """Run one step of one client from these values and discard it, to settle how clients of this model run: all at once, all at
+    once with the model told that it is being compiled, or one by one, in which case the reason is returned.
     """
     why = ""
     while True:
@@ -168,7 +168,9 @@ def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, traini
             if kernels.serve(batch.x):
                 from fedselect.kernels.compiling import compile_for
 
-                with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # who counts them counts the step's
+                with torch.autograd.graph.saved_tensors_hooks(
+                    lambda t: t, lambda t: t
+                ):  # callers that count tensors see the step's
                     compile_for(partial(step, fitted, tree, memory, batch, aim, training))
             step(fitted, tree, memory, batch, aim, training)
         except torch.cuda.OutOfMemoryError:
@@ -185,7 +187,7 @@ def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, traini
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """How matrix products of float32 are computed on a GPU, for the time being."""
+    """Sets how float32 matrix products are computed on a GPU, within this context."""
     product: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = product.fp32_precision, convolution.fp32_precision
@@ -212,7 +214,7 @@ def losses(
     mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, batch: Batch, aim: Aim, *, crops: Crops | None = None,
     watch: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What each client minimises: (C,), or one number for a client alone."""
+    """The objective that each client minimizes: (C,), or one number for a single client."""
     crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
@@ -233,21 +235,21 @@ def losses(
 
 
 def take_rate(lr: Rate, rows: Rows) -> Rate:
-    """The rates of some clients."""
+    """The learning rates of some clients."""
     if isinstance(lr, Mapping):
         return {n: v[rows] if isinstance(v, Tensor) and v.ndim else v for n, v in lr.items()}
     return lr[rows] if isinstance(lr, Tensor) and lr.ndim else lr
 
 
 def _first(value: Any) -> Any:
-    """The first client of everything."""
+    """The first client of every tensor."""
     if isinstance(value, dict):
         return {n: _first(v) for n, v in value.items()}
     return tuple(map(_first, value)) if isinstance(value, tuple) else value[0]
 
 
 def _update(moved: list[Moved[Tree]], rates: list[Scalar], how: Training, mu: Tensor | None) -> None:
-    """The optimizer's step on the marked entries, in place; `mu`: how hard clients are pulled to their anchors."""
+    """The optimizer's step on the marked entries, in place; `mu`: how strongly clients are pulled to their anchors."""
     optimizer = how.the_optimizer
     if type(optimizer) is SGD and not optimizer.nesterov:
         _sgd([(p, past["momentum"], g, m, a) for p, past, g, m, a in moved], rates, how, mu)
@@ -266,7 +268,7 @@ def _update(moved: list[Moved[Tree]], rates: list[Scalar], how: Training, mu: Te
 
 
 def _sgd(moved: list[Moved[Tensor]], rates: list[Scalar], how: Training, mu: Tensor | None = None) -> None:
-    """The same for plain SGD, with as few operations as it takes; on a GPU by a kernel."""
+    """The same for plain SGD, with as few operations as possible; on a GPU by a kernel."""
     sgd = how.the_optimizer
     assert isinstance(sgd, SGD)
     moved, scale = _clipped(moved, how.clip, mu)
@@ -278,7 +280,7 @@ def _sgd(moved: list[Moved[Tensor]], rates: list[Scalar], how: Training, mu: Ten
             g = g * along(scale, g)
         if sgd.weight_decay:
             g = g.add(p, alpha=sgd.weight_decay)
-        if isinstance(m, Tensor):  # what is not marked keeps its momentum, and its step is zero
+        if isinstance(m, Tensor):  # unmarked entries keep their momentum, and their step is zero
             if sgd.momentum:
                 g = torch.where(m, g.add(v, alpha=sgd.momentum), v, out=v)
             g = torch.where(m, g, 0.0)
@@ -288,14 +290,14 @@ def _sgd(moved: list[Moved[Tensor]], rates: list[Scalar], how: Training, mu: Ten
 
 
 def _clipped(moved: list[Moved[V]], clip: float | None, mu: Tensor | None) -> tuple[list[Moved[V]], Tensor | None]:
-    """What gradients are to be multiplied by, one number a client; what is clipped has to be there as a whole, pull and all."""
+    """The factor on each client's gradients; clipping needs the whole gradient, including the pull."""
     if clip is None:
         return moved, None
     if mu is not None:
         moved = [(p, v, _pulled(g, p, a, mu), m, None) for p, v, g, m, a in moved]
     parts = [torch.where(m, g, 0.0) if isinstance(m, Tensor) else g for _, _, g, m, _ in moved]
     norm = torch.zeros_like(rows(parts[0])[:, 0])
-    for g in parts:  # in order, so that the sum does not depend on how many clients there are
+    for g in parts:  # in order, so that the sum does not depend on the number of clients
         norm = norm + rows(g).square().sum(1)
     return moved, (clip / (norm.sqrt() + 1e-6)).clamp_max(1.0)
 
@@ -307,7 +309,7 @@ def _pulled(g: Tensor, p: Tensor, anchor: Tensor | None, mu: Tensor | None) -> T
 def _by_kernel(
     moved: list[Moved[Tensor]], rates: list[Scalar], scale: Tensor | None, how: SGD, mu: Tensor | None
 ) -> tuple[list[Moved[Tensor]], list[Scalar]]:
-    """Do on the GPU, in one pass each, those that have one rate for each client; the others come back."""
+    """Update on the GPU, in one kernel each, the parameters with one rate per client; returns the others."""
     from fedselect.kernels.sgd import fits, sgd
 
     left: list[tuple[Moved[Tensor], Scalar]] = []

@@ -1,8 +1,8 @@
-"""Functions of single numbers whose last bit depends on where a number lies, and how clients are kept from seeing that.
+"""Elementwise functions whose last bit depends on a number's position, and how clients are kept from noticing.
 
-A CPU computes sigmoid, GELU and their like for whole registers of numbers, and torch has other code, which rounds otherwise,
-for the few that are left at the end. Where the end is depends on how many clients are stacked, and how wide a register is on
-the machine. So each client's numbers are filled up to whole registers: then none is left, in the backward pass neither.
+A CPU computes sigmoid, GELU and the like for whole registers of numbers, and torch uses other code, with other rounding, for
+the few left over at the end. Where the end is depends on how many clients are stacked, and on the machine's register width. So
+each client's numbers are padded to whole registers: then none are left over, not even in the backward pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 WHOLE = 64
-"""Numbers that any CPU takes whole: two of its widest registers, of its smallest floats."""
+"""A count that is whole on any CPU: two of its widest registers of its smallest floats."""
 _IN_PLACE: dict[Any, Callable[..., Tensor]] = {
     torch.sigmoid_: torch.sigmoid, Tensor.sigmoid_: torch.sigmoid, F.elu_: F.elu, F.selu_: F.selu, F.celu_: F.celu,
 }  # fmt: skip
@@ -25,7 +25,7 @@ _UNEVEN = {
 
 
 def uneven(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this is such a function, of as many numbers as leave some over at the end."""
+    """Whether this is such a function, on a count of numbers that leaves some over at the end."""
     if func not in _UNEVEN or not args or not isinstance(args[0], Tensor):
         return False
     x = args[0]
@@ -36,7 +36,7 @@ def uneven(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def filled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """What the function gives for one client, from numbers that are filled up with ones."""
+    """The function's result for one client, computed on numbers padded with ones."""
     x: Tensor = args[0]
     if func is F.glu:
         value, gate = x.chunk(2, kwargs.get("dim", -1))

@@ -1,4 +1,4 @@
-"""Augmentation of stacked batches on the device, keyed so that it depends on the client and the image alone."""
+"""Augmentation of stacked batches on the device, keyed so that it depends only on the client and the image."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ AUGMENTS = ("none", "crop-flip")
 
 def check_augment(name: str) -> str:
     if name not in AUGMENTS:
-        raise InputError(f"augment is {' or '.join(AUGMENTS)}, not {name!r}.")
+        raise InputError(f"augment must be {' or '.join(AUGMENTS)}, not {name!r}.")
     return name
 
 
 def crop_flip(x: Tensor, keys: Tensor, index: Tensor) -> Tensor:
-    """Shift each picture by up to an eighth of its side, black coming in at the edge, and mirror every other one.
+    """Shift each picture by up to an eighth of its side, filling with black, and mirror every other one.
 
-    x (C, b, channels, H, W), keys (C,) of the clients' pass, index (C, b) the pictures' numbers within their client.
+    x (C, b, channels, H, W), keys (C,) of the clients' local epoch, index (C, b) the pictures' numbers within their client.
     """
     clients, batch, _, height, width = x.shape
     drawn = random.bits(random.fold(keys.unsqueeze(1), index), 3) & 0x7FFFFFFFFFFFFFFF  # (C, b, 3)

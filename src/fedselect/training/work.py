@@ -1,4 +1,4 @@
-"""Work: the only door to clients' data. In simulation it holds a cohort, on a network node one client."""
+"""Work: the only access to clients' data. In a simulation it covers a cohort, on a network node one client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,12 @@ EVAL_BATCH, LEAST_EVAL = 256, 16
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk over the training data: which entries move, how fast, and which shuffle of the data it follows."""
+    """One local epoch for `Work.train`: which entries train, how fast, and in which order of the data.
+
+    only: mask of the entries that train: {name: bool tensor (C, ...)}, or True or False for a whole tensor
+    lr: learning rate: a number, one per client (C,), or a dict of either by parameter name
+    epoch: number of the local epoch, which decides how the data is shuffled
+    """
 
     only: Mask
     lr: Rate
@@ -34,19 +39,19 @@ class Pass:
 
 
 def predictions(programs: Programs, tree: Tree, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Every client's model over its own data in eval mode: (outputs, features, targets, which rows are real)."""
+    """Every client's model on its own data in eval mode: (outputs, features, targets, which rows are real)."""
     tree = programs.place("values", tree) if split.longest else tree
-    size = max(LEAST_EVAL, EVAL_BATCH // max(1, split.y[:1].numel()))  # fewer where there are outputs for many positions
+    size = max(LEAST_EVAL, EVAL_BATCH // max(1, split.y[:1].numel()))  # fewer if there are outputs for many positions
     for at in range(0, split.longest, size):
         yield programs.predict(tree, split, at, min(size, split.longest - at))
 
 
 def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric]) -> dict[str, Tensor]:
-    """Every client's model on its own data: by metric (C,) float64; NaN without data."""
+    """Every client's model on its own data: (C,) float64 by metric; NaN without data."""
     means = [m for m in metrics if m.by_sample]
     zeros = torch.zeros(split.n.shape, dtype=torch.float64, device=split.n.device)
     sums = {m.name: zeros for m in means}
-    counts: dict[str, Tensor] = {}  # of metrics in which not every sample counts once
+    counts: dict[str, Tensor] = {}  # for metrics that do not count every sample once
     kept: list[tuple[Tensor, Tensor]] = []
     for outputs, _, y, inside in predictions(programs, tree, split):
         for m in means:
@@ -61,7 +66,7 @@ def score(programs: Programs, tree: Tree, split: Split, metrics: Sequence[Metric
 
 
 def _one_by_one(metric: Metric, kept: Sequence[tuple[Tensor, Tensor]], split: Split) -> Tensor:
-    """A metric of all outputs and targets of a client, client by client."""
+    """A metric that needs all outputs and targets of a client, client by client."""
     found = torch.full(split.n.shape, torch.nan, dtype=torch.float64)
     outputs, targets = (torch.cat(parts, 1) for parts in zip(*kept, strict=True)) if kept else (found, found)
     for i, n in enumerate(split.sizes or ()):
@@ -71,10 +76,18 @@ def _one_by_one(metric: Metric, kept: Sequence[tuple[Tensor, Tensor]], split: Sp
 
 
 class Work:
-    """What a method may do with the data of the clients `ids`, in one round.
+    """What a method may do in one round with the data of the clients `ids`.
 
-    Every tree carries a leading axis over exactly these clients. Randomness is keyed by (seed, client, round, key), so
-    a client's result does not depend on who else is here.
+    A method's `client` gets one of these. Every tree has a leading axis over exactly these clients. Randomness is keyed by
+    (seed, client, round, key), so a client's result does not depend on which others are there. `model`, `task`, `round` and
+    the numbers of training samples `n` are attributes; `loss` is each client's loss after `train`.
+
+    Examples:
+        Two local epochs on all parameters, in a method's `client`:
+
+            everything = dict.fromkeys(work.model.params, True)
+            passes = [fs.Pass(everything, lr=0.1, epoch=e) for e in range(2)]
+            trained = work.train(down["params"], passes)
     """
 
     def __init__(
@@ -96,12 +109,12 @@ class Work:
         self.n = train.n
         self._initial = initial
         self.loss = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
-        """Each client's mean objective over the last pass it trained."""
+        """Each client's mean objective over the last local epoch it trained."""
         self._data = train
         self._val = val
         self._guard = guard
         self.walked = 0
-        """Passes that a guard has let through."""
+        """Local epochs that a guard has let through."""
         self._seed = seed
         self._rounds = rounds
         self._programs = programs
@@ -111,14 +124,14 @@ class Work:
 
     @property
     def initial(self) -> Tree:
-        """The values the clients started from, a row for each."""
+        """The initial values of the clients, one row for each."""
         return self._initial()
 
     def keys(self, purpose: str) -> Tensor:
         return random.client_keys(self._seed, self.ids, self.round, purpose)
 
     def _need_open(self) -> None:
-        """Refuse a look at data where samples are private."""
+        """Refuse direct access to data if samples are private."""
         if self._guard is not None:
             raise InputError(LOOKS)
 
@@ -128,7 +141,15 @@ class Work:
             raise InputError("this method needs validation data; hold some out of training with val=... (--val).")
 
     def metric(self, name: str, tree: Tree) -> Tensor:
-        """One of the task's metrics on the clients' validation data: (C,). Test data is for the engine alone."""
+        """A metric of the task on the clients' validation data; methods cannot see test data.
+
+        Args:
+            name: The metric.
+            tree: The models to score.
+
+        Returns:
+            One number per client: (C,).
+        """
         self.need_val()
         found = self.task.metric(name)
         if found is None:
@@ -146,11 +167,11 @@ class Work:
             raise InputError("this method needs classes; use it with the task classification.")
 
     def dead(self) -> Tree:
-        """Entries that can never move: taps of kernels that only ever meet padding, each kernel's in a line."""
+        """Entries that can never move: kernel taps that only ever meet padding, each kernel's in a row."""
         return self._programs.fitted.dead()
 
     def classes(self, count: int) -> Tensor:
-        """Of so many classes, those that occur in each client's training data: (C, count)."""
+        """Which of `count` classes occur in each client's training data: (C, count)."""
         self.need_classes()
         self._need_open()
         last = (self.n - 1).unsqueeze(1)
@@ -159,12 +180,13 @@ class Work:
         return torch.zeros(len(self.n), count, dtype=torch.bool, device=self.n.device).scatter_(1, labels, True)
 
     def seen(self, tree: Tree) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """The training data as models see it, in eval mode, part by part: (outputs, features, targets, which rows are real)."""
+        """Outputs on the training data in eval mode, part by part: (outputs, features, targets, which rows are real)."""
         self._need_open()
         return predictions(self._programs, tree, self._data)
 
     def class_moments(self, tree: Tree) -> Tree:
-        """Of the features of each class in the training data: count (C, K), mean (C, K, D), mean squared norm "square" (C, K).
+        """Moments of the features of each class in the training data: "count" (C, K), "mean" (C, K, D), mean squared norm
+        "square" (C, K).
 
         A class that a client does not have has count, mean and square 0.
         """
@@ -174,7 +196,7 @@ class Work:
             if self.model.head is None or features.ndim != 3:
                 shape = tuple(features.shape[2:])
                 raise InputError(
-                    f"this method needs features that are a vector, but the head of {self.model.name} is given {shape}."
+                    f"this method needs feature vectors, but the head of {self.model.name} gets inputs of shape {shape}."
                 )
             kind = (F.one_hot(y, logits.shape[-1]) * inside.unsqueeze(-1)).double()  # (C, b, K)
             f = features.double()
@@ -189,15 +211,13 @@ class Work:
         return {n: v.to(features.dtype) for n, v in means.items()}
 
     def travel(self, epochs: int, lr: Scalar) -> Tensor:
-        """How far so many passes of SGD take an entry whose gradient is 1 at every step, under the schedule: (C,) float64.
+        """How far SGD moves an entry in `epochs` local epochs if its gradient is always 1, with the schedule: (C,) float64.
 
-        What an entry moved in them, divided by this, is a mean of its gradients over the steps.
+        An entry's change divided by this is a mean of its gradients over the steps.
         """
         sgd = self._programs.training.the_optimizer
         if type(sgd) is not SGD:
-            raise InputError(
-                "this method reads gradients off the steps of SGD; use it with the optimizer sgd (--optimizer sgd)."
-            )
+            raise InputError("this method infers gradients from the steps of SGD; use the optimizer sgd (--optimizer sgd).")
         beta = sgd.momentum
         steps = torch.tensor([epochs * s for s in self._steps], dtype=torch.float64, device=self.ids.device)
         speeds = (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)  # 1 + (1 + beta) + (1 + beta + beta^2) + ...
@@ -215,10 +235,21 @@ class Work:
         key: str = "train",
         scheduled: bool = True,
     ) -> Tree:
-        """Local training with a fresh optimizer, its memory carried from pass to pass; `tree` itself is left alone.
+        """Train locally with a fresh optimizer, which keeps its memory from one local epoch to the next.
 
-        What is minimised is the task's loss or, if given, the objective in its place; the penalty is added to it.
-        `scheduled`: whether rates follow the schedule. A client whose mask marks nothing sits a pass out entirely.
+        A client whose mask marks nothing skips a local epoch entirely.
+
+        Args:
+            tree: The values to start from; not changed.
+            passes: The local epochs.
+            objective: Minimized in place of the task's loss.
+            penalty: Added to the objective.
+            ctx: Values for `objective` and `penalty`, one row per client.
+            key: Purpose of the randomness, such as the shuffle; another purpose draws other numbers.
+            scheduled: Whether learning rates follow the schedule.
+
+        Returns:
+            The trained values.
         """
         factor = self._programs.training.factor(self.round, self._rounds) if scheduled else 1.0
         if factor != 1.0:
@@ -254,15 +285,15 @@ class Work:
         return out
 
     def _longest_first(self) -> Tensor | None:
-        """Clients by how long they train, unless they are: those still running then lie side by side, and are used in place."""
+        """Order clients by training time, if they are not: those still training are then adjacent, and used in place."""
         order = sorted(range(len(self._steps)), key=lambda i: (-self._batch[i], -self._steps[i]))
         return None if order == list(range(len(order))) else torch.tensor(order)
 
     def _train_as(self, order: Tensor, tree: Tree, passes: Sequence[Pass], goal: Goal, ctx: State, key: str) -> Tree:
-        """`train` with the clients in another order; what comes back is in theirs."""
+        """`train` with the clients in another order; the result is in theirs."""
         there = self.rows(order)
         at = order.to(self.ids.device, non_blocking=True)
-        there.loss = self.loss[at]  # that of clients who sit all passes out stays
+        there.loss = self.loss[at]  # clients that skip all local epochs keep theirs
         masks = {i: take_mask(only, at) for i, only in {id(p.only): p.only for p in passes}.items()}
         mine = [Pass(masks[id(p.only)], take_rate(p.lr, at), p.epoch) for p in passes]
         out = there._minimise(take(tree, at), mine, goal, {k: take(t, at) for k, t in ctx.items()}, key)
@@ -305,7 +336,7 @@ class Work:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
 
     def rows(self, rows: slice | Tensor) -> "Work":
-        """The same door to fewer clients, or to all in another order; an index lies on the host."""
+        """Access to fewer clients, or to all in another order; an index is on the host."""
         at = rows.to(self.ids.device, non_blocking=True) if isinstance(rows, Tensor) else rows
         return Work(
             self._programs,
@@ -320,10 +351,10 @@ class Work:
         )
 
     def half(self, which: int, whose: Tensor | None = None) -> "Work":
-        """The same door to one half (0 or 1) of every client's training samples, each of them twice.
+        """Access to one half (0 or 1) of every client's training samples, each used twice.
 
-        So as much is trained as with all samples. Halves are drawn at random, once for all rounds; of an odd number the first
-        has one more. A client with one sample has it in both, and one that `whose`, (C,), does not mark has all its samples.
+        So the training is as long as with all samples. Halves are drawn at random, once for all rounds; if the number is odd,
+        the first has one more. A client with one sample has it in both, and one not marked in `whose`, (C,), has all samples.
         """
         self._need_open()
         each = torch.arange(self._data.longest, device=self.n.device).expand(len(self.ids), -1)
@@ -346,12 +377,12 @@ class Work:
         )
 
     def stretches(self, only: Mask) -> Iterator[tuple[slice | Tensor, int, int, int]]:
-        """A pass under this mask as `_stretches` cuts it."""
+        """A local epoch with this mask, cut as in `_stretches`."""
         active = self._active(only)
         return self._stretches([active] * len(self.ids) if isinstance(active, bool) else active.tolist())
 
     def _active(self, only: Mask) -> bool | Tensor:
-        """Which clients have anything to train under this mask: (C,), or all or none where that is known beforehand."""
+        """Which clients have anything to train with this mask: (C,), or all or none if known beforehand."""
         marks = {n: only.get(n, False) for n in self.model.params}
         partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
         whole = any(m is True for m in marks.values())
@@ -360,9 +391,9 @@ class Work:
         return count(matrix(partly)) > 0
 
     def _stretches(self, active: list[bool]) -> Iterator[tuple[slice | Tensor, int, int, int]]:
-        """Cut a pass into (rows, first step, last step, batch size) in which the same clients run side by side; on the host.
+        """Cut a local epoch into (rows, first step, last step, batch size) in which the same clients run; on the host.
 
-        A client with fewer batches drops out when it is done and one with fewer samples than a batch runs apart, so
+        A client with fewer batches drops out when it is done, and one with fewer samples than a batch runs separately, so
         nothing ever runs on padding.
         """
         rows = [i for i, on in enumerate(active) if on]

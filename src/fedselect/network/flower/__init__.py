@@ -1,1 +1,1 @@
-"""The deployment on Flower: its apps and processes. `apps` alone imports flwr; `guard` loads its programs by name."""
+"""The deployment on Flower: its apps and processes. Only `apps` imports flwr; `guard` loads its programs by name."""

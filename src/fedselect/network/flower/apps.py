@@ -1,4 +1,4 @@
-"""The seam to Flower: a ClientApp, a ServerApp, and letters as Flower's messages. Nothing else but `guard` imports flwr."""
+"""The seam to Flower: a ClientApp, a ServerApp, and our messages as Flower's. Only this file and `guard` import flwr."""
 
 import os
 import time
@@ -25,7 +25,7 @@ from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.progress import describe
 from fedselect.simulate.records import Record
 
-SERVER = "FEDSELECT_SERVER"  # the server's folder, where `fedselect deploy server` was started
+SERVER = "FEDSELECT_SERVER"  # the server's folder, set by `fedselect deploy server`
 
 client_app = ClientApp()
 server_app = ServerApp()
@@ -33,7 +33,7 @@ server_app = ServerApp()
 
 @client_app.train()
 def answer(message: Message, context: Context) -> Message:
-    """One letter of the server, answered from this node's data and vault; what is wrong here is said in words."""
+    """Answer one message of the server from this node's data and vault; an error becomes a reply that says what is wrong."""
     try:
         home = Home.from_flat(cast(Scalars, context.node_config))
         desk = Desk(home, cast(Scalars, context.run_config), f"flower-{context.run_id}")
@@ -45,7 +45,7 @@ def answer(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """All rounds of a run. A site's server runs only what `fedselect deploy run` prepared in its folder."""
+    """Run all rounds. A site's server runs only what `fedselect deploy run` prepared in its folder."""
     config = cast(Scalars, context.run_config)
     site = os.environ.get(SERVER)
     name = check_name(str(config.get("run") or f"flower-{context.run_id}"))
@@ -68,7 +68,7 @@ def _say(config: Config, record: Record) -> None:
 
 
 class GridNodes:
-    """Flower's grid as what carries letters."""
+    """Flower's grid as a transport of messages."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -77,7 +77,7 @@ class GridNodes:
         return list(self.grid.get_node_ids())
 
     def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
-        """One message at a time out and, while they come quickly, one reply in: memory holds one model, not one a client."""
+        """Send one message at a time and, while replies come quickly, receive one at a time: memory holds only one model."""
         waiting: dict[str, int] = {}
         for node, letter in letters:
             message = Message(to_record(letter), node, MessageType.TRAIN, ttl=timeout)
@@ -108,12 +108,12 @@ def to_record(letter: Letter) -> RecordDict:
 
 
 def from_record(content: RecordDict) -> Letter:
-    """A letter from a message; its parts are checked by `unseal`."""
+    """A letter from a Flower message; `unseal` checks its parts."""
     try:
         text = content.config_records["head"]["letter"]
         array = content.array_records["body"]["bytes"].numpy()
-    except Exception as e:  # numpy fed with damaged bytes may raise nearly anything
-        raise DataError(f"a message holds no letter ({type(e).__name__}).") from None
+    except Exception as e:  # numpy may raise nearly anything on damaged bytes
+        raise DataError(f"a Flower message cannot be read ({type(e).__name__}).") from None
     if not isinstance(text, str) or not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
-        raise DataError("a message holds no letter.")
+        raise DataError("a Flower message has no fedselect content.")
     return unseal(text, torch.from_numpy(np.array(array)))

@@ -1,7 +1,7 @@
-"""Whether this machine's clock agrees with the server's: Flower believes no node whose clock differs by too much.
+"""Checks this machine's clock against the server's: Flower rejects nodes whose clock differs too much.
 
-A node signs the time of each request, and the server refuses a time that is more than 5 s ahead of its own or 305 s behind
-it, in the words that it has for a wrong key. What time it is there, the server says in every answer, to the second.
+A node signs the time of each request. The server refuses a time more than 5 s ahead of its own or 305 s behind it, with the
+same words as for a wrong key. Every answer of the server states its time, to the second.
 """
 
 import ssl
@@ -14,23 +14,23 @@ from pathlib import Path
 from fedselect.network.site import Site
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds; flwr.common.constant
-_SLACK = 1.0  # the server's answer is rounded down, and takes its time
+_SLACK = 1.0  # the server's time is rounded down, and its answer takes time
 
 
 def wrong(part: Path, site: Site) -> str | None:
-    """What is wrong with this machine's clock, in words; nothing where it is right or no server answers."""
+    """What is wrong with this machine's clock; None if it is right or no server answers."""
     off = None if site.insecure else _off(part, site)  # without keys nothing is signed
     if off is None or -BEHIND + _SLACK < off < AHEAD - _SLACK:
         return None
     side = "ahead of" if off > 0 else "behind"
     return (
-        f"this machine's clock is {abs(off):.0f} s {side} that of the server at {site.address}, which refuses more than "
+        f"this machine's clock is {abs(off):.0f} s {side} the clock of the server at {site.address}, which allows "
         f"{AHEAD:.0f} s ahead or {BEHIND:.0f} s behind: set the clock, best with a time service (NTP) on both machines."
     )
 
 
 def _off(part: Path, site: Site) -> float | None:
-    """Seconds by which this machine's clock is ahead, if the server says what time it is."""
+    """Seconds by which this machine's clock is ahead, if the server states its time."""
     context = ssl.create_default_context(cafile=str(part / "ca.crt"))
     began = time.time()
     try:

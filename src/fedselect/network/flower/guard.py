@@ -1,7 +1,7 @@
-"""Stands where Flower starts its app processes, and runs no code that came over the network.
+"""Replaces the programs that start Flower's app processes, so that no code from the network runs.
 
-`fedselect deploy server` and `client` put commands of the same names first in PATH, which come here. An app may bring a
-configuration and nothing else; the apps it names must be those of the installed package.
+`fedselect deploy server` and `client` put commands of the same names first in PATH; these end up here. An app may contain only
+a configuration, and must name the apps of the installed package.
 """
 
 import io
@@ -25,14 +25,14 @@ COMMANDS = ("flwr-clientapp", "flwr-serverapp")
 
 
 def check_bundle(bundle: bytes) -> None:
-    """Refuse an app that is more than a configuration for ours."""
+    """Refuse an app that is more than a configuration for our own apps."""
     with zipfile.ZipFile(io.BytesIO(bundle)) as content:
         foreign = sorted(set(content.namelist()) - ALLOWED)
         named = tomllib.loads(content.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["components"]
     if foreign:
-        raise InputError(f"the app brings {foreign[0]}; this node runs installed code only (--allow-shipped-code runs it).")
+        raise InputError(f"the app contains {foreign[0]}, but this node runs installed code only (see --allow-shipped-code).")
     if named != COMPONENTS:
-        raise InputError(f"the app names {named}; this node runs {COMPONENTS} only (--allow-shipped-code runs it).")
+        raise InputError(f"the app names {named}, but this node runs {COMPONENTS} only (see --allow-shipped-code).")
 
 
 def checked(install: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def checked(install: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def commands(folder: Path) -> Path:
-    """Commands for PATH that start Flower's app processes through here, with no module from the current directory."""
+    """Commands for PATH that start Flower's app processes through this file, without modules from the current directory."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in COMMANDS:
         start = f"import sys; sys.argv[0] = '{name}'; from fedselect.network.flower.guard import main; main()"
@@ -55,7 +55,7 @@ def commands(folder: Path) -> Path:
 
 
 def main() -> None:
-    """flwr-clientapp or flwr-serverapp, whichever was called, with a check before an app is installed."""
+    """Run flwr-clientapp or flwr-serverapp, whichever was called, and check each app before it is installed."""
     side, name = {"flwr-clientapp": ("supernode", "clientapp"), "flwr-serverapp": ("superlink", "serverapp")}[sys.argv[0]]
     installing = import_module(f"flwr.{side}.runtime.run_{name}")
     installing.install_from_fab = checked(installing.install_from_fab)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Flower's processes: a SuperLink, SuperNodes, and runs on them; everything that was started is stopped."""
+"""Starts Flower's processes: a SuperLink, SuperNodes, and runs on them; whatever was started is also stopped."""
 
 import json
 import math
@@ -28,8 +28,8 @@ from fedselect.network.vault import private
 
 NAME = "fedselect"  # of the SuperLink in Flower's own configuration
 PATIENCE = 300.0  # seconds for one of Flower's commands; a busy machine takes a minute
-RETRY, PAUSE = 120.0, 5.0  # seconds that a client which is turned away tries for, and between; Flower forgets a dead one in 60
-LOOK = 0.5  # seconds between looks at the log
+RETRY, PAUSE = 120.0, 5.0  # seconds to retry after a refusal, and between tries; Flower forgets a dead client after 60
+LOOK = 0.5  # seconds between checks of the log
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.key")
 
@@ -40,7 +40,7 @@ def need() -> None:
 
 
 def environment(part: Path, guarded: bool) -> dict[str, str]:
-    """For Flower's processes: a home of their own, no telemetry, no update checks, and the guard before their commands."""
+    """Environment of Flower's processes: a separate home, no telemetry, no update checks, and the guard before its commands."""
     home = part / ".flwr"
     home.mkdir(parents=True, exist_ok=True)
     own = Path(sys.executable).parent
@@ -65,7 +65,7 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
     check_port(host, site.port)
     control = free_port()
     env = {**environment(part, not shipped_code), "FEDSELECT_SERVER": str(part)}
-    if not (part / "superlink.db").exists():  # Flower's memory of which keys it knows
+    if not (part / "superlink.db").exists():  # where Flower stores the keys it knows
         write_json(part / "nodes.json", {})
     tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
     secure = ["--insecure"] if site.insecure else [*tls, "--enable-supernode-auth"]
@@ -83,11 +83,11 @@ def server(part: Path, log: Path, shipped_code: bool = False) -> Iterator[subpro
 
 
 def serve(part: Path, say: Callable[[str], None], shipped_code: bool = False) -> None:
-    """A SuperLink until Ctrl-C or a termination signal."""
+    """Run a SuperLink until Ctrl-C or a termination signal."""
     log = part / "log.txt"
     with server(part, log, shipped_code) as process, suppress(KeyboardInterrupt):
         say(f"the server is up at {Site.read(part).address}; its log is {log}; Ctrl-C stops it")
-        raise RunError(f"the server ended with code {process.wait()}; {log} says why.")
+        raise RunError(f"the server ended with code {process.wait()}; see {log}.")
 
 
 @contextmanager
@@ -110,10 +110,10 @@ def client(part: Path, home: Home, log: Path, shipped_code: bool = False) -> Ite
 
 
 def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool = False) -> None:
-    """A SuperNode until Ctrl-C or a termination signal; one that ends before is an error.
+    """Run a SuperNode until Ctrl-C or a termination signal; if it ends before, that is an error.
 
-    Flower turns away a key it does not know and one it counts as connected in the same words, so both are tried again.
-    A second copy with the same vault is refused here.
+    Flower refuses an unknown key and a client that it counts as connected with the same words, so both are retried. A second
+    copy with the same vault is refused here.
     """
     log = part / "log.txt"
     said = f"client {home.client} calls the server at {Site.read(part).address}; its log is {log}; Ctrl-C stops it"
@@ -143,9 +143,9 @@ def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool 
 
 
 def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site, say: Callable[[str], None]) -> bool:
-    """Whether the server lets a SuperNode in, once that is known; says when no server answers: at once, and a while later why.
+    """Whether the server accepts a SuperNode, once known; reports a server that does not answer at once, and later why.
 
-    A SuperNode, whose log begins at `begun`, notes its number when it is in.
+    A SuperNode, whose log begins at `begun`, logs its number when it is accepted.
     """
     late, looked = time.monotonic() + LATE, False
     while "SuperNode ID:" not in _since(log, begun):
@@ -164,7 +164,7 @@ def _let_in(process: subprocess.Popen[bytes], log: Path, begun: int, site: Site,
 
 
 def _wait(process: subprocess.Popen[bytes], part: Path, say: Callable[[str], None]) -> int:
-    """Until a SuperNode ends; says when there is no way to the server any more, when there is one again, and a wrong clock."""
+    """Wait until a SuperNode ends; report a lost server, its return, and a wrong clock."""
     site, away, off = Site.read(part), False, False
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -188,7 +188,7 @@ def _since(log: Path, begun: int) -> str:
 
 
 def submit(part: Path, place: Path) -> None:
-    """Start a run on this machine's SuperLink, and note Flower's number for it."""
+    """Start a run on this machine's SuperLink, and store Flower's number for it."""
     plan = read_json(place / "plan.json", "it should hold the plan of a deployed run.")
     app = write_app(place / "app", plan, package_version())
     said = _flwr(part, "run", str(app.resolve()), NAME, "--format", "json")
@@ -200,7 +200,7 @@ def stop(part: Path, place: Path) -> None:
 
 
 def connected(part: Path) -> dict[int, str]:
-    """The clients that are registered, with the state of their nodes."""
+    """The registered clients, with the state of their nodes."""
     nodes = read_json(part / "nodes.json", "start the server first.") if (part / "nodes.json").exists() else {}
     states = {}
     if healthy(part):
@@ -215,16 +215,14 @@ def _flwr(part: Path, *args: str) -> str:
     try:
         done = subprocess.run(command, cwd=part, env=env, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        raise RunError(
-            f"flwr {args[0]} did not answer within {PATIENCE:.0f} seconds; {part / 'log.txt'} may say why."
-        ) from None
+        raise RunError(f"flwr {args[0]} did not answer within {PATIENCE:.0f} seconds; see {part / 'log.txt'}.") from None
     if done.returncode != 0 or '"success": false' in done.stdout:
         raise RunError(f"flwr {args[0]} failed: {reasons.of_command(done.stdout + done.stderr)}")
     return done.stdout
 
 
 def _register(part: Path, site: Site) -> None:
-    """Make the clients' keys known, and note which node is which client."""
+    """Register the clients' keys, and record which node is which client."""
     known = read_json(part / "nodes.json", "delete it and superlink.db.")
     for i in range(site.clients):
         key = part / "keys" / f"client-{i}.pub"
@@ -237,7 +235,7 @@ def _register(part: Path, site: Site) -> None:
 
 
 def _write_connection(part: Path, site: Site, port: int) -> None:
-    """Where Flower's own command finds this SuperLink, which takes orders from this machine alone."""
+    """Tell Flower's own command where this SuperLink is; it takes orders from this machine only."""
     security = "insecure = true" if site.insecure else f'root-certificates = "{part / "ca.crt"}"'
     home = part / ".flwr"
     home.mkdir(exist_ok=True)
@@ -271,7 +269,7 @@ def _node_config(home: Home) -> str:
     parts = []
     for key, value in home.to_flat().items():
         if isinstance(value, str) and any(c in value for c in "'\"\n\\"):
-            raise InputError(f"{value} has a character that Flower's node configuration cannot carry; rename it.")
+            raise InputError(f"{value} has a character that Flower's node configuration does not allow; rename it.")
         parts.append(f"{key}={json.dumps(value)}")
     return " ".join(parts)
 

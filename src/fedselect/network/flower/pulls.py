@@ -1,8 +1,8 @@
-"""Replies pulled in threads of their own: one that never comes to its end holds up nobody else.
+"""Pulls replies in separate threads, so that a reply that never completes blocks no other.
 
-Flower hands a reply over as soon as its upload begins, and `pull_messages` then waits for the rest: of a node that died in
-between, until the upload's session runs out, 180 s. It cannot be told to wait less, and a reply that was handed over once
-cannot be asked for again. So a pull that takes long goes on in the background, and is dropped when its time is over.
+Flower delivers a reply as soon as its upload begins, and `pull_messages` then waits for the rest. If the node died meanwhile,
+that takes until the upload's session expires, 180 s. It has no shorter setting, and a reply that was delivered cannot be asked
+for again. So a slow pull continues in the background, and is dropped when its time is over.
 """
 
 import queue
@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-POLL = 0.5  # seconds between looks for replies that have not begun to come
-MOMENT = 2.0  # seconds that others wait for a pull before theirs begin
-ABREAST = 8  # pulls at most at one time: each may hold a model
-LONG = 20.0  # seconds after which a pull is counted as one of a node that died, so that others may begin in its place
-MOST = 4 * ABREAST  # with those
+POLL = 0.5  # seconds between checks for replies whose upload has not begun
+MOMENT = 2.0  # seconds that others wait for a pull before they start theirs
+ABREAST = 8  # most concurrent pulls: each may hold a model
+LONG = 20.0  # seconds after which a pull counts as one from a dead node, so that another may start
+MOST = 4 * ABREAST  # most concurrent pulls, including those
 
 
 class Pulls(Generic[T]):
-    """Pulls replies by the numbers of their questions, `pull` one at a time while they come quickly."""
+    """Pulls replies by message number with `pull`, one at a time while they come quickly."""
 
     def __init__(self, pull: Callable[[list[str]], Iterable[T]]) -> None:
         self._pull = pull
         self._done: queue.SimpleQueue[tuple[str, list[T] | BaseException]] = queue.SimpleQueue()
-        self._going: dict[str, float] = {}  # since when
+        self._going: dict[str, float] = {}  # start time of each
 
     def until(self, deadline: float, numbers: set[str]) -> Iterator[tuple[str, T]]:
-        """Replies as they come, each taken out of `numbers`; those left in it have not come by the deadline."""
+        """Replies as they arrive, each removed from `numbers`; those left in it did not arrive by the deadline."""
         while numbers and time.monotonic() < deadline:
             for number in sorted(numbers - self._going.keys()):
                 if not self._full:
@@ -47,14 +47,14 @@ class Pulls(Generic[T]):
         def work() -> None:
             try:
                 self._done.put((number, list(self._pull([number]))))
-            except BaseException as e:  # said where the reply is waited for
+            except BaseException as e:  # raised again where the reply is awaited
                 self._done.put((number, e))
 
         self._going[number] = time.monotonic()
         threading.Thread(target=work, name=f"pull {number[:8]}", daemon=True).start()
 
     def _take(self, number: str, numbers: set[str], patience: float) -> Iterator[tuple[str, T]]:
-        """What has come, once this pull is over or patience is."""
+        """What has arrived once this pull, or the patience for it, is over."""
         until = time.monotonic() + patience
         while self._going:
             wait = until - time.monotonic() if number in self._going or self._full else 0.0

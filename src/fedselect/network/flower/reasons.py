@@ -1,28 +1,26 @@
-"""Why something of Flower's failed, in words: from a process's log, a command's output, or an error in place of a reply."""
+"""Why something failed in Flower, in words: from a process's log, a command's output, or an error in place of a reply."""
 
 import json
 import re
 from pathlib import Path
 
 NOTHING = "it did not say why"
-REFUSED = (
-    f"{NOTHING}, as where the server refuses the time or the signature of its requests: compare the clocks of both machines"
-)
+REFUSED = f"{NOTHING}, as when the server rejects the time or the signature of a request: compare the clocks of both machines"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _START = re.compile(r"Starting Flower (SuperNode|SuperLink)[^\n]*\n?")
-_ROUTINE = re.compile(r"^(\S+Z )?\W*(INFO|DEBUG)\b|^[\W_]*$")  # lines that are no reason: routine notes, and brackets
+_ROUTINE = re.compile(r"^(\S+Z )?\W*(INFO|DEBUG)\b|^[\W_]*$")  # lines without a reason: routine notes, and brackets
 _CODES = {
     1: "could not load the app",
     2: "raised an error",
     4: "replied too late",
-    5: "is gone",
+    5: "is disconnected",
     7: "got an app that it cannot read",
-    8: "died while it worked",
+    8: "died during its work",
 }
 
 
 def of_log(log: Path, code: int | None) -> str:
-    """Why a process ended, from what it said of an exit in its log, or else from its last line that is more than a note."""
+    """Why a process ended: its log's message about an exit, or else the last line that is more than a note."""
     if turned_away(log):
         return (
             "the server does not know this client's node.key (use the client folder of the same site), or another copy of this "
@@ -33,7 +31,7 @@ def of_log(log: Path, code: int | None) -> str:
     words = " ".join(told.partition("For more information")[0].split()[-30:]) if found else _last(told)
     if not found and code is not None and code < 0:
         words = f"it was killed by signal {-code}"
-    return f"{words or (REFUSED if what == 'SuperNode' else NOTHING)} (code {code}; {log} says more)."
+    return f"{words or (REFUSED if what == 'SuperNode' else NOTHING)} (code {code}; see {log})."
 
 
 def turned_away(log: Path) -> bool:
@@ -42,7 +40,7 @@ def turned_away(log: Path) -> bool:
 
 
 def _last_start(log: Path) -> tuple[str, str]:
-    """What of Flower's was last started, and what its log says since; helpers that it starts itself do not count."""
+    """Which Flower process started last, and its log since; helpers that it starts itself do not count."""
     text = _COLOUR.sub("", log.read_text(errors="replace"))
     starts = list(_START.finditer(text))
     return (starts[-1][1], text[starts[-1].end() :]) if starts else ("", text)
@@ -61,13 +59,13 @@ def of_command(output: str) -> str:
 
 
 def of_error(code: int, reason: str) -> str:
-    """Why a node did not reply; what an app raised is in its own words."""
+    """Why a node did not reply; an app's own error comes in its own words."""
     if code == 2:
         return f"raised an error: {reason}"
     if code == 3 and "upload" in reason:
         return "was cut off while it sent its reply"
     if code == 3:
-        return "got no letter before its time was over; if that happens again, raise --timeout and compare the clocks"
+        return "got no message within its time-out; if that happens again, raise --timeout and compare the clocks"
     told = f": {reason}" if reason else ""
     return _CODES.get(code) or f"failed{told} (Flower's code {code})"
 

@@ -1,12 +1,12 @@
-"""Flower's SuperLink with two doors: nodes come in at the public address, whoever controls it from this machine alone.
+"""Flower's SuperLink at two addresses: a public one for nodes, and one for control from this machine only.
 
-Flower serves everything at one port and asks nobody who starts, stops and lists runs, registers keys, or takes a server's
-work over. Here that port is bound to loopback. A second socket of the same server has the public address, and behind it
-is what nodes need: `/v1/fleet/`, where each request is signed with a node's key, and `/health`.
+Flower serves everything at one port and checks nobody who starts, stops and lists runs, registers keys, or takes over a
+server's work. Here that port is bound to loopback. A second socket of the same server has the public address and serves only
+what nodes need: `/v1/fleet/`, where each request is signed with a node's key, and `/health`.
 
     python -m fedselect.network.flower.superlink --public HOST:PORT [options of flower-superlink]
 
-`--host` and `--port` among Flower's options are then the address for control, 127.0.0.1:8000 if left out.
+`--host` and `--port` among Flower's options are then the address for control, by default 127.0.0.1:8000.
 """
 
 import sys
@@ -22,7 +22,7 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[None]]
 
 
 def two_doors(app: App, private: int) -> App:
-    """All of an application for connections at the private port, at any other what nodes need."""
+    """The whole application for connections at the private port; at any other port only what nodes need."""
 
     async def behind_the_doors(scope: Scope, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
         if scope["type"] == "lifespan" or (scope.get("server") or (None, None))[1] == private or _for_nodes(scope):
@@ -42,7 +42,7 @@ def _for_nodes(scope: Scope) -> bool:
 
 
 def serve(public: str, app: App, host: str, port: int, **options: Any) -> None:
-    """What `uvicorn.run` does, at two addresses."""
+    """Like `uvicorn.run`, at two addresses."""
     uvicorn = import_module("uvicorn")
     options.pop("reload", None)
     options.pop("workers", None)
@@ -56,7 +56,7 @@ def serve(public: str, app: App, host: str, port: int, **options: Any) -> None:
 
 
 def main() -> None:
-    """flower-superlink, with one option more."""
+    """flower-superlink with one more option."""
     if "--public" not in sys.argv[1:-1]:
         sys.exit("give the address for nodes: --public HOST:PORT")
     at = sys.argv.index("--public")

@@ -1,1 +1,1 @@
-"""The deployment on plain gRPC with mutual TLS. `hub` (server) and `line` (client) alone import grpc, when one starts."""
+"""The deployment on plain gRPC with mutual TLS. Only `hub` (server) and `line` (client) import grpc, when one starts."""

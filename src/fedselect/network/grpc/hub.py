@@ -1,8 +1,8 @@
-"""The server's end: who is connected, letters out, replies in. Clients call; the server calls nobody.
+"""The server's end: which clients are connected, messages out, replies in. Clients call; the server calls nobody.
 
-Each client has one call open on which letters go down, and sends each reply in a call of its own. Who is which client, its
-certificate says: it must be of the site's authority (gRPC refuses any other in the handshake), and its key one that the
-server has in `keys/`.
+Each client keeps one call open for messages from the server, and sends each reply in a separate call. A client is identified by
+its certificate: it must be signed by the site's authority (gRPC refuses any other in the handshake), and its key must be in the
+server's `keys/`.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, NoReturn
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in words
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves
 import grpc
 
 from fedselect.core.errors import DataError
@@ -29,9 +29,9 @@ from fedselect.network.letters import Letter, heard
 from fedselect.network.server import Reply
 from fedselect.network.site import Site, client_keys, listens_at, public_key
 
-LOOK = 0.2  # seconds between looks whether a run is to stop
-SPARE = 8  # calls at a time beside two for each client
-ROOM, TIMES = 256 << 20, 16  # a reply may have as many bytes, or be as many times as large as the largest letter of the run
+LOOK = 0.2  # seconds between checks whether a run must stop
+SPARE = 8  # concurrent calls beyond two for each client
+ROOM, TIMES = 256 << 20, 16  # largest reply: this many bytes, or this many times the largest message of the run
 
 
 @dataclass
@@ -39,17 +39,17 @@ class _Line:
     """One client that listens."""
 
     outbox: "queue.SimpleQueue[Parcel | None]" = field(default_factory=queue.SimpleQueue)
-    plan: Letter | None = None  # what it was sent last of a run's plan
+    plan: Letter | None = None  # the run's plan that it was last sent
 
 
 class Hub:
-    """Carries letters to connected clients and their replies back; `say` is told who comes, goes and is refused."""
+    """Carries messages to connected clients and their replies back; `say` reports who connects, leaves and is refused."""
 
     def __init__(self, part: Path, site: Site, keys: dict[bytes, int] | None, say: Callable[[str], None]) -> None:
         self.part, self.site, self.keys, self.say = part, site, keys, say
         self._lock, self._noting = threading.Lock(), threading.Lock()
         self._lines: dict[int, _Line] = {}
-        self._awaited: dict[int, int] = {}  # letters without a reply: whose each is, by number
+        self._awaited: dict[int, int] = {}  # client of each message that has no reply yet, by message number
         self._uploads: dict[int, Any] = {}  # the call in which a client sends its reply
         self._numbers = count(1)
         self._most = ROOM
@@ -62,7 +62,7 @@ class Hub:
             return sorted(self._lines)
 
     def post(self, client: int, letter: Letter, plan: Letter) -> int | None:
-        """Send a client a letter, after the plan of its run where it has not got that; returns the letter's number."""
+        """Send a client a message, after its run's plan if it does not have that; returns the message's number."""
         parcel = Parcel.of(next(self._numbers), letter, self._file())
         with self._lock:
             line = self._lines.get(client)
@@ -78,14 +78,14 @@ class Hub:
         return parcel.number
 
     def next(self, seconds: float) -> tuple[int, Parcel | DataError | str] | None:
-        """What came next, if something comes in time."""
+        """The next arrival, or None if nothing comes in time."""
         try:
             return self._arrived.get(timeout=seconds) if seconds > 0 else self._arrived.get_nowait()
         except queue.Empty:
             return None
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These replies are not waited for any more; who still sends one is cut off."""
+        """Stop waiting for these replies; a client that still sends one is cut off."""
         with self._lock:
             whose = {self._awaited.pop(n) for n in numbers if n in self._awaited}
             late = [self._uploads[client] for client in whose if client in self._uploads]
@@ -93,7 +93,7 @@ class Hub:
             call.cancel()
 
     def close(self) -> None:
-        """Nobody calls any more."""
+        """End all calls."""
         while (found := self.next(0)) is not None:
             if isinstance(found[1], Parcel):
                 found[1].file.close()
@@ -101,7 +101,7 @@ class Hub:
     # ---- for clients
 
     def listen(self, request: bytes, context: Any) -> Iterator[bytes]:
-        """A client's open call: letters for it, until it goes."""
+        """A client's open call: yields messages for it until it disconnects."""
         client, line = self._who(context), _Line()
         with self._lock:
             taken = client in self._lines
@@ -109,7 +109,7 @@ class Hub:
                 line.outbox.put(Parcel.of(0, Letter({"kind": "welcome"}), self._file()))
                 self._lines[client] = line
         if taken:
-            self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, f"client {client} is connected already")
+            self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, f"client {client} is already connected")
         if not context.add_callback(lambda: self._gone(client, line)):
             self._gone(client, line)
         try:
@@ -122,10 +122,10 @@ class Hub:
             self._gone(client, line)
             _emptied(line.outbox)
             self.note()
-            self.say(f"client {self.site.who(client)} is gone")
+            self.say(f"client {self.site.who(client)} is disconnected")
 
     def answer(self, frames: Iterator[bytes], context: Any) -> bytes:
-        """A client's reply to one letter."""
+        """Receive a client's reply to one message."""
         client = self._who(context)
         with self._lock:
             busy = client in self._uploads
@@ -138,7 +138,7 @@ class Hub:
         def admit(said: int) -> IO[bytes]:
             nonlocal number
             if self._awaited.get(said) != client:
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody waits for this reply any more")
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the server no longer waits for this reply")
             number = said
             return self._file()
 
@@ -153,21 +153,21 @@ class Hub:
         return b""
 
     def _take_in(self, client: int, number: int, reply: Parcel | DataError | None) -> None:
-        """Hand a reply to who waits for it; what names no letter is the client's answer to whatever it was asked."""
+        """Pass a reply to whoever waits for it; a reply without a message number answers whatever the client was asked."""
         with self._lock:
             meant = [n for n, whose in self._awaited.items() if whose == client and number in (n, 0)]
             for n in meant:
                 del self._awaited[n]
-                self._arrived.put((n, reply or DataError("a message holds no letter.")))
+                self._arrived.put((n, reply or DataError("the reply is not a fedselect message.")))
         if not meant and isinstance(reply, Parcel):
             reply.file.close()
 
     def _who(self, context: Any) -> int:
-        """Which client calls; a stranger is refused."""
+        """Which client calls; unknown callers are refused."""
         with_it = dict(context.invocation_metadata())
         if with_it.get("protocol") != str(PROTOCOL):
             self._refuse(context, grpc.StatusCode.UNIMPLEMENTED, "the server runs another version of fedselect")
-        if self.keys is None:  # an insecure site: it says so itself
+        if self.keys is None:  # an insecure site: the client states its number
             said = str(with_it.get("client", ""))
             client = next((i for i in range(self.site.clients) if str(i) == said), None)
             name = f"client {said[:20]!r}"
@@ -187,7 +187,7 @@ class Hub:
         raise AssertionError("abort raises")
 
     def _gone(self, client: int, line: _Line) -> None:
-        """A client's call has ended, in whatever way; what it was asked, it will not answer."""
+        """Note that a client's call has ended; it will not answer what it was asked."""
         with self._lock:
             if self._lines.get(client) is not line:
                 return
@@ -195,11 +195,11 @@ class Hub:
             lost = [n for n, whose in self._awaited.items() if whose == client]
             for number in lost:
                 del self._awaited[number]
-                self._arrived.put((number, "is gone"))
+                self._arrived.put((number, "is disconnected"))
         line.outbox.put(None)
 
     def note(self) -> None:
-        """Who is connected, for `fedselect deploy status`."""
+        """Write down which clients are connected, for `fedselect deploy status`."""
         with self._noting:
             write_json(self.part / CONNECTED, {"clients": self.present()})
 
@@ -208,7 +208,7 @@ class Hub:
 
 
 def _emptied(outbox: "queue.SimpleQueue[Parcel | None]") -> None:
-    """Letters that were not sent need their files no more."""
+    """Drop messages that were not sent, and their files."""
     with suppress(queue.Empty):
         while True:
             if (parcel := outbox.get_nowait()) is not None:
@@ -216,7 +216,7 @@ def _emptied(outbox: "queue.SimpleQueue[Parcel | None]") -> None:
 
 
 class HubNodes:
-    """The hub as what carries a run's letters. `go_on` is called every moment, and raises where the run is to stop."""
+    """The hub as the transport of a run. `go_on` is called continually, and raises when the run must stop."""
 
     def __init__(self, hub: Hub, plan: Letter, go_on: Callable[[], None]) -> None:
         self.hub, self.plan, self.go_on = hub, plan, go_on
@@ -226,7 +226,7 @@ class HubNodes:
         return self.hub.present()
 
     def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
-        waiting: dict[int, int] = {}  # whose reply is awaited, by the letter's number
+        waiting: dict[int, int] = {}  # the client of each message that has no reply yet
         try:
             for client, letter in letters:
                 self.go_on()
@@ -241,7 +241,7 @@ class HubNodes:
             self.hub.forget(waiting)
 
     def _replies(self, waiting: dict[int, int], until: float) -> Iterator[tuple[int, Reply]]:
-        """Until all have come or time is up; what has arrived by then still counts."""
+        """Replies until all have arrived or time is up; what has arrived by then still counts."""
         while waiting:
             self.go_on()
             left = until - time.monotonic()
@@ -254,7 +254,7 @@ class HubNodes:
             if number in waiting:
                 yield waiting.pop(number), _read(reply)
             elif isinstance(reply, Parcel):
-                reply.file.close()  # of an earlier question, too late
+                reply.file.close()  # a late reply to an earlier message
 
 
 def _read(reply: Parcel | DataError | str) -> Reply:
@@ -268,7 +268,7 @@ def _read(reply: Parcel | DataError | str) -> Reply:
 
 @contextmanager
 def opened(part: Path, site: Site, say: Callable[[str], None]) -> Iterator[Hub]:
-    """A hub that clients can call, until the end."""
+    """A hub that clients can call while the block runs."""
     hub = Hub(part, site, None if site.insecure else client_keys(part, site.clients), say)
     calls = 2 * site.clients + SPARE
     options = [*OPTIONS, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", SPARE)]

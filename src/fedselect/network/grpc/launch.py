@@ -1,4 +1,4 @@
-"""The gRPC engine as the commands use it. grpc itself is imported when a server or a client starts."""
+"""The gRPC engine for the deploy commands. grpc itself is imported when a server or a client starts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SECURE_SERVER = ("ca.crt", "server.crt", "server.key")
 SECURE_CLIENT = ("ca.crt", "node.crt", "node.key")
-LOOK = 0.1  # seconds between looks for a run that is asked for
+LOOK = 0.1  # seconds between checks for a requested run
 PATIENCE = 120.0  # seconds for a process to start; a busy machine takes half a minute
 
 
@@ -44,11 +44,11 @@ def need() -> None:
 
 
 class _Stop(KeyboardInterrupt):
-    """The run is to stop; the server goes on."""
+    """The run must stop; the server continues."""
 
 
 def serve(part: Path, say: Callable[[str], None], shipped_code: bool = False) -> None:
-    """The site's server: clients call its port; runs come by files in its folder, one at a time."""
+    """Run the site's server: clients call its port; runs are requested by files in its folder, one at a time."""
     _no_code(shipped_code)
     from fedselect.network.grpc import hub
 
@@ -68,7 +68,7 @@ def serve(part: Path, say: Callable[[str], None], shipped_code: bool = False) ->
 
 
 def _run(part: Path, name: str, switch: "Hub", say: Callable[[str], None]) -> None:
-    """One run, to its end; if it fails, its status says why, and the server waits for the next."""
+    """Run one run to its end; if it fails, its status says why, and the server waits for the next."""
     from fedselect.network.grpc.hub import HubNodes
 
     def go_on() -> None:
@@ -93,7 +93,7 @@ def _run(part: Path, name: str, switch: "Hub", say: Callable[[str], None]) -> No
 
 
 def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool = False) -> None:
-    """A client: one process, which trains in its main thread. A second copy with the same vault is refused here."""
+    """Run a client: one process, which trains in its main thread. A second copy with the same vault is refused here."""
     _no_code(shipped_code)
     from fedselect.network.grpc.line import Caller
 
@@ -109,7 +109,7 @@ def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool 
 
 
 def main(what: str, part: str, home: str = "{}") -> None:
-    """A server or a client in a process of its own, for `server` and `client` below."""
+    """Run a server or a client in a separate process, for `server` and `client` below."""
     if what == "server":
         serve(Path(part), _printed)
     else:
@@ -121,7 +121,7 @@ def _printed(text: str) -> None:
 
 
 def _ours(*args: str) -> list[str]:
-    """A command that runs `main`, with no module from the folder it runs in."""
+    """A command that runs `main`, without modules from the current folder."""
     return [
         sys.executable,
         "-P",
@@ -137,7 +137,7 @@ def server(part: Path, log: Path) -> Iterator[Popen[bytes]]:
         until = time.monotonic() + PATIENCE
         while not healthy(part):
             if process.poll() is not None or time.monotonic() > until:
-                raise RunError(f"the server did not start; {log} says why.")
+                raise RunError(f"the server did not start; see {log}.")
             time.sleep(LOOK)
         yield process
 
@@ -171,19 +171,19 @@ def stop(part: Path, place: Path) -> None:
 
 def _no_code(shipped_code: bool) -> None:
     if shipped_code:
-        raise InputError("--allow-shipped-code is for apps of Flower; on gRPC no code can be sent: leave it out.")
+        raise InputError("--allow-shipped-code is for apps of Flower; leave it out, on gRPC no code can be sent.")
 
 
 @contextmanager
 def _until_stopped() -> Iterator[None]:
-    """Ctrl-C and a termination signal end the block, and are no error."""
+    """Ctrl-C and a termination signal end the block without an error."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         yield
 
 
 def _logged(log: Path, say: Callable[[str], None]) -> Callable[[str], None]:
-    """What is said is also written down, with the time."""
+    """Also write what is said to the log, with the time."""
 
     def tell(text: str) -> None:
         with log.open("a") as file:

@@ -1,4 +1,4 @@
-"""A client's end: it calls the server, waits for letters, answers them one at a time, and calls again when the line breaks."""
+"""A client's end: calls the server, answers its messages one at a time, and calls again when the connection breaks."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in words
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves
 import grpc
 
 from fedselect.core.errors import DataError, RunError
@@ -22,8 +22,8 @@ from fedselect.network.reach import Reach, unreachable
 from fedselect.network.site import Site, node_identity
 
 FIRST, LONGEST = 0.5, 10.0  # seconds before calling again: at first, and at most
-RETRY = 30.0  # seconds that a client tries for which the server counts as connected; a dead line is noticed in fifteen
-LARGEST = 16 << 30  # bytes of a letter
+RETRY = 30.0  # seconds to retry while the server counts this client as connected; it notices a dead connection in fifteen
+LARGEST = 16 << 30  # bytes of a message
 
 Answer = Callable[[Letter], Letter]
 
@@ -37,7 +37,7 @@ class Line:
         self._who = (("protocol", str(PROTOCOL)), ("client", str(client)))
 
     def letters(self) -> Iterator[tuple[int, Letter]]:
-        """Letters as they come, each with its number, until the server hangs up."""
+        """Messages as they arrive, each with its number, until the server hangs up."""
         frames = self._listen(b"", metadata=self._who)
         while (parcel := Parcel.take(frames, lambda number: BytesIO(), LARGEST)) is not None:
             yield parcel.number, parcel.open()
@@ -47,7 +47,7 @@ class Line:
             try:
                 self.send(Parcel.of(number, letter, file).frames())
             except grpc.RpcError as e:
-                if e.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # else it came too late, and the next will do
+                if e.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # otherwise it was late; continue with the next
                     raise
 
     def send(self, frames: Iterator[bytes]) -> None:
@@ -71,7 +71,7 @@ def dialled(part: Path, site: Site, client: int) -> Iterator[Line]:
 
 @dataclass
 class Caller:
-    """A client that stays on the line until it is stopped."""
+    """A client that stays connected until it is stopped."""
 
     part: Path
     site: Site
@@ -80,7 +80,7 @@ class Caller:
     sleep: Callable[[float], None] = time.sleep
 
     def work(self) -> None:
-        """Raises where the server refuses this client for good."""
+        """Serve the server; raises if it refuses this client for good."""
         reach, pause, turned = Reach(self.site, self.desk.home.client, self.say), FIRST, 0.0
         while True:
             try:
@@ -93,7 +93,7 @@ class Caller:
                         else:
                             reach.there()
                             pause, turned = FIRST, 0.0
-                why = "it hung up"
+                why = "it closed the connection"
             except DataError as e:
                 why = str(e)
             except grpc.RpcError as e:
@@ -108,7 +108,7 @@ class Caller:
             pause = min(2 * pause, LONGEST)
 
     def _turned_away(self, since: float) -> float:
-        """The server counts this client as connected: another copy, or a line that is dead and not yet noticed."""
+        """Handle that the server counts this client as connected: another copy, or a dead connection not yet noticed."""
         if not since:
             self.say("the server still counts this client as connected; trying for half a minute (is another copy running?)")
             return time.monotonic()

@@ -1,4 +1,4 @@
-"""What `deploy run` asks of the server, as files in the server's folder: who may write there may start and stop runs."""
+"""What `deploy run` asks of the server, as files in its folder: whoever may write there may start and stop runs."""
 
 from pathlib import Path
 
@@ -10,28 +10,28 @@ START, STOP = "start.json", "stop.json"
 
 
 def start(part: Path, run: str) -> None:
-    """Ask for a run; a server has one at a time."""
+    """Request a run; a server runs one at a time."""
     going = [p.name for p in (part / "runs").iterdir() if in_use(p)]
     if going:
-        raise RunError(f"{going[0]} is still going; wait for its end, or stop it with Ctrl-C where it was started.")
+        raise RunError(f"{going[0]} is still running; wait for its end, or stop it with Ctrl-C where it was started.")
     (part / STOP).unlink(missing_ok=True)
     write_json(part / START, {"run": run})
 
 
 def stop(part: Path, run: str) -> None:
-    if _named(part / START) == run:  # not taken yet
+    if _named(part / START) == run:  # not started yet
         (part / START).unlink(missing_ok=True)
     write_json(part / STOP, {"run": run})
 
 
 def clear(part: Path) -> None:
-    """What an earlier server was asked, and who was connected to it, is void."""
+    """Drop the requests to an earlier server, and its list of connected clients."""
     for name in (START, STOP, CONNECTED):
         (part / name).unlink(missing_ok=True)
 
 
 def taken(part: Path) -> str | None:
-    """The run that was asked for, if there is one; it is asked for no more."""
+    """The requested run, if there is one; the request is removed."""
     run = _named(part / START)
     if run is not None:
         (part / START).unlink(missing_ok=True)
