@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedselect.core import sums
+from fedselect.core import doing, sums
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
 from fedselect.methods.choice import CHOICES
@@ -53,7 +53,8 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
         try:
             load_plugins()
             need_plugins(flat, "server")
-            away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
+            with doing.heard(lambda what, share: _say_doing(out, what, share)):
+                away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -69,6 +70,11 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
 def say(out: Path, status: str, error: str = "", **more: Any) -> None:
     """Note how a run goes: prepared, submitted, running, stopped, failed or finished; then also who was away at its end."""
     write_json(out / "status.json", {"status": status, "error": error, **more})
+
+
+def _say_doing(out: Path, what: str, share: float | None) -> None:
+    """Note how far long work inside a round is, for whoever follows the run."""
+    say(out, "running", doing=["" if share is None else what, share])
 
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch, goes_back: bool) -> dict[str, str]:

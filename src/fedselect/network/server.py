@@ -12,7 +12,7 @@ from torch import Tensor
 from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
-from fedselect.core import random
+from fedselect.core import doing, random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
@@ -361,7 +361,8 @@ class Server:
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
             for k, tree in (extras[0].items() if extras else ())
         }
-        mean, heard, memory = folded.finish()
+        with doing.within(f"round {self.round + 1}"):
+            mean, heard, memory = folded.finish()
         ids = torch.tensor(order, dtype=torch.int64, device=self.assigned.device)
         state = self.assigned.method.server(self.state, Received(ids, mean, heard, extra))
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})
