@@ -14,7 +14,6 @@ from fedselect.methods.groups import groups_of
 from fedselect.network import behind
 from fedselect.network.assignment import Assignment
 from fedselect.network.plan import Plan, need_plugins
-from fedselect.network.protected import is_spent
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
 from fedselect.private import budget
@@ -113,9 +112,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         return history[:at] or (read_records(out / "metrics.jsonl")[:at] if at else [])
 
     def enough() -> bool:
-        spent = server.budget is not None and server.budget.spent
-        spent = spent or (pending is not None and is_spent(server.assigned, pending.get("epsilon")))
-        return spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
+        return server.spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
 
     while server.round < plan.config.rounds and not enough():
         outcome = server.step(nodes)
