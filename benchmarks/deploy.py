@@ -4,10 +4,14 @@ python benchmarks/deploy.py                    # ResNet18, three nodes as real p
 python benchmarks/deploy.py --model mlp        # a small model: what a round costs at least
 python benchmarks/deploy.py --engine grpc      # one engine alone
 python benchmarks/deploy.py --in-process       # without processes: codec and vault alone
+
+`overhead` is a round's time at the server less what its slowest client spent training and measuring, by that client's clock.
+To compare with another commit: PYTHONPATH=OTHER/src python benchmarks/deploy.py --engine grpc
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +25,7 @@ import torch
 
 from fedselect.aggregate import codec
 from fedselect.cli.engines import ENGINES, find_engine
+from fedselect.core.plugins import VARIABLE
 from fedselect.network import site
 from fedselect.network.client import Node
 from fedselect.network.control import follow, start
@@ -91,9 +96,54 @@ def in_process(agreed: Plan, rounds: int, folder: Path) -> dict[str, float]:
     return {what: round(seconds / rounds / CLIENTS, 4) for what, seconds in spent.items()}
 
 
-def real(engine: str, config: Config, shape: Shape, folder: Path) -> list[float]:
-    """Seconds of each round with real processes, TLS and keys on this machine."""
+WATCH = """
+import json, time
+from pathlib import Path
+from fedselect.network.client import Node
+from fedselect.training.work import Work
+
+PLACE, spent = Path(__file__).parent, [0.0]
+
+def counted(owner, name):
+    real = getattr(owner, name)
+    def call(*args, **how):
+        began, before = time.perf_counter(), spent[0]
+        try:
+            return real(*args, **how)
+        finally:
+            spent[0] = before + time.perf_counter() - began
+    setattr(owner, name, call)
+
+def train(node, letter, real=Node._train):
+    spent[0] = 0.0
+    reply = real(node, letter)
+    with (PLACE / f"times-{node.client}.jsonl").open("a") as file:
+        file.write(json.dumps([letter.head["round"], spent[0]]) + "\\n")
+    return reply
+
+counted(Work, "train")
+counted(Node, "_measure")
+Node._train = train
+"""
+"""A plugin for clients: notes for each round how long they trained and measured."""
+
+
+def slowest(folder: Path) -> dict[int, float]:
+    """By round, the seconds that the slowest client trained and measured."""
+    found: dict[int, float] = {}
+    for path in folder.glob("times-*.jsonl"):
+        for at, seconds in map(json.loads, path.read_text().splitlines()):
+            found[at] = max(found.get(at, 0.0), seconds)
+    return found
+
+
+def real(engine: str, config: Config, shape: Shape, folder: Path) -> tuple[list[float], list[float]]:
+    """Seconds of each round with real processes, TLS and keys on this machine; and those of them that are overhead."""
     root, carrier = folder / engine, find_engine(engine)
+    watch = folder / f"watch_{engine}" / f"watch_{engine}.py"
+    watch.parent.mkdir()
+    watch.write_text(WATCH)
+    os.environ[VARIABLE] = str(watch)
     site.make(root, CLIENTS, f"127.0.0.1:{site.free_port()}", config.data, shape, insecure=False, days=2, engine=engine)
     with ExitStack() as stack:
         stack.enter_context(carrier.server(root / "server", root / "server" / "log.txt"))
@@ -102,7 +152,9 @@ def real(engine: str, config: Config, shape: Shape, folder: Path) -> list[float]
             stack.enter_context(carrier.client(part, Home(i, part / "vault", device="cpu"), part / "log.txt"))
         place = start(carrier, root / "server", config, Limits(min_clients=CLIENTS), None)
         follow(carrier, root / "server", place, None)
-        return [r["seconds"] for r in read_records(place / "metrics.jsonl")]
+        rounds = {r["round"]: r["seconds"] for r in read_records(place / "metrics.jsonl")}
+    training = slowest(watch.parent)
+    return list(rounds.values()), [round(seconds - training[at], 3) for at, seconds in rounds.items() if at in training]
 
 
 class Echo(Desk):
@@ -160,9 +212,10 @@ def main() -> None:
         result = {"model": args.model, "megabytes": round(megabytes, 1), "clients": CLIENTS, "threads": torch.get_num_threads()}
         result["seconds_a_client_and_round"] = in_process(agreed, args.rounds - 1, Path(folder))
         for engine in [] if args.in_process else args.engine:
-            rounds = real(engine, config, shape, Path(folder))
-            after_first = round(statistics.median(rounds[1:]), 3)
-            result[engine] = {"round_seconds": rounds, "median_after_first": after_first}
+            rounds, overhead = real(engine, config, shape, Path(folder))
+            result[engine] = {"round_seconds": rounds, "median_after_first": round(statistics.median(rounds[1:]), 3)}
+            if len(overhead) == len(rounds):
+                result[engine] |= {"overhead": overhead, "overhead_after_first": round(statistics.median(overhead[1:]), 3)}
         if not args.in_process and "grpc" in args.engine:
             result["grpc"]["letters_alone"] = there_and_back(int(megabytes * 1e6), shape, Path(folder))
     result["environment"] = environment("cpu")

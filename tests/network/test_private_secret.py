@@ -1,6 +1,7 @@
 """Private clients under secure aggregation over letters: the simulation's bits, whoever is lost; budgets that clients keep."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,13 @@ from secretly import SecretRoom, identity, secret
 import fedselect as fs
 from fedselect.network.client import Node
 from fedselect.network.drive import prepare, serve
+from fedselect.network.masking import Masking
 from fedselect.network.plan import Home, Plan, Shape, plan
 from fedselect.network.server import Limits, Server
 from fedselect.network.site import Site
+from fedselect.network.unmasking import Round, Unmasking
 from fedselect.network.vault import Vault
-from fedselect.private.budget import NAME
+from fedselect.private.budget import NAME, Budget
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation
 from fedselect.training.settings import Training
@@ -92,27 +95,120 @@ def test_a_round_that_is_asked_again_is_charged_again_unless_its_reply_was_lost(
     assert outcome.epsilon > again.head["epsilon"]
 
 
+class Killed(BaseException):
+    """As kill -9: nothing that follows is done."""
+
+
+def killed_at(monkeypatch, owner, name, after=False):
+    """The next call of a function is the last thing that a process does, or comes close to it."""
+    real = getattr(owner, name)
+
+    def dies(*args, **how):
+        monkeypatch.setattr(owner, name, real)
+        if after:
+            real(*args, **how)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, dies)
+
+
+MOMENTS = {
+    "charged": (Budget, "charge", True, 2),
+    "trained": (Vault, "save", False, 2),
+    "saved": (Masking, "note", False, 1),
+    "noted": (Masking, "note", True, 1),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_client_killed_in_a_round_has_one_answer_to_a_list_and_nothing_refunded(data, tmp_path, monkeypatch, moment):
+    """Two answers with noise drawn anew would show, averaged, more than was paid for."""
+    room, server = federation(data, tmp_path, "epsilon=8", total=9)
+    owner, name, after, charges = MOMENTS[moment]
+    vault, ledger = Vault(tmp_path / "vault-1" / "run"), tmp_path / "vault-1" / "run" / NAME
+    room.deaf = lambda i, letter: i == 1 and letter.head["kind"] == "train"
+    rounds(server, room, 1)
+    letter = next(letter for i, letter in room.asked if i == 1 and letter.head["kind"] == "train")
+    killed_at(monkeypatch, owner, name, after)
+    with pytest.raises(Killed):
+        room.node(1).answer(letter)
+    kept = vault.find(1)
+    replies = [room.node(1).answer(letter) for _ in range(3)]
+    assert len(ledger.read_text().splitlines()) == charges
+    assert all(torch.equal(r.seal()[1], replies[0].seal()[1]) for r in replies)
+    if kept is not None:  # what it had drawn before it was killed
+        assert torch.equal(kept.tensors["reply"], replies[0].seal()[1])
+    shutil.rmtree(vault.folder / "000001")  # with the answer lost, there is none
+    with pytest.raises(fs.DataError, match="has sent other values under this list"):
+        room.node(1).answer(letter)
+    assert len(ledger.read_text().splitlines()) == charges
+
+
+@pytest.mark.parametrize(("name", "charges"), [("announce", 2), ("_settle", 1)])
+def test_a_server_killed_in_a_round_gets_the_same_sum_or_pays_for_another(data, tmp_path, monkeypatch, name, charges):
+    """Before it says whom it opens for, a new list and new noise; after that, the same values."""
+    room, server = federation(data, tmp_path, "epsilon=8", total=9)
+    killed_at(monkeypatch, Unmasking if name == "announce" else Round, name)
+    with pytest.raises(Killed):
+        server.step(room)
+    first = {i: (tmp_path / f"vault-{i}" / "run" / "000001" / "state.safetensors").read_bytes() for i in range(CLIENTS)}
+    again = Server(server.assigned, QUICK, tmp_path / "masks", aggregator=fs.Mean())
+    outcome = again.step(room)
+    assert set(outcome.uploads) == set(range(CLIENTS))
+    for i in range(CLIENTS):
+        assert len((tmp_path / f"vault-{i}" / "run" / NAME).read_text().splitlines()) == charges
+        now = (tmp_path / f"vault-{i}" / "run" / "000001" / "state.safetensors").read_bytes()
+        assert (now == first[i]) is (charges == 1)
+
+
 CONFIG = {"method": {"name": "fedavg"}, "data": {"name": "digits", "clients": CLIENTS}, "model": {"name": "mlp"}, "rounds": 3}
 CONFIG |= {"secret": True, "private": "epsilon=8"}
 
 
-def test_a_run_ends_where_clients_have_spent_their_budgets(data, tmp_path):
+@pytest.mark.parametrize(("killed", "rounds"), [([1], 3), ([1, 2], 2)])
+def test_who_has_spent_its_budget_is_left_out_and_a_run_ends_where_too_few_remain(data, tmp_path, killed, rounds):
+    """Of four clients some were killed in the first round before they had sent: charged, and charged again."""
     made = plan(Config.from_dict(CONFIG, "test"), "f", "r", CLIENTS, Shape.of(data), QUICK)
     assert "so the server need not be trusted" in made.promise()
     room = SecretRoom(made.assignment("cpu"), data, tmp_path)
     room.node = lambda i: node_of(room, i)
     prepare(tmp_path / "r", made)
-    ledger = tmp_path / "vault-1" / "r" / NAME
-    ledger.parent.mkdir(parents=True)
-    ledger.write_text('{"round": 1, "charged": 1}\n')  # a client that was killed in the first round, before it had sent
+    for i in killed:
+        ledger = tmp_path / f"vault-{i}" / "r" / NAME
+        ledger.parent.mkdir(parents=True)
+        ledger.write_text('{"round": 1, "charged": 1}\n')
     serve(tmp_path / "r", room, None, lambda config, record: None)
     records = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     found = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert len(records) == 2
-    assert records[-1]["stopped"]
+    assert len(records) == rounds
+    assert records[-1].get("stopped", False) is (rounds < 3)
     assert records[-1]["epsilon"] == pytest.approx(8, rel=0.01)
     assert found["privacy"]["budget"] == 8
     assert found["absent"] == {}
+    if rounds == 3:
+        asked = {i for i, letter in room.asked if letter.head["kind"] == "train" and letter.head["round"] == 3}
+        assert asked == {0, 2, 3}
+
+
+def test_one_client_cannot_end_a_run_by_what_it_says_it_has_spent(data, tmp_path):
+    """A false claim leaves that client out, also after the server was started again; a claim of more than there is, at once."""
+    room, server = federation(data, tmp_path, "epsilon=8", total=9)
+    claim = {"epsilon": server._most_spent}
+    room.spoil = lambda i, letter: _saying(letter, claim) if i == 2 and "epsilon" in letter.head else letter
+    rounds(server, room, 1)
+    server.save(Vault(tmp_path / "saved"), {})
+    again = Server(server.assigned, QUICK, tmp_path / "masks", aggregator=fs.Mean())
+    again.load(Vault(tmp_path / "saved"), 1)
+    assert not again.spent
+    outcome = again.step(room)
+    assert set(outcome.uploads) == {0, 1, 3}
+    assert outcome.missed == {}
+    claim["epsilon"], again._spent = 1e9, set()
+    assert "epsilon 1e+09 of a budget of 8" in again.step(room).rejected["client 2"]
+
+
+def _saying(letter, more):
+    return replace(letter, head={**letter.head, **more})
 
 
 @pytest.mark.parametrize("keep", ["best", "own"])

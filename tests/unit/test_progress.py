@@ -6,6 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
+import fedselect as fs
+from fedselect.aggregate import spool
+from fedselect.core import doing
 from fedselect.paper.progress import overall
 from fedselect.runs.progress import progress
 
@@ -30,3 +33,29 @@ def test_it_is_said_until_the_first_round_is_over(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     said = shown(overall, lambda drawn: drawn.expect(3, 30))
     assert "compiling kernels" in said.rsplit("0/3 runs", 1)[1]
+
+
+def entry_by_entry(clock):
+    """A fold that takes as many seconds as a clock says, in a round."""
+    fold = fs.Median().fold({}, {})
+    fold.add({"w": torch.zeros(2, 1000)}, {"w": True}, torch.ones(2))
+    with pytest.MonkeyPatch.context() as patch, doing.within("round 3"):
+        patch.setattr(spool, "ROOM", 200)  # ten parts
+        patch.setattr(doing.time, "monotonic", iter(list(clock)).__next__)
+        return fold.finish()
+
+
+def test_a_round_that_takes_long_to_combine_says_how_far_it_is():
+    told = []
+    with doing.heard(lambda *said: told.append(said)):
+        entry_by_entry([0.0, *(0.09 * i for i in range(1, 11))])
+        assert told == []
+        entry_by_entry(i / 3 for i in range(11))
+    assert told == [("round 3: combining", pytest.approx(s)) for s in (0.3, 0.6, 0.9)] + [("round 3: combining", None)]
+
+
+def test_a_terminal_shows_it_while_it_lasts():
+    said = shown(progress, lambda drawn: (doing.tell("round 3: combining", 0.4), doing.tell("round 3: combining", None)))
+    assert "round 3: combining" in said
+    assert "40/100" in said
+    assert "combining" not in said.rsplit("40/100", 1)[1]

@@ -11,6 +11,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from fedselect.core import doing
 from fedselect.core.files import disk
 from fedselect.core.tree import Mask, Tree
 
@@ -62,8 +63,10 @@ class Spool:
             self._file.flush()
         if self._parts:  # an empty file cannot be mapped
             whole = mmap.mmap(self._file.fileno(), 0)
-            for name, parts in self._parts.items():
-                out[name], heard[name] = _reduced(whole, parts, fn, least)
+            entries = sum(parts[0].shape[1:].numel() for parts in self._parts.values())
+            with doing.progress("combining", entries) as advance:
+                for name, parts in self._parts.items():
+                    out[name], heard[name] = _reduced(whole, parts, fn, least, advance)
         self._close()
         return out, heard
 
@@ -77,7 +80,9 @@ class Spool:
         return at
 
 
-def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor], least: int) -> tuple[Tensor, Tensor]:
+def _reduced(
+    whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor], least: int, advance: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
     """One tensor, reduced over all its clients: its values, and which of them had at least so many senders."""
     first = parts[0]
     size, shape = first.shape[1:].numel(), first.shape[1:]
@@ -90,6 +95,7 @@ def _reduced(whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor]
         sent = torch.cat([_sent(whole, p)[:, here] for p in parts])
         out[here] = fn(values.to(first.device), sent.to(first.device)).to(first.dtype)
         heard[here] = (sent.sum(0) >= least).to(first.device)
+        advance(sent.shape[1])
     return out.view(shape), heard.view(shape)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedselect.core import doing
 from fedselect.core.errors import InputError, RunError, Stopped
 from fedselect.core.files import in_use, read_json
 from fedselect.network import site
@@ -115,10 +116,14 @@ def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
     config, seen, idle = config_of(out), len(_records(out)), 0
     again = f"resume it with: fedselect deploy run {part} --resume --name {out.name}"
     began = checked = time.monotonic()
+    last: list[Any] = ["", None]
     with _interrupts() as asked:
         while True:
             busy, status = in_use(out), read_json(out / "status.json", "the server should have written it.")
             idle = 0 if busy or status["status"] != "running" else idle + 1  # seen once, it may just have started or ended
+            if (now := status.get("doing", ["", None])) != last:
+                last = now
+                doing.tell(*now)
             for record in _records(out)[seen:]:
                 seen += 1
                 if watch:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedselect.core import sums
+from fedselect.core import doing, sums
 from fedselect.core.errors import FedselectError, RunError
 from fedselect.core.files import disk, locked, read_json, write_json
 from fedselect.methods.choice import CHOICES
@@ -14,7 +14,6 @@ from fedselect.methods.groups import groups_of
 from fedselect.network import behind
 from fedselect.network.assignment import Assignment
 from fedselect.network.plan import Plan, need_plugins
-from fedselect.network.protected import is_spent
 from fedselect.network.server import Nodes, Outcome, Server
 from fedselect.network.vault import Vault
 from fedselect.private import budget
@@ -53,7 +52,8 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
         try:
             load_plugins()
             need_plugins(flat, "server")
-            away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
+            with doing.heard(lambda what, share: _say_doing(out, what, share)):
+                away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
         except FedselectError as e:
             say(out, "failed", str(e))
             raise
@@ -69,6 +69,11 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
 def say(out: Path, status: str, error: str = "", **more: Any) -> None:
     """Write a run's status: prepared, submitted, running, stopped, failed, or finished (then also which clients were away)."""
     write_json(out / "status.json", {"status": status, "error": error, **more})
+
+
+def _say_doing(out: Path, what: str, share: float | None) -> None:
+    """Note how far long work inside a round is, for whoever follows the run."""
+    say(out, "running", doing=["" if share is None else what, share])
 
 
 def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch, goes_back: bool) -> dict[str, str]:
@@ -107,9 +112,7 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         return history[:at] or (read_records(out / "metrics.jsonl")[:at] if at else [])
 
     def enough() -> bool:
-        spent = server.budget is not None and server.budget.spent
-        spent = spent or (pending is not None and is_spent(server.assigned, pending.get("epsilon")))
-        return spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
+        return server.spent or (plan.config.patience is not None and stalled(before(), plan.config.patience))
 
     while server.round < plan.config.rounds and not enough():
         outcome = server.step(nodes)

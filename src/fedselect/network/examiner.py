@@ -13,6 +13,7 @@ from fedselect.core.tree import Mask, State, Tree, flat, nested
 from fedselect.methods.choice import CHOICES
 from fedselect.network.assignment import Assignment, first, first_mask
 from fedselect.network.letters import Letter, check_finite, take_packet
+from fedselect.network.protected import most_spent
 from fedselect.network.unmasking import key_of
 from fedselect.secret.mean import check_hidden
 from fedselect.simulate.records import CHOSEN, figures, validated
@@ -73,6 +74,7 @@ class Examiner:
         self.sent = {n: v for n, v in self.like.items() if n in (*self.outline.whole, *self.outline.partly)}
         if assigned.secret is not None:
             check_hidden(honest)
+        self._most_spent = most_spent(assigned)
         self._by_samples = float(honest.weight[0]) == 2.0  # of the two samples of the rehearsal
 
     def head(self, letter: Letter, kind: str, **said: Any) -> None:
@@ -146,6 +148,8 @@ class Examiner:
         epsilon = letter.head.get("epsilon")
         if epsilon is not None and (not is_number(epsilon) or epsilon < 0):
             raise DataError(f"it sent the epsilon {epsilon!r}")
+        if epsilon is not None and self._most_spent is not None and epsilon > 1.001 * self._most_spent:
+            raise DataError(f"it says it has spent epsilon {epsilon:.3g} of a budget of {self._most_spent:.3g}")
         return epsilon
 
     def _loss(self, letter: Letter) -> float | None:

@@ -75,12 +75,12 @@ def for_uploads(assigned: Assignment) -> Shares | None:
     return shares(_shared(assigned, 1.0), assigned.secret)
 
 
-def is_spent(assigned: Assignment, epsilon: float | None) -> bool:
-    """Whether a client that adds its own noise and has spent this much cannot afford another round."""
-    if epsilon is None or for_uploads(assigned) is None:
-        return False
+def most_spent(assigned: Assignment) -> float | None:
+    """Return the epsilon of a client that adds its own noise and has spent its budget; None if there is no such budget."""
+    if for_uploads(assigned) is None:
+        return None
     promised = _shared(assigned, 1.0)
-    return epsilon >= (finite(promised.epsilon(promised.rounds)) or 0.0)
+    return finite(promised.epsilon(promised.rounds))
 
 
 def for_samples(assigned: Assignment) -> PerSample | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
-from fedselect.core import random
+from fedselect.core import doing, random
 from fedselect.core.errors import CALM, DataError, InputError, RunError
 from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
@@ -20,11 +20,12 @@ from fedselect.network import behind
 from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
-from fedselect.network.protected import for_clients
+from fedselect.network.protected import for_clients, most_spent
 from fedselect.network.unmasking import Unmasking
 from fedselect.network.vault import Vault
 from fedselect.network.wishes import Wishes
 from fedselect.private.clients import drawn
+from fedselect.private.shares import are_enough
 from fedselect.secret.mean import SecretMean
 from fedselect.simulate.inputs import check_ranges, most
 from fedselect.tasks.task import learned
@@ -106,7 +107,8 @@ class Guest:
 
 
 class Server:
-    """A federation as its server knows it. To save: `state`, `memory`, `past`, `round`, `accepted`, `tested` and `task`.
+    """A federation as its server knows it. To save: `state`, `memory`, `past`, `round`, `accepted`, `tested`, `task`
+    and who has spent its budget.
 
     `memory` is the aggregator's state between rounds, `past` the usual update lengths. `task` holds task options derived from
     the statistics of the clients present at the start; all clients get them. `masks` is a folder for the masks that clients
@@ -141,11 +143,22 @@ class Server:
         self._examiner = Examiner(assigned, limits.max_norm)
         self._secret = Unmasking(assigned.secret, self._examiner.sent, assigned.address, masks) if assigned.secret else None
         self.budget, self.aggregator = for_clients(assigned, self._examiner.outline.whole, self.aggregator, limits.fraction)
+        self._most_spent, self._spent = most_spent(assigned), set[int]()  # clients that say their budgets are spent
         self.memory = self.aggregator.start({n: assigned.initial[n] for n in assigned.model.params})
         self._asked = 0  # clients that must answer this round, if fewer than min_clients
         self._drawn: tuple[int, list[int]] = (0, [])  # the round's cohort, if it is secret
         self._guests: dict[int, Guest] = {}
         self._wishes = Wishes(masks, self._examiner, hidden=assigned.secret is not None)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the privacy budget allows no further round: the server's own, or the budgets of too many clients."""
+        if self.budget is not None:
+            return self.budget.spent
+        if not self._spent or self.assigned.private is None:
+            return False
+        left = self.assigned.clients - len(self._spent)
+        return left < self.limits.min_clients or not are_enough(self.assigned.private, left)
 
     def step(self, nodes: Nodes) -> Outcome:
         """Run one round, and retry if too few clients answered; those that did repeat the same reply."""
@@ -194,6 +207,7 @@ class Server:
         tensors = {**flat("server", self.state), **flat("aggregate", self.memory), **flat("lengths", {"past": self.past})}
         known = {"accepted": self.accepted, "tested": self.tested, **({"task": self.task} if self.task else {})}
         known |= {"best": self.best} if self.best is not None else {}
+        known |= {"spent": sorted(self._spent)} if self._spent else {}
         vault.save(self.round, tensors, {**notes, **known}, keep={self.round - 1})
 
     def load(self, vault: Vault, round: int) -> dict[str, Any]:
@@ -206,6 +220,7 @@ class Server:
         self.tested = list(found.notes.get("tested", self.tested))
         self.task = dict(found.notes.get("task", {}))
         self.best = found.notes.get("best")
+        self._spent = set(found.notes.get("spent", []))
         return found.notes
 
     def _fit(self) -> None:
@@ -287,7 +302,8 @@ class Server:
 
         If the round before is to be measured, all other clients measure it and do nothing else.
         """
-        here = torch.tensor(sorted(self._guests))
+        left = sorted(self._guests.keys() - self._spent)
+        here = torch.tensor(left or sorted(self._guests))  # who has spent everything says so
         cohort = self._cohort(here, outcome.round)
         whose = torch.tensor(cohort, dtype=torch.int64, device=self.assigned.device)
         params = self.assigned.method.down(self.state, whose).shared["params"]
@@ -333,6 +349,8 @@ class Server:
                 outcome.measured[i] = update.measured
             if update.epsilon is not None:
                 outcome.epsilon = max(outcome.epsilon or 0.0, update.epsilon)
+                if self._most_spent is not None and update.epsilon >= self._most_spent:
+                    self._spent.add(i)
         if secret is not None:
             aside = Outcome(outcome.round)  # a client that sent values but does not open has still taken part
             why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
@@ -361,7 +379,8 @@ class Server:
             k: {n: torch.stack([e[k][n] for e in extras]).to(self.assigned.device) for n in tree}
             for k, tree in (extras[0].items() if extras else ())
         }
-        mean, heard, memory = folded.finish()
+        with doing.within(f"round {self.round + 1}"):
+            mean, heard, memory = folded.finish()
         ids = torch.tensor(order, dtype=torch.int64, device=self.assigned.device)
         state = self.assigned.method.server(self.state, Received(ids, mean, heard, extra))
         lost = not_finite({**flat("server", state), **flat("aggregate", memory)})

@@ -72,9 +72,14 @@ class Shares:
         return found.view_as(like)
 
 
+def are_enough(private: Private, clients: int) -> bool:
+    """Whether a round of so many clients has enough noise without that of those who work with the server."""
+    return clients >= FEWEST and 3 * counted_on(private, clients) >= clients
+
+
 def check_cohort(private: Private, clients: int) -> None:
     """Refuse cohorts whose noise is too small without that of the colluding clients."""
-    if clients < FEWEST or 3 * counted_on(private, clients) < clients:
+    if not are_enough(private, clients):
         raise InputError(
             f"a round of {clients} clients is too small if the server may know the noise of {private.colluding}; "
             "use more clients per round, or a smaller colluding=."

@@ -8,7 +8,7 @@ from html import escape
 
 from rich.console import Console
 
-from fedselect.runs.progress import PAUSE, bars, describe
+from fedselect.runs.progress import PAUSE, bars, describe, working
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure
 
@@ -28,7 +28,7 @@ def bar(on: bool, total: int, headline: Measure | None) -> Iterator[Show]:
     elif not console.is_terminal:
         yield _in_lines(console, total, headline)
     else:
-        with bars(console) as drawn:
+        with bars(console) as drawn, working(drawn):
             task = drawn.add_task("", total=total, note="")
             yield lambda name, record: drawn.update(task, advance=1, description=name, note=describe(record, headline))
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedselect.core import doing
 from fedselect.runs.config import Config
 from fedselect.runs.labels import labels
 from fedselect.runs.rundir import identity
@@ -53,9 +54,18 @@ def opening() -> str:
     return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
 
 
-def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
+@contextmanager
+def _lines(console: Console, name: Callable[[Config], str]) -> Iterator[Watch]:
     """Print a line when a run ends, and at most one per PAUSE in between."""
     began = last = time.perf_counter()
+
+    def work(what: str, share: float | None) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if share is None or now - last < PAUSE:
+            return
+        last = now
+        console.print(f"{what} {share:.0%}", highlight=False, markup=False)
 
     def line(config: Config, record: Record) -> None:
         nonlocal last
@@ -69,7 +79,8 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Watch:
             highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
-    return line
+    with doing.heard(work):
+        yield line
 
 
 def bars(console: Console) -> Progress:
@@ -81,6 +92,24 @@ def bars(console: Console) -> Progress:
 
 
 @contextmanager
+def working(drawn: Progress) -> Iterator[None]:
+    """A bar for work inside a round that takes long, as long as it takes."""
+    shown: list[TaskID] = []
+
+    def draw(what: str, share: float | None) -> None:
+        if share is None:
+            while shown:
+                drawn.remove_task(shown.pop())
+            return
+        if not shown:
+            shown.append(drawn.add_task("", total=100, note="%"))
+        drawn.update(shown[0], description=what, completed=int(100 * share), refresh=True)
+
+    with doing.heard(draw):
+        yield
+
+
+@contextmanager
 def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
     """Yield the function to call after every round. Shows a bar per running run and, with several, one for all."""
     if quiet:
@@ -88,9 +117,10 @@ def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iter
         return
     name = names(runs)
     if not console.is_terminal:
-        yield _lines(console, name)
+        with _lines(console, name) as line:
+            yield line
         return
-    with bars(console) as drawn:
+    with bars(console) as drawn, working(drawn):
         total = drawn.add_task("all runs", total=len(runs), note="") if len(runs) > 1 else None
         tasks: dict[str, object] = {}
         waiting = [drawn.add_task(opening(), total=None, note="")]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator
-from fedselect.core import random
+from fedselect.core import doing, random
 from fedselect.core.errors import InputError, RunError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
@@ -349,7 +349,8 @@ class Simulation:
             folded.exchange(ranks.everywhere)
         if folded.sums is not None:
             ranks.add_up(folded.sums, self.device)
-        mean, heard, memory = folded.finish()
+        with doing.within(f"round {self.round + 1}"):
+            mean, heard, memory = folded.finish()
         server = self.method.server(self.server, self._received(order, extras, mean, heard))
         self.server = {k: together(t, clients=False) for k, t in server.items()}
         self.memory = {k: together(t, clients=False) for k, t in memory.items()}
