@@ -184,6 +184,7 @@ def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None
 
 
 def negate(mask: Mask) -> Mask:
+    """The opposite mask: False where the mask is True."""
     marks = {n: m for n, m in mask.items() if isinstance(m, Tensor)}
     whole = block(marks)
     turned = {n: ~m for n, m in marks.items()} if whole is None else lay(~whole, marks)

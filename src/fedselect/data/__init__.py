@@ -31,7 +31,21 @@ DATA: dict[str, Callable[..., Federation]] = {
 
 
 def load(name: str, **options: Any) -> Federation:
-    """A data set by name, partitioned over clients: load("digits", clients=10, classes_per_client=2, seed=0)."""
+    """Load a data set by name, partitioned among clients.
+
+    Args:
+        name: A name from `fs.DATA`.
+        options: Options of the data set, as `fedselect data list` shows them, and `seed`.
+
+    Returns:
+        The clients with their data.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=4, classes_per_client=2, seed=0)
+        >>> len(data.clients), data.classes
+        (4, 10)
+    """
     return build("data", named(name, DATA), DATA, options)
 
 

@@ -35,11 +35,17 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class ClientData:
-    """One client's samples: (inputs, targets) to train on and, if there are any, to test on and to validate on.
+    """One client's training data and, optionally, its test and validation data.
 
-    A part is a pair of NumPy arrays, tensors or lists, or a torch Dataset of (input, target); it is made into tensors once.
-    Inputs of a model that takes several are a dict or a tuple of such arrays.
-    Without test data a client trains, and its metrics are blank.
+    Each part is a pair (inputs, targets) of NumPy arrays, tensors or lists, or a torch Dataset of such pairs; it is converted
+    to tensors once. If the model takes several inputs, they are a dict or a tuple of arrays. A client without test data
+    trains, but its metrics are blank.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> client = fs.ClientData(train=([[0.0], [1.0]], [0, 1]), name="north")
+        >>> client.train[0].shape
+        torch.Size([2, 1])
     """
 
     train: Part
@@ -91,9 +97,16 @@ class ClientData:
 class Federation:
     """The data of all clients.
 
-    Targets that are whole numbers are labels, one a sample or several in a row, and `classes` is found from them when it is
-    not given; in a row, those below 0 are none. Targets of another kind (floats, several of 0 and 1 alone, more than a row)
-    are for other tasks; then there are 0 classes.
+    Integer targets are class labels, one per sample or a row of them per sample (negative labels in a row are ignored), and
+    `classes` is determined from them unless you give it. Other targets (floats, several that are all 0 or 1, or with more
+    axes) belong to other tasks; `classes` is then 0.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> x, y = [[0.0], [1.0], [2.0], [3.0]], ["low", "high", "low", "high"]
+        >>> data = fs.Federation.from_arrays(x, y, ["north", "north", "south", "south"], test_share=0.5, seed=0)
+        >>> data.names, data.class_names
+        (['north', 'south'], ('high', 'low'))
     """
 
     clients: Sequence[ClientData]
@@ -164,14 +177,17 @@ class Federation:
         seed: int = 0,
         **about: Unpack[About],
     ) -> "Federation":
-        """One client for each value of `client`, from arrays with a row for each sample; each client's rows are divided.
+        """Make one client per value of `client`, from arrays with one row per sample.
 
-        test_share, val_share: shares of each client's rows for testing and validation, drawn by the seed; 0 for none
-        split: in their place an array that says train, val or test for each row
-        about: classes, class_names, name, mean, std and augment, as `Federation` takes them
-
-        `x` may be a dict or a tuple of arrays, for a model that takes several inputs.
-        Classes that are texts are numbered in the order of the alphabet, and keep their names.
+        Args:
+            x: Inputs; a dict or a tuple of arrays if the model takes several.
+            y: Targets. Class names are numbered alphabetically and keep their names.
+            client: The client of each row.
+            test_share: Share of each client's rows for testing, drawn at random; 0 for none.
+            val_share: Share of each client's rows for validation, drawn at random; 0 for none.
+            split: Instead of shares, an array with `train`, `val` or `test` for each row.
+            seed: Decides which rows are drawn.
+            about: classes, class_names, name, mean, std and augment, as in `Federation`.
         """
         from fedselect.data.given import from_arrays
 
@@ -197,11 +213,24 @@ class Federation:
         seed: int = 0,
         name: str = "table",
     ) -> "Federation":
-        """From a pandas DataFrame, a pyarrow Table or a dict of columns; the options are those of `--data table:`.
+        """Make clients from a pandas DataFrame, a pyarrow Table or a dict of columns, as `--data table:` does.
 
-        client: the column that says which client a row belongs to; target: the column to predict, or several
-        drop, categories: columns to leave out, or to take as categories although they hold numbers
-        time, group, split_column: what rows are divided by in place of shares at random; see docs/tables.md for all of them
+        Args:
+            frame: The table.
+            client: The column with the client of each row.
+            target: The column to predict, or several.
+            drop: Columns to leave out.
+            categories: Columns to treat as categories although they contain numbers.
+            targets: Whether targets are classes or numbers.
+            scale: Standardize numbers with the means of all clients, or of each client.
+            missing: Further values that mean "missing".
+            test_share: Share of each client's rows for testing.
+            val_share: Share of each client's rows for validation.
+            time: Column of dates or numbers; each client's last rows are for testing.
+            group: Column whose values are never divided between parts.
+            split_column: Column with `train`, `val` or `test`.
+            seed: Decides which rows are drawn.
+            name: The name of the data set.
         """
         from fedselect.data.given import from_frame
         from fedselect.data.tables import Columns, words
@@ -211,10 +240,15 @@ class Federation:
 
     @classmethod
     def from_datasets(cls, train: Any, *, test: Any = None, val: Any = None, **about: Unpack[About]) -> "Federation":
-        """One client for each torch Dataset of (input, target): a list of them, or a dict by the clients' names.
+        """Make one client per torch Dataset of (input, target). Samples are read into memory once.
 
-        `test` and `val` are the same for the same clients; in a dict some may lack. Samples are read once, into memory.
-        `about`: as for `from_arrays`. (`fs.from_datasets` reads pictures of Hugging Face's `datasets`.)
+        For pictures from Hugging Face's `datasets`, use `fs.from_datasets`.
+
+        Args:
+            train: A list of Datasets, or a dict of them by client name.
+            test: The same for test data; in a dict, clients may be missing.
+            val: The same for validation data.
+            about: As in `from_arrays`.
         """
         from fedselect.data.given import from_datasets
 

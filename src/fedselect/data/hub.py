@@ -15,9 +15,17 @@ from fedselect.data.places import optional
 
 
 def from_datasets(dataset: Any, image: str = "image", label: str = "label", size: int | None = None) -> Images:
-    """Images from a dataset, or from a mapping with train and test (datasets.load_dataset without a split).
+    """Read images from a Hugging Face dataset.
 
-    Without `size` all pictures must be square and of one size. Grey ones become RGB.
+    Args:
+        dataset: A dataset, or a mapping with `train` and `test` (from `datasets.load_dataset` without a split).
+        image: The column with the pictures.
+        label: The column with the labels.
+        size: Make all pictures squares of this size; without it they must already be squares of equal size. Gray pictures
+            become RGB.
+
+    Returns:
+        Images to partition with `fs.deal_images`.
     """
     if size is not None:
         check_size(size)

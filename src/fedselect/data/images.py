@@ -11,10 +11,10 @@ from fedselect.core.errors import DataError
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels as uint8 (N, height, width, channels), possibly memory-mapped; rows are picked by number, never copied whole.
+    """Images as uint8 (N, height, width, channels), possibly memory-mapped; rows are selected by number.
 
-    `test` marks rows of an official test set (None: there is none, and each partition sets its own aside).
-    `domain` numbers the domain of each row, where the set has any.
+    `test` marks rows of an official test set (None: there is none, and each partition sets some rows aside).
+    `domain` is the domain number of each row, if the set has domains.
     """
 
     name: str

@@ -100,7 +100,16 @@ def one_domain(
 
 
 def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:
-    """Images of one's own, dealt to clients with the options of `fedselect data list`: clients, split, train, test, ..."""
+    """Partition your own images among clients.
+
+    Args:
+        images: The images, for example from `fs.from_datasets`.
+        seed: Decides the partition.
+        options: clients, split, train, test and the others that `fedselect data list` shows.
+
+    Returns:
+        The clients with their data.
+    """
     return build("data", images.name, {images.name: image_set(lambda: images, "")}, {**options, "seed": seed})
 
 

@@ -158,7 +158,22 @@ def deal_for(
 
 
 def shifted(data: Federation, shift: str, *, seed: int = 0) -> Federation:
-    """The same clients, made to differ: shifted(data, "camera+meaning"). Their names and `shift` say how."""
+    """Make clients differ in a known way.
+
+    Args:
+        data: Any federation.
+        shift: Kinds of shift, joined by +: `"camera+meaning"`.
+        seed: Decides how each client is changed.
+
+    Returns:
+        The changed clients; their names and `client.shift` say how each was changed.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.shifted(fs.load("digits", clients=2, seed=0), "meaning", seed=0)
+        >>> data.names
+        ['0 meaning', '1 meaning']
+    """
     for kind in (kinds := parse(shift)):
         if kind in DEALT:
             raise InputError(

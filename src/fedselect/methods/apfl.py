@@ -22,8 +22,8 @@ LEAST = 0.05
 class APFL(Method):
     """A mixture of a personal model v and a global one w for every client: alpha v + (1 - alpha) w, alpha learned.
 
-    The copy of w trains and is averaged. Then v trains for what the mixture loses, and alpha takes a step down the same loss:
-    clients that are like the others end near FedAvg, those that are not near training alone.
+    The copy of w trains and is averaged. Then v trains to reduce the loss of the mixture, and alpha takes a step down the same
+    loss. Clients that resemble the others end near FedAvg; clients that do not end near training alone.
 
     epochs: passes of each of the two models a round
     lr: learning rate of both

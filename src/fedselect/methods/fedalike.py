@@ -22,9 +22,9 @@ FIND = "find"
 class FedAlike(Method):
     """Clients whose classes look alike share a head; the body is shared by all; each client fine-tunes before evaluation.
 
-    In its first round a client tells the server what its classes look like to the model that everybody started from, and the
-    server groups clients by that (`grouping`). One group is FedAvg, a group for each client FedPer; in between, clients share
-    a head with those they agree with. Whoever knows the groups can say so (`heads`).
+    In its first round a client tells the server what its classes look like to the untrained network, and the server groups
+    clients accordingly (`grouping`). With one group this is FedAvg, with one group per client FedPer; in between, clients
+    share a head with those they agree with. If you know the groups, pass them (`heads`).
 
     epochs: passes over the client's training data a round
     lr: learning rate
