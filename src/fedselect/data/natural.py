@@ -1,4 +1,4 @@
-"""Data that comes from clients of its own: people, devices or hospitals. Nothing is dealt; each keeps what it recorded.
+"""Data with natural clients: people, devices or hospitals. It is not partitioned; each client has its own recordings.
 
 A recording (one repetition of all digits, one execution of an exercise, one patient) is never divided between training,
 validation and test.
@@ -25,7 +25,7 @@ RECORDINGS, ROWS = 21, 22  # purposes of random numbers, see `rng`
 
 @dataclass(frozen=True)
 class Recorded:
-    """Samples with the client and the recording that each belongs to.
+    """Samples with their client and recording.
 
     `key` gives a number for each client; clients with the same number divide their recordings alike, as a phone and a watch
     that one person carries.

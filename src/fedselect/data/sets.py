@@ -1,4 +1,4 @@
-"""The image sets by name: a reader, how the paper deals it, and options that all of them share."""
+"""The image sets by name: a reader, the paper's partition, and options that all sets share."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def image_set(
     def make(seed: int = 0, **given: Any) -> Federation:
         options = {**{n: default for n, (_, default) in table.items()}, **given}
         if "path" in own and not options["path"]:
-            raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
+            raise InputError("give the path of the images: --data folder:PATH or --data domains:PATH.")
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
         if options["clients"] is None:
@@ -122,7 +122,7 @@ def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) 
     if name != "random" and name not in CORRUPTIONS:
         raise unknown("corruption", name, (*CORRUPTIONS, "random"))
     if not 1 <= severity <= 5:
-        raise InputError(f"severity must lie in 1 to 5, not {severity}.")
+        raise InputError(f"severity must be from 1 to 5, not {severity}.")
     kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
 
     arrays = None

@@ -1,4 +1,4 @@
-"""Tables as federated data: one file whose rows say whose they are, or a folder with one file for each client."""
+"""Tables as federated data: one file with a client column, or a folder with one file per client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ Names = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are. Several names are a tuple, or a text with commas between.
+    """The roles of a table's columns. Several names are a tuple, or a text separated by commas.
 
     `targets` are the classes or numbers that the target columns hold: by default numbers where they have fractions or are
     several, else classes. `categories` are columns to take as names though they hold numbers.
@@ -49,14 +49,13 @@ def table(
     *,
     seed: int = 0,
 ) -> Federation:
-    """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file for each client."""
+    """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file per client."""
     if not path:
-        raise InputError("say where the table is: --data table:FILE, or table:FOLDER with one file for each client.")
+        raise InputError("give the path of the table: --data table:FILE, or table:FOLDER with one file per client.")
     place = Path(path).expanduser()
     if client is None and is_table(place):
         raise InputError(
-            f"{place} is one table; name the column that says which client a row is of: --client COLUMN, or give a folder with "
-            "one file for each client."
+            f"{place} is one table; name its column of clients with --client COLUMN, or give a folder with one file per client."
         )
     if schema is not None:
         agreed = Schema.read(Path(schema).expanduser())
@@ -117,7 +116,7 @@ def read_clients(path: Path, client: str | None, missing: tuple[str, ...] = ()) 
 
 
 def by_client(frame: Frame, client: str) -> dict[str, Frame]:
-    """A table's rows by the column that names the clients, which is then no part of them."""
+    """A table's rows by client, without the column that names the clients."""
     code, names = frame.codes(client)
     if (code < 0).any():
         raise DataError(
@@ -128,7 +127,7 @@ def by_client(frame: Frame, client: str) -> dict[str, Frame]:
 
 
 def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
-    """Refuse options that ask for something else than a schema that is agreed."""
+    """Refuse options that contradict an agreed schema."""
     for name, default in {n: o.default for group in (Columns, Division) for n, o in options(group).items()}.items():
         said = said_by(schema).get(name)
         if given.get(name, default) not in (default, said):
@@ -137,7 +136,7 @@ def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
 
 
 def said_by(schema: Schema) -> dict[str, Any]:
-    """The options of `table` that a schema settles."""
+    """The options of `table` that a schema determines."""
     return {
         "target": ",".join(schema.target),
         "targets": "classes" if schema.classes else "auto" if schema.labels else "numbers",
@@ -163,7 +162,7 @@ def _fit(
         division = replace(division, split_column=first.split_column)
     target = words(columns.target)
     if not target:
-        raise InputError(f"say what is to be predicted: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
+        raise InputError(f"name the column to predict: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
     aside = (*target, *words(columns.drop), *division.columns, first.split_column)
     for frame in frames.values():
         for name in (*target, *words(columns.categories), *division.columns):
