@@ -27,8 +27,8 @@ RECORDINGS, ROWS = 21, 22  # purposes of random numbers, see `rng`
 class Recorded:
     """Samples with their client and recording.
 
-    `key` gives a number for each client; clients with the same number divide their recordings alike, as a phone and a watch
-    that one person carries.
+    `key` gives a number per client; clients with the same number divide their recordings in the same way, like the phone and
+    watch of one person.
     """
 
     x: NDArray[Any]
@@ -40,7 +40,7 @@ class Recorded:
     key: tuple[int, ...] = ()
 
     def first(self, clients: int | None) -> "Recorded":
-        """The first so many clients; None is all."""
+        """The first clients; None: all."""
         if clients is None:
             return self
         if not 1 <= clients <= len(self.names):

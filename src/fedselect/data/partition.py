@@ -212,7 +212,7 @@ def by_domain(
 def by_index(
     train: Sequence[Sequence[int]], test: Sequence[Sequence[int]], val: Sequence[Sequence[int]] | None = None
 ) -> list[Part]:
-    """Explicit sample numbers, a list for each client."""
+    """Explicit sample numbers, one list per client."""
     if len(train) != len(test) or (val is not None and len(val) != len(train)):
         raise InputError(f"there are {len(train)} training lists but {len(test)} test lists.")
     none: Sequence[Sequence[int]] = [[]] * len(train)
@@ -235,7 +235,7 @@ def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None, least
 def _hand_out(
     pool: Pool, c: int, train: dict[int, int | None], test: dict[int, int | None], turns: list[int], seed: int
 ) -> dict[str, dict[int, Indices]]:
-    """Give every holder of a class its number of samples, dealt in turn; None is an even share of all, at least one."""
+    """Give each client of a class its number of samples, one after another; None: an even share of all, at least one."""
     owner = np.array([i for i in test for _ in range(turns[i])], dtype=np.int64)  # of a sample, as the class goes round
     asked = [_rounds(n, turns[i]) for i, n in test.items() if n is not None]
     there = _class_rows(pool, c, seed, max(asked) * len(owner) if asked else None, len(owner))
@@ -261,13 +261,13 @@ def _hand_out(
 
 
 def _turns(hands: Sequence[Sequence[int]]) -> list[int]:
-    """How many samples of a class each client takes as it goes round: two where a hand is half as long as the longest."""
+    """The samples of a class that each client takes per turn: two if it has half as many classes as the client with most."""
     longest = max(map(len, hands))
     return [-(-longest // len(hand)) for hand in hands]
 
 
 def _rounds(count: int, turns: int) -> int:
-    """How often a class goes round until a client that takes `turns` samples each time has `count`."""
+    """The number of turns until a client that takes `turns` samples per turn has `count`."""
     return -(-count // turns)
 
 

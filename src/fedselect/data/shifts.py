@@ -33,12 +33,12 @@ class Way:
 
 
 def none(data: Federation, seed: int) -> list[Way]:
-    """Nobody differs."""
+    """No differences."""
     return [Way("no difference")] * len(data.clients)
 
 
 def labels(data: Federation, seed: int) -> list[Way]:
-    """Clients have classes of their own, by how they were dealt."""
+    """Clients have different classes, by the partition."""
     return [Way("own classes")] * len(data.clients)
 
 

@@ -25,8 +25,8 @@ Names = str | tuple[str, ...] | None
 class Columns:
     """The roles of a table's columns. Several names are a tuple, or a text separated by commas.
 
-    `targets` are the classes or numbers that the target columns hold: by default numbers where they have fractions or are
-    several, else classes. `categories` are columns to take as names though they hold numbers.
+    `targets`: whether target columns are classes or numbers; by default numbers if they have fractions or are several, else
+    classes. `categories`: columns to treat as categories although they contain numbers.
     """
 
     target: Names = None
@@ -71,7 +71,7 @@ def federate(
     columns: Columns = COLUMNS,
     division: Division = DIVISION,
 ) -> Federation:
-    """The federation of these clients' tables, by name, each with the schema that was fitted on their training rows."""
+    """The federation of these clients' tables, by name, with the schema fitted on their training rows."""
     made, owns, parts = _fit(frames, columns, division)
     return _federation(name, frames, {who: made.of_client(own) for who, own in owns.items()}, parts)
 
@@ -84,7 +84,7 @@ def schema_of(
 
 
 def fitted(frames: Mapping[str, Frame], schema: Schema, name: str = "table") -> Federation:
-    """The federation of these clients' tables with a schema that is agreed; what does not fit is refused."""
+    """The federation of these clients' tables with an agreed schema; rows that do not fit it are refused."""
     schema.check_whole()
     owns, parts = {}, {}
     for who, frame in frames.items():
@@ -147,7 +147,7 @@ def said_by(schema: Schema) -> dict[str, Any]:
 
 
 def words(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names one by one, of a list or of a text with commas between."""
+    """Names from a list, or from a text separated by commas."""
     if names is not None and not isinstance(names, str):
         return tuple(map(str, names))
     return tuple(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
@@ -156,7 +156,7 @@ def words(names: str | Sequence[str] | None) -> tuple[str, ...]:
 def _fit(
     frames: Mapping[str, Frame], columns: Columns, division: Division
 ) -> tuple[Schema, dict[str, Schema], dict[str, Part]]:
-    """The schema of all clients, each client's own, and how each divides its rows."""
+    """The schema of all clients, each client's own schema, and the division of its rows."""
     first = next(iter(frames.values()))
     if first.split_column and not division.columns:
         division = replace(division, split_column=first.split_column)

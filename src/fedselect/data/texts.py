@@ -41,7 +41,7 @@ def text(
     text: column with the text
     target: column to predict
     targets: classes or numbers; auto: numbers if they have fractions, else classes
-    length: tokens of a text; longer ones are cut, shorter ones padded
+    length: tokens per text; longer texts are cut, shorter ones padded
     """
     if not path:
         raise InputError("give the path of the texts: --data text:FILE, or text:FOLDER with one file per client.")
@@ -57,7 +57,7 @@ def text(
 
 
 class Tokens:
-    """The tokenizer of a folder, for texts of one length in tokens."""
+    """The tokenizer in a folder, for texts of a fixed number of tokens."""
 
     def __init__(self, folder: Path, length: int) -> None:
         from fedselect.models.huggingface import check_folder, need_transformers
@@ -95,7 +95,7 @@ def _client(who: str, frame: Frame, part: Part, text: str, schema: Schema, token
     code, names = frame.codes(text)
     if (code < 0).any():
         raise DataError(f"{frame.source}: row {frame.row_where(code < 0)} has no {text}; fill it in or remove the row.")
-    each = tokens(list(names))  # every text once
+    each = tokens(list(names))  # tokenize each distinct text once
     y, at = schema.targets(frame), torch.from_numpy(code).long()
 
     def pick(rows: Indices) -> Pair | None:
