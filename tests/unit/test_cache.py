@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_made_says_so(source, decode, tmp_path, monkeypat
 
 
 def test_a_lock_in_a_folder_that_is_not_there_says_so(tmp_path):
-    said = "cannot be written (No such file or directory); choose a folder"
+    said = r"cannot be written \(No such file or directory\); choose a folder"
     with pytest.raises(RunError, match=said), held(tmp_path / "none" / "lock"):
         pass
 

@@ -187,7 +187,7 @@ def test_only_what_arrays_need_may_be_named(tmp_path, patches, asked):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ([1, 2], "holds no table"),
+        ([1, 2], "it has no table"),
         ({"data": np.zeros((4, 3072), np.float32), "labels": [0] * 4}, "rows of 3072 bytes"),
         ({"data": np.zeros((4, 3071), np.uint8), "labels": [0] * 4}, "rows of 3072 bytes"),
         ({"data": np.zeros((4, 3072), np.uint8), "labels": [0] * 3}, "not 4 class numbers"),

@@ -47,7 +47,7 @@ class Option:
         choices = _choices(self.kind)
         if choices:
             if value not in choices:
-                raise InputError(f"{self.name} must be {' or '.join(map(str, choices))}, not {value!r}.")
+                raise InputError(f"{self.name} is {' or '.join(map(str, choices))}, not {value!r}.")
             return value
         for kind in (bool, int, float, str):
             if kind in kinds and (parsed := _convert(kind, value)) is not None:
