@@ -122,7 +122,7 @@ def test_lotteryfl_says_which_metric_it_needs():
 
 
 def test_targets_that_do_not_fit_the_task_are_refused():
-    with pytest.raises(fs.InputError, match="classification needs a whole number for each sample"):
+    with pytest.raises(fs.InputError, match="classification needs one integer class per sample"):
         fs.run(fs.FedAvg(), model=small(), data=targets(), rounds=1, task=fs.Classification())
 
 
@@ -194,8 +194,8 @@ class Share(ROBUST):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Likelihood, r'test_loss -\d+\.\d+, which does not lie in 0 to inf; .* set lowest_loss = float\("-inf"\) in the task'),
-        (Share, "x 1.5, which does not lie in 0 to 1; correct the metric, or low and high of its fs.Metric"),
+        (Likelihood, r'test_loss -\d+\.\d+, which is outside 0 to inf; .* set lowest_loss = float\("-inf"\) in the task'),
+        (Share, "x 1.5, which is outside 0 to 1; correct the metric, or low and high of its fs.Metric"),
     ],
 )
 def test_what_a_server_would_turn_away_is_said_in_simulation(task, said, tmp_path):
@@ -285,10 +285,10 @@ class Comma(ROBUST):
         (wrong_metric(of=lambda o, t: o[:, 0] - t), r"the metric x returns \(2,\) for 2 samples; .* by_sample=True"),
         (
             wrong_metric(of=lambda o, t: o.mean(), by_sample=True),
-            r"the metric x returns \(\) for 2 samples; return \(2,\), one number for each, or leave by_sample out",
+            r"the metric x returns \(\) for 2 samples; return \(2,\), one number per sample, or remove by_sample",
         ),
         (wrong_metric(of=lambda o, t: o @ t), r"the metric x fails on outputs of shape \(2, 1\) and targets of shape \(2,\)"),
-        (Mean(), r"Mean.loss returns \(\) for 2 samples; return \(2,\), one number for each, not their mean"),
+        (Mean(), r"Mean.loss returns \(\) for 2 samples; return \(2,\), one number per sample, not their mean"),
         (Wide(), r"Wide.loss returns \(2, 2\) for 2 samples; return \(2,\)"),
         (Comma(), r"Comma.metrics must be a tuple of metrics, .* metrics = \(fs.Metric\(...\),\)"),
     ],
@@ -392,9 +392,9 @@ def test_wrong_names_are_refused(named, wrong, said):
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ((fs.Metric("share", of=torch.mean),), "two columns would be called share"),
-        ((fs.Metric("test_loss", of=torch.mean),), "two columns would be called test_loss"),
-        ((fs.Metric("mae_local", of=torch.mean),), "two columns would be called mae_local"),
+        ((fs.Metric("share", of=torch.mean),), "two columns would be named share"),
+        ((fs.Metric("test_loss", of=torch.mean),), "two columns would be named test_loss"),
+        ((fs.Metric("mae_local", of=torch.mean),), "two columns would be named mae_local"),
     ],
 )
 def test_metrics_that_would_hide_a_column_are_refused(metrics, said):

@@ -129,7 +129,7 @@ def test_cross_is_written_and_shown(cli, tmp_path):
 def test_a_model_without_a_head_for_a_method_that_needs_one(digits):
     convolutional = fs.Model.wrap(lambda: torch.nn.Sequential(torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten()))
     for method in (fs.FedPer(), fs.LGFedAvg(), fs.FedPAC()):
-        with pytest.raises(fs.InputError, match="needs to know the model's head"):
+        with pytest.raises(fs.InputError, match="needs the model's head"):
             fs.run(method, model=convolutional, data=digits, rounds=1)
 
 

@@ -173,7 +173,7 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     assert "cannot be written" in cli("report", compared, "--out", tmp_path / "no" / "r.html").sentence()
     (tmp_path / "mine.html").mkdir()
     (tmp_path / "mine.html" / "thesis.tex").write_text("years of work")
-    assert "cannot be written: Is a directory" in cli("report", compared, "--out", tmp_path / "mine.html").sentence()
+    assert "cannot be written (Is a directory)" in cli("report", compared, "--out", tmp_path / "mine.html").sentence()
     assert (tmp_path / "mine.html" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())

@@ -249,7 +249,7 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, t
     (("table1", "--rounds", "0"), "rounds must be at least 1"),
     (("table1", "--columns", ""), "name at least one column"),
     (("table1", "--out", __file__), "is a file; choose a folder as --out"),
-    (("table1", "--columns", "cifar10"), "the data is not there"),
+    (("table1", "--columns", "cifar10"), "the data is missing"),
     (("fig-iou",), "there is no data for fig-iou"),
     (("table1", "--columns", "digits", "--device", "tpu"), "device is auto, cpu, cuda or one GPU"),
 ])  # fmt: skip

@@ -126,8 +126,8 @@ def test_a_letter_that_is_not_for_it_is_refused(trained, changed, said):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda v: v[:-4], "bytes of values where its mask marks"),
-        (lambda v: torch.cat([v, v]), "bytes of values where its mask marks"),
+        (lambda v: v[:-4], "bytes of values, but its mask marks"),
+        (lambda v: torch.cat([v, v]), "bytes of values, but its mask marks"),
         (lambda v: torch.full_like(v.view(torch.float32), torch.nan).view(torch.uint8), "the server sent NaN in"),
         (lambda v: v.view(torch.float32), "another form than flat bytes"),
     ],

@@ -149,10 +149,10 @@ def bits(change):
 NONSENSE = {
     "nan": (values(lambda v: put(v, torch.nan)), "it sent NaN in 1.weight"),
     "inf": (values(lambda v: put(v, torch.inf)), "it sent Inf in 1.weight"),
-    "short": (values(lambda v: v[:-1]), "bytes of values where its mask marks"),
-    "long": (values(lambda v: torch.cat([v, v])), "bytes of values where its mask marks"),
-    "mask count": (bits(lambda b: put(b, 0)), "bytes of values where its mask marks"),
-    "mask size": (bits(lambda b: b[:-1]), "bytes of mask where"),
+    "short": (values(lambda v: v[:-1]), "bytes of values, but its mask marks"),
+    "long": (values(lambda v: torch.cat([v, v])), "bytes of values, but its mask marks"),
+    "mask count": (bits(lambda b: put(b, 0)), "bytes of values, but its mask marks"),
+    "mask size": (bits(lambda b: b[:-1]), "bytes of mask instead of"),
     "norm": (values(lambda v: v * 1e6), "more than 100 times the model's"),
     "tensors": (head(whole=["1.weight"]), "it sent other tensors than the method shares"),
     "client": (head(client=0), "it sent client 0 where 1 was asked for"),
@@ -241,7 +241,7 @@ HELLOS = {
     "many": (head(samples=10**12), "it says it has 1000000000000 samples"),
     "base": (head(base=5, newest=5), "it says it is at round 5, but 0 was the last taken in"),
     "negative": (head(base=-1), "it says it is at round -1"),
-    "mask": (bits(lambda b: b[:-1]), "bytes of mask where"),
+    "mask": (bits(lambda b: b[:-1]), "bytes of mask instead of"),
     "other": (head(client=0), "it says it is client 0, which another node is already"),
 }
 

@@ -50,5 +50,5 @@ def test_cohorts_that_are_drawn_take_theirs_along():
 
 @pytest.mark.parametrize("method", [fs.FedAvg(lr=torch.ones(3)), fs.FedSelect(limit=torch.ones(5) / 2)], ids=["lr", "limit"])
 def test_one_for_each_client_means_each(method):
-    with pytest.raises(fs.InputError, match="values for 4 clients; give one number, or one for each client"):
+    with pytest.raises(fs.InputError, match="values for 4 clients; give one number, or one per client"):
         run(method)

@@ -236,7 +236,7 @@ def test_adam_at_the_server_is_the_rule_entry_by_entry():
         ({"server_eps": -1.0}, "server_eps must be positive"),
         ({"server_beta1": 1.0}, r"server_beta1 must be in \[0, 1\), not 1.0"),
         ({"server_beta2": float("nan")}, r"server_beta2 must be in \[0, 1\)"),
-        ({"server_lr": torch.full((3,), 0.1)}, "server_lr belongs to the server: give one number"),
+        ({"server_lr": torch.full((3,), 0.1)}, "server_lr is an option of the server; give one number"),
     ],
     ids=str,
 )
@@ -248,10 +248,10 @@ def test_an_adam_that_cannot_be_is_refused(wrong, said):
 @pytest.mark.parametrize(
     ("momentum", "said"),
     [
-        (1.5, r"server_momentum is a share and must lie in \[0, 1\], not 1.5"),
+        (1.5, r"server_momentum is a share and must be in \[0, 1\], not 1.5"),
         (float("nan"), "server_momentum is a share"),
-        (torch.full((3,), 0.5), "server_momentum belongs to the server: give one number"),
-        ("0.5", "server_momentum belongs to the server: give one number"),
+        (torch.full((3,), 0.5), "server_momentum is an option of the server; give one number"),
+        ("0.5", "server_momentum is an option of the server; give one number"),
     ],
 )
 def test_a_momentum_that_is_none_is_refused(momentum, said):

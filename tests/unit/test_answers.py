@@ -71,7 +71,7 @@ def test_the_classes_of_clients_are_those_of_their_labels(labels):
 
 
 def test_what_has_no_use_for_it_is_told(digits):
-    with pytest.raises(fs.InputError, match="answers=own is of the merged model, which view=local does not report"):
+    with pytest.raises(fs.InputError, match="answers=own changes the merged model, which view=local does not report"):
         fs.FedSelect(answers="own")
     with pytest.raises(fs.InputError, match="answers is all or own, not 'mine'"):
         fs.FedAvg(answers="mine")

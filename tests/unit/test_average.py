@@ -64,7 +64,7 @@ def test_the_first_round_has_no_past(digits):
     [
         ({"server_average": 1.0, "view": "merged"}, "server_average must be less than 1, not 1.0"),
         ({"server_average": 1.5, "view": "merged"}, "server_average is a share"),
-        ({"server_average": 0.9}, "server_average is of the merged model, which view=local does not report"),
+        ({"server_average": 0.9}, "server_average changes the merged model, which view=local does not report"),
     ],
 )
 def test_refuses(options, message):
@@ -74,5 +74,5 @@ def test_refuses(options, message):
 
 def test_belongs_to_the_server(digits):
     method = fs.FedSelect(server_average=torch.full((4,), 0.5), view="merged")
-    with pytest.raises(fs.InputError, match="server_average belongs to the server: give one number"):
+    with pytest.raises(fs.InputError, match="server_average is an option of the server; give one number"):
         sim(digits, method)

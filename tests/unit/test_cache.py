@@ -98,7 +98,7 @@ def test_a_result_that_was_cut_is_made_again(source, decode, calls, tmp_path):
     decoded("k", source, COUNT, SHAPE, decode)
     path = next((tmp_path / "cache/fedselect/decoded").glob("*.npy"))
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=f"{path.name} is damaged; what it was made from is decoded again"):
+    with pytest.warns(UserWarning, match=f"{path.name} is damaged; its source is decoded again"):
         assert int(decoded("k", source, COUNT, SHAPE, decode).sum()) == SUM
     assert len(calls) == 2 * COUNT
 
@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_made_says_so(source, decode, tmp_path, monkeypat
 
 
 def test_a_lock_in_a_folder_that_is_not_there_says_so(tmp_path):
-    said = "cannot be written: No such file or directory; choose a place"
+    said = r"cannot be written \(No such file or directory\); choose a folder"
     with pytest.raises(RunError, match=said), held(tmp_path / "none" / "lock"):
         pass
 

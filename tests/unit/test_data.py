@@ -45,7 +45,7 @@ def test_good_data_passes():
         ({"train": (X[:0], Y[:0])}, "client 1 has no training data; leave it out or give it some"),
         ({"test": (X[:0], Y[:0])}, "client 1 has no test data"),
         ({"val": (X[:0], Y[:0])}, "client 1 has no validation data"),
-        ({"train": (X, Y[:3])}, "a client: train has 4 inputs but 3 targets; give one target for each input"),
+        ({"train": (X, Y[:3])}, "a client: train has 4 inputs but 3 targets; give one target per input"),
         ({"train": part(shape=(3,))}, r"client 1 has training inputs of shape \(3,\); the first client has \(2,\)"),
         ({"test": part(shape=(2, 1))}, r"client 1 has test inputs of shape \(2, 1\)"),
         ({"train": ((X * 255).to(torch.uint8), Y)}, r"client 1 has training inputs of type torch.uint8; give floats"),

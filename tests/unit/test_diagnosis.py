@@ -217,5 +217,5 @@ def test_wrong_inputs_are_told_before_anything_trains(digits):
     with pytest.raises(fs.InputError, match="a diagnosis needs at least 2 rounds, one for each half of the samples, not 1"):
         fs.diagnose(digits, model=mlp, rounds=1)
     headless = fs.Model(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), name="bare")
-    with pytest.raises(fs.InputError, match="a diagnosis needs to know the model's head, and bare has no Linear"):
+    with pytest.raises(fs.InputError, match="a diagnosis needs the model's head, and bare has no Linear"):
         fs.diagnose(digits, model=headless)

@@ -270,7 +270,7 @@ def test_threshold_1_keeps_nothing(window):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"window": 1}, "window must be 0, or at least 2"), ({"window": -2}, "window must not be negative"),
+        ({"window": 1}, "window must be 0 or at least 2"), ({"window": -2}, "window must not be negative"),
         ({"threshold": 1.5}, "threshold is a share"),
     ],
 )  # fmt: skip

@@ -77,7 +77,7 @@ def test_other_things_are_refused_in_words(digits, wrong):
     ("wrong", "said"), [({"lr": "0.1"}, "lr"), ({"limit": [0.1, 0.3]}, "limit"), ({"server_average": None}, "server_average")]
 )
 def test_an_option_that_is_no_number_is_refused_by_its_name(wrong, said):
-    with pytest.raises(fs.InputError, match=f"{said} must be a number, or a tensor of one for each client, not "):
+    with pytest.raises(fs.InputError, match=f"{said} must be a number, or a tensor with one per client, not "):
         fs.FedSelect(**wrong)
 
 
@@ -85,13 +85,15 @@ def test_a_method_that_is_not_all_there_hears_what_to_say(digits):
     plain = type("Plain", (fs.Method,), dict.fromkeys(fs.Method.__abstractmethods__, lambda *_: None))
     with pytest.raises(fs.InputError, match=r"Plain must be a dataclass.*@dataclass\(frozen=True\)"):
         Simulation(plain(), fs.models.mlp(digits), digits)
-    with pytest.raises(fs.InputError, match=r"Plain must say which model it reports: give it view = 'local'"):
+    with pytest.raises(fs.InputError, match=r"Plain does not say which model it reports; add view = 'local'"):
         Simulation(dataclass(frozen=True)(plain)(), fs.models.mlp(digits), digits)
 
 
 def test_a_model_of_other_classes_hears_what_to_say(digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
-    with pytest.raises(fs.InputError, match=r"labels from 0 to 9 need \(2, 10\), or say how many classes there are"):
+    with pytest.raises(
+        fs.InputError, match=r"labels from 0 to 9 need \(2, 10\); change the model, or give the number of classes"
+    ):
         fs.run(fs.FedAvg(), model=net, data=digits, rounds=1)
 
 
@@ -258,7 +260,7 @@ class Undeployable(fs.Partial):
         return dict.fromkeys(model.names, True) if self.wrong == "wants" else super().wants(model, state)
 
 
-@pytest.mark.parametrize(("wrong", "said"), [("weight", "weight is 1 or the number"), ("wants", "takes other entries of")])
+@pytest.mark.parametrize(("wrong", "said"), [("weight", "weight must be 1 or its number"), ("wants", "takes other entries of")])
 def test_what_a_deployment_would_refuse_is_said_in_simulation(digits, wrong, said):
     method = Undeployable(fs.Fixed(lambda model, name: model.is_head(name)), (("all", 1),), wrong=wrong)
     with pytest.raises(fs.InputError, match=said):

@@ -281,8 +281,8 @@ def test_a_profile_of_sequences_counts_positions_that_have_a_class():
     [
         ({"epochs": 0}, "epochs must be at least 1, not 0"), ({"finetune": -1}, "finetune must not be negative"),
         ({"lr": 0.0}, "lr must be positive"),
-        ({"heads": "a b"}, "heads is find, or a number for each client as in '0 0 1 1', not 'a b'"),
-        ({"heads": "0 -1"}, "heads is find, or a number for each client as in '0 0 1 1'"),
+        ({"heads": "a b"}, "heads must be 'find' or one group number per client, such as '0 0 1 1', not 'a b'"),
+        ({"heads": "0 -1"}, "heads must be 'find' or one group number per client, such as '0 0 1 1'"),
         ({"norm_stats": "mine"}, "norm_stats is local or shared"),
     ],
 )  # fmt: skip
@@ -293,13 +293,13 @@ def test_what_makes_no_sense_is_refused(given, words):
 
 @pytest.mark.parametrize(("heads", "count"), [("0 0 1", 3), ("0 1 2 3 4 5", 6), ("", 0)])
 def test_heads_for_another_number_of_clients_are_refused(heads, count):
-    with pytest.raises(fs.InputError, match=f"heads has {count} numbers for 5 clients; give one for each"):
+    with pytest.raises(fs.InputError, match=f"heads has {count} numbers for 5 clients; give one number per client"):
         simulation(fs.FedAlike(heads=heads))
 
 
 def test_a_model_without_a_head_is_refused():
     model = fs.Model.wrap(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
-    with pytest.raises(fs.InputError, match="FedAlike needs to know the model's head"):
+    with pytest.raises(fs.InputError, match="FedAlike needs the model's head"):
         Simulation(fs.FedAlike(), model, federation())
 
 

@@ -74,12 +74,12 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ((X, Y[:3]), "client Lyon: train has 24 inputs but 3 targets; give one target for each input, in the same order"),
+        ((X, Y[:3]), "client Lyon: train has 24 inputs but 3 targets; give one target per input, in the same order"),
         ((X, 3), "client Lyon: train has 24 inputs but no list of targets"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "client Lyon: train has inputs of different shapes; pad or crop them to one shape"),
         ((X, WHO), r"client Lyon: train has targets that are texts; number the classes from 0, or let .*from_arrays"),
         ((np.array([["x"]]), [0]), r"client Lyon: train has inputs that are texts; .*fs.Federation.from_frame"),
-        ((np.array([object()]), [0]), r"client Lyon: train has inputs that are no numbers \(a object\)"),
+        ((np.array([object()]), [0]), r"client Lyon: train has inputs that are not numbers \(a object\)"),
         ((X.astype(complex), Y), "client Lyon: train has inputs that are values of type complex128"),
         (Stream(), "client Lyon: train is a Stream, which has no length; give one with __len__ and __getitem__, or arrays"),
         (Pairs(2, lambda i: {"x": 1}), r"sample 0 of the train dataset is a dict; let it return a pair \(input, target\)"),
@@ -93,7 +93,7 @@ def test_what_cannot_be_used_is_said_at_once(train, said):
 
 def test_a_dataset_of_pil_images_wants_a_transform():
     image = pytest.importorskip("PIL.Image")
-    with pytest.raises(fs.DataError, match="PIL images; give the dataset a transform to tensors"):
+    with pytest.raises(fs.DataError, match="PIL images; add a transform to tensors to the dataset"):
         fs.ClientData(Pairs(2, lambda i: (image.new("L", (2, 2)), 0)))
 
 
@@ -250,7 +250,7 @@ def test_what_is_wrong_with_datasets_is_said(given, said):
 
 
 def test_a_list_of_something_else_is_no_federation():
-    with pytest.raises(fs.DataError, match=r"made of fs.ClientData, not of a tuple; .*from_arrays\(x, y, client\)"):
+    with pytest.raises(fs.DataError, match=r"clients must be fs.ClientData, not tuple; .*from_arrays\(x, y, client\)"):
         fs.Federation([(X, Y)])
 
 

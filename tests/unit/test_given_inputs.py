@@ -94,7 +94,7 @@ def test_a_tuple_is_several_inputs_and_a_list_is_one():
     rows = fs.ClientData(([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 0]))
     assert rows.train[0].shape == (3, 2)
     with pytest.raises(
-        fs.DataError, match=r"input_0 has 2 inputs but 3 targets; .*A tuple is several inputs; a list has a row"
+        fs.DataError, match=r"input_0 has 2 inputs but 3 targets; .*A tuple means several inputs; a list has one row"
     ):
         fs.ClientData((([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]), [0, 1, 0]))
 

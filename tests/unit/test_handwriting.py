@@ -118,7 +118,7 @@ def test_a_file_that_is_missing_is_named(tmp_path):
     ("name", "said"), [("mnist", "data fetch mnist"), ("emnist", "data fetch emnist"), ("femnist", "get it from .*leaf")]
 )
 def test_data_that_is_not_there_says_where_to_get_it(name, said, tmp_path):
-    with pytest.raises(fs.DataError, match=rf"the data is not there: place .*{said}"):
+    with pytest.raises(fs.DataError, match=rf"the data is missing: place .*{said}"):
         fs.load(name, data_dir=str(tmp_path))
 
 

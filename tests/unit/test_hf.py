@@ -166,9 +166,9 @@ def test_data_that_does_not_suit_is_refused(rows, bert, vit):
     with pytest.raises(fs.InputError, match="no model of type 'vit' for classification of text"):
         fs.models.hf(load(rows, bert), str(vit), outputs=2)
     table = fs.Federation([fs.ClientData((torch.rand(4, 3), torch.arange(4) % 2))], 2)
-    with pytest.raises(fs.InputError, match=r"needs images or tokenised text, .* --data text:FILE with --tokenizer FOLDER"):
+    with pytest.raises(fs.InputError, match=r"needs images or tokenized text, .* --data text:FILE --tokenizer FOLDER"):
         fs.models.hf(table, str(bert))
-    with pytest.raises(fs.InputError, match="say which tokenizer reads the texts: --tokenizer FOLDER"):
+    with pytest.raises(fs.InputError, match="name the tokenizer's folder: --tokenizer FOLDER"):
         fs.load("text", path=str(rows), client="who")
     with pytest.raises(fs.InputError, match=r"has no tokenizer_config\.json"):
         load(rows, vit)

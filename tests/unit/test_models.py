@@ -118,7 +118,7 @@ def test_initial_values_are_a_fresh_copy():
         (lambda: small_cnn(SimpleNamespace(shape=(1, 3, 3), classes=2)), "at least 4x4"),
         (lambda: conv1d(GREY), r"conv1d needs signals of shape \(channels, time\), .* for images use small_cnn"),
         (lambda: conv1d(SIGNAL, width=0), "width must be at least 1, not 0"),
-        (lambda: resnet18(COLOUR, stem="large"), "stem is imagenet or small, not 'large'"),
+        (lambda: resnet18(COLOUR, stem="large"), "stem must be imagenet or small, not 'large'"),
     ],
 )
 def test_a_model_that_cannot_be_made_says_why(make, said):
@@ -272,7 +272,7 @@ def test_a_model_may_have_a_parameter_that_is_one_number(method, digits):
 
 
 def test_something_that_is_no_module_is_refused():
-    with pytest.raises(fs.InputError, match=r"a model is an nn\.Module or a function that makes one, not int"):
+    with pytest.raises(fs.InputError, match=r"a model must be an nn\.Module or a function that creates one, not int"):
         fs.Model.wrap(3)
 
 

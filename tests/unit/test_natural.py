@@ -293,7 +293,7 @@ def test_a_prepared_file_that_is_damaged_says_so(tmp_path):
     [("audiomnist", "soerenab/AudioMNIST"), ("har", "GeoTecINIT/sp-sw-har-dataset"), ("heart", "archive.ics.uci.edu")],
 )
 def test_data_that_is_not_there_says_where_to_get_it(name, said, tmp_path):
-    with pytest.raises(fs.DataError, match=rf"the data is not there: place .*; get it from https://.*{said}"):
+    with pytest.raises(fs.DataError, match=rf"the data is missing: place .*; get it from https://.*{said}"):
         fs.load(name, data_dir=str(tmp_path))
 
 

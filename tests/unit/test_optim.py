@@ -417,9 +417,9 @@ def test_an_own_option_is_a_setting_of_training(monkeypatch):
     assert made.training["end"] == 0.2
     assert made.make_training().the_optimizer == Ending(end=0.2)
     assert "end" not in Config().complete().training
-    with pytest.raises(fs.InputError, match="end has no default; give it: --end"):
+    with pytest.raises(fs.InputError, match="end is required: give --end"):
         Config(training={"schedule": "needy"}).complete()
-    with pytest.raises(fs.InputError, match="end has no default; give it: --end"):
+    with pytest.raises(fs.InputError, match="end is required: give --end"):
         Training(schedule="needy")
     with pytest.raises(fs.InputError, match="the optimizer and the schedule both have an option end; rename one"):
         Config(training={"optimizer": "ending", "schedule": "needy", "end": 0.2}).complete()
@@ -435,7 +435,7 @@ def test_an_own_option_is_a_setting_of_training(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["optimizer", "schedule"])
 def test_a_name_that_is_not_there_may_be_a_plugins(kind):
-    with pytest.raises(fs.InputError, match=rf"there is no {kind} 'lino'; .*If a plugin has it, add --plugin\."):
+    with pytest.raises(fs.InputError, match=rf"there is no {kind} 'lino'; .*If a plugin provides it, add --plugin\."):
         Config(training={kind: "lino"}).complete()
 
 

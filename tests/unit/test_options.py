@@ -216,11 +216,11 @@ def test_every_method_refuses_what_cannot_train(name, bad):
     ("ignored", "said"),
     [
         ({"finetune": 3}, "finetune trains the merged model, which view=local does not report; use view=merged"),
-        ({"finetune_lr": 0.01}, "FedSelect without finetune has no use for finetune_lr; set it too"),
-        ({"freeze": "head"}, "FedSelect without finetune would never train a head that freeze=head keeps"),
+        ({"finetune_lr": 0.01}, "FedSelect without finetune does not use finetune_lr; set finetune too"),
+        ({"freeze": "head"}, "FedSelect with freeze=head trains the head only when it fine-tunes"),
         ({"freeze": "head", "finetune": 1, "view": "merged", "by": "least"}, "would select the head, which does not move"),
-        ({"by": "random", "relative": "tensor"}, "by=random looks at no movement"),
-        ({"by": "random", "since": "update"}, "by=random looks at no movement"),
+        ({"by": "random", "relative": "tensor"}, "by=random ignores movement"),
+        ({"by": "random", "since": "update"}, "by=random ignores movement"),
     ],
     ids=str,
 )
@@ -235,7 +235,7 @@ def test_what_would_be_ignored_is_refused(ignored, said):
     [
         ({"finetune": -1}, "finetune must not be negative, not -1"),
         ({"finetune": 1, "finetune_lr": 0.0}, "finetune_lr must be positive"),
-        ({"finetune_lr": 0.01}, "without finetune has no use for finetune_lr; set it too"),
+        ({"finetune_lr": 0.01}, "without finetune does not use finetune_lr; set finetune too"),
     ],
     ids=str,
 )
@@ -247,7 +247,7 @@ def test_fine_tuning_that_cannot_be_is_refused(name, wrong, said):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"alpha": 0.0}, "alpha must be at least 0.05, not 0.0: the personal model would never train"),
+        ({"alpha": 0.0}, "alpha must be at least 0.05, not 0.0, or the personal model would never train"),
         ({"alpha": 1.5}, "alpha is a share"),
         ({"alpha_lr": -1.0}, "alpha_lr must not be negative"),
     ],
@@ -288,5 +288,5 @@ def test_a_path_without_a_default_is_asked_for_where_data_is_read_and_not_before
     assert resolve("data", "own", table, {"length": 5}) == {"path": None, "length": 5}
     assert resolve("data", "own", table, {"path": "none"})["path"] is None  # as a plan writes it
     assert build("data", "own", table, {"path": "here"}) == ("here", 4)
-    with pytest.raises(fs.InputError, match="say where the data is: --data own:PATH"):
+    with pytest.raises(fs.InputError, match="give the path of the data: --data own:PATH"):
         build("data", "own", table, {})

@@ -120,7 +120,7 @@ def test_plugins_of_a_file_are_a_list_of_names(given):
 
 
 def test_a_name_that_nobody_knows_may_be_a_plugins():
-    with pytest.raises(InputError, match=r"did you mean 'fedavg'.*\? If a plugin has it, add --plugin\.$"):
+    with pytest.raises(InputError, match=r"did you mean 'fedavg'.*\? If a plugin provides it, add --plugin\.$"):
         Config.from_dict({"method": {"name": "fedvg"}}, "test")
 
 
@@ -132,7 +132,7 @@ def test_a_name_that_nobody_knows_may_be_a_plugins():
         ("raise ValueError('a\\nb')", r"\(ValueError: a b, "),
         ("import sys; sys.exit(3)", r"\(SystemExit: 3, "),
         ("import nowhere", r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'"),
-        ("fs.METHODS['fedavg'] = fs.FedPer", "the plugin 'bad' replaces the method 'fedavg' of fedselect; give its own"),
+        ("fs.METHODS['fedavg'] = fs.FedPer", "the plugin 'bad' replaces the method 'fedavg' of fedselect; rename its own"),
         ("del fs.MODELS['mlp']", "the plugin 'bad' replaces the model 'mlp' of fedselect"),
         ("fs.METHODS['new'] = fs.FedAvg()", "the plugin 'bad' adds the method 'new', which is not a function or a class"),
     ],
@@ -161,9 +161,9 @@ def test_a_plugin_may_not_replace_a_row_of_another(write):
         (["nope"], "there is no plugin 'nope': no module of that name is installed or in the current directory"),
         (["no.pe"], "there is no plugin 'no.pe'"),
         (["nope.py"], r"there is no plugin nope.py: no such file"),
-        (["json.py"], r"json.py has the name of another module, .*json/__init__.py; rename it"),
-        (["own.py", "a/own.py"], r"a/own.py has the name of another module, .*/own.py; rename it"),
-        (["comma"], "cannot be passed on to other processes; rename what has a comma in its name"),
+        (["json.py"], r"json.py has the same name as the module .*json/__init__.py; rename it"),
+        (["own.py", "a/own.py"], r"a/own.py has the same name as the module .*/own.py; rename it"),
+        (["comma"], "cannot be passed to other processes because of the comma in its path; rename it"),
     ],
 )
 def test_a_plugin_that_is_not_there_or_not_the_one_that_was_meant(write, folder, monkeypatch, named, said):

@@ -318,14 +318,14 @@ def test_values_however_large_of_the_share_that_is_cut_do_not_count():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: fs.ClippedMean(clip_factor=0.5), "clip_factor must be one number of at least 1, not 0.5"),
-        (lambda: fs.ClippedMean(clip_factor=float("nan")), "clip_factor must be one number of at least 1"),
-        (lambda: fs.ClippedMean(clip_factor=torch.ones(3)), "clip_factor must be one number"),
+        (lambda: fs.ClippedMean(clip_factor=0.5), "clip_factor must be a number of at least 1, not 0.5"),
+        (lambda: fs.ClippedMean(clip_factor=float("nan")), "clip_factor must be a number of at least 1"),
+        (lambda: fs.ClippedMean(clip_factor=torch.ones(3)), "clip_factor must be a number"),
         (lambda: fs.ClippedMean(1.5), "server_momentum is a share"),
-        (lambda: fs.TrimmedMean(trim=0.5), r"trim is the share left out at either end and must be in \[0, 0.5\), not 0.5"),
-        (lambda: fs.TrimmedMean(trim=-0.1), "trim is the share"),
-        (lambda: fs.TrimmedMean(least_senders=0), "least_senders is a whole number of clients, at least 1, not 0"),
-        (lambda: fs.Median(least_senders=1.5), "least_senders is a whole number"),
+        (lambda: fs.TrimmedMean(trim=0.5), r"trim, the share dropped at each end, must be in \[0, 0.5\), not 0.5"),
+        (lambda: fs.TrimmedMean(trim=-0.1), "trim, the share"),
+        (lambda: fs.TrimmedMean(least_senders=0), "least_senders must be an integer of at least 1, not 0"),
+        (lambda: fs.Median(least_senders=1.5), "least_senders must be an integer"),
     ],
 )
 def test_options_that_cannot_be_are_refused(make, said):

@@ -302,7 +302,7 @@ def test_random_select_draws_differently_for_each_client_and_round():
 @pytest.mark.parametrize("select", [fs.DeltaSelect, fs.RandomSelect])
 @pytest.mark.parametrize("bad", [{"rate": -0.1}, {"rate": 1.1}, {"limit": 2.0}, {"limit": float("nan")}], ids=str)
 def test_a_share_outside_zero_to_one_is_refused(select, bad):
-    with pytest.raises(fs.InputError, match=rf"{next(iter(bad))} is a share and must lie in \[0, 1\]"):
+    with pytest.raises(fs.InputError, match=rf"{next(iter(bad))} is a share and must be in \[0, 1\]"):
         select(**bad)
 
 
@@ -350,5 +350,5 @@ def test_a_pattern_that_matches_nothing_is_an_error_even_beside_one_that_does():
 
 def test_head_of_a_model_without_one_is_an_error():
     headless = fs.Model.wrap(torch.nn.Conv2d(1, 2, 3))
-    with pytest.raises(fs.InputError, match="needs to know the model's head, and Conv2d has no Linear"):
+    with pytest.raises(fs.InputError, match="needs the model's head, and Conv2d has no Linear"):
         fs.Fixed(head).mask(headless, {})

@@ -57,7 +57,7 @@ def test_the_environment_and_the_option_say_where_data_is(folder, monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert fs.load("cifar10", train=4, test=2, clients=2).name == "cifar10"
     monkeypatch.delenv("FEDSELECT_DATA")
-    with pytest.raises(fs.DataError, match=r"the data is not there: place .*cifar10\.npz.*fedselect data fetch cifar10"):
+    with pytest.raises(fs.DataError, match=r"the data is missing: place .*cifar10\.npz.*fedselect data fetch cifar10"):
         fs.load("cifar10")
 
 
@@ -81,7 +81,7 @@ def test_a_named_corruption_and_a_wrong_one(folder):
         assert b.train[0].float().mean() > a.train[0].float().mean()
     with pytest.raises(fs.InputError, match="there is no corruption 'brightnes'; did you mean 'brightness'"):
         load(folder, "cifar10c", corruption="brightnes")
-    with pytest.raises(fs.InputError, match="severity must lie in 1 to 5, not 6"):
+    with pytest.raises(fs.InputError, match="severity must be from 1 to 5, not 6"):
         load(folder, "cifar10c", severity=6)
 
 
@@ -194,7 +194,7 @@ def test_data_show_tells_and_draws(cli, tmp_path):
     assert (tmp_path / "p.png").stat().st_size > 5_000
     even = cli("data", "show", "digits", "--clients", 3, "--classes-per-client", 10, "--train", 25)
     assert even.out.count("all 10 (2 each)") == 3  # 25 less 5 held out
-    assert "say where the images are" in cli("data", "show", "folder").sentence()
+    assert "give the path of the images" in cli("data", "show", "folder").sentence()
     assert "one client takes one" in cli("data", "show", f"domains:{_two(tmp_path)}", "--clients", 5).sentence()
 
 

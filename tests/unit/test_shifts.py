@@ -431,7 +431,7 @@ def test_what_does_not_suit_the_inputs_is_refused():
     with pytest.raises(fs.InputError, match="permuted needs inputs of at least two features or channels; use scaled or noisy"):
         fs.shifted(vectors(shape=(1, 9)), "permuted")
     for kind in ("meaning", "groups"):
-        with pytest.raises(fs.InputError, match=f"{kind} changes labels, and the targets of table are none"):
+        with pytest.raises(fs.InputError, match=f"{kind} changes class labels, which table does not have"):
             fs.shifted(vectors(targets=torch.zeros), kind)
 
 

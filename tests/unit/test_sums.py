@@ -50,7 +50,7 @@ def test_a_file_edited_by_hand_is_refused_until_its_checksum_is_deleted(tmp_path
     path = tmp_path / "config.json"
     write_json(path, {"seed": 1, "rounds": 2})
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 3'))
-    with pytest.raises(RunError, match=r'config.json cannot be used .* edited by hand: then delete its entry "crc32"'):
+    with pytest.raises(RunError, match=r'config.json cannot be used .* edited it by hand, delete its entry "crc32"'):
         read_json(path, "put it back.")
     with pytest.raises(InputError, match='delete its entry "crc32"'):
         config.read(path)

@@ -258,7 +258,7 @@ def test_each_client_may_have_a_scale_of_its_own():
 def test_a_name_of_no_training_row_counts_as_missing_and_is_said():
     table = people()
     schema = fit(Frame.of(table), np.arange(50), ["smoker"], ["outcome"], division=Division())
-    with pytest.warns(UserWarning, match=r"column smoker is 'pipe' in 2 row\(s\) and in no training row"):
+    with pytest.warns(UserWarning, match=r"column smoker is 'pipe' in 2 row\(s\) but in no training row"):
         x = schema.features({"smoker": ["pipe", "no", None, "pipe"]})
     assert x.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
 
@@ -393,23 +393,23 @@ def with_cell(name, row, value):
         (together(), {"target": "outcom"}, "there is no column 'outcom'; did you mean 'outcome'"),
         (together(), {"client": "hospital"}, "there is no column 'hospital'"),
         (together(), {"drop": "id,dat"}, "there is no column 'dat'; did you mean 'date'"),
-        (together(), {"target": None}, r"say what is to be predicted: --target COLUMN; .* has id, age, dose"),
-        (together(), {"client": None}, "is one table; name the column that says which client a row is of: --client"),
+        (together(), {"target": None}, r"name the column to predict: --target COLUMN; .* has id, age, dose"),
+        (together(), {"client": None}, "is one table; name its column of clients with --client"),
         (together(), {"drop": None}, "column id has 45 different names in 45 training rows; leave it out with --drop id"),
         (with_cell("age", 16, "old"), {}, "column age has numbers and, in row 17, 'old'; correct it, or .* --missing 'old'"),
         (with_cell("age", 16, "inf"), {}, "column age is not finite in row 17"),
-        (with_cell("outcome", 4, None), {}, "rows have no outcome, first row 5; fill it in or remove"),
+        (with_cell("outcome", 4, None), {}, "rows have no outcome, the first is row 5; fill it in or remove"),
         (with_cell("site", 8, None), {}, "row 9 has no site; say which client it is of"),
         (with_cell("site", 8, "west"), {}, r"client west is too small, with 1 row\(s\)"),
         ({**together(), "empty": [None] * 180}, {}, "column empty has no value in any training row; leave it out: --drop"),
         (together(), {"time": "smoker", "drop": "id"}, "has no smoker; fill it in"),
         (with_cell("date", 4, "31.3.24"), {"time": "date", "drop": "id"}, "holds '31.3.24' in row 5; write times as 2024"),
         (together(), {"split_column": "smoker"}, "smoker says .* it must say train, val or test"),
-        (together(), {"time": "date", "group": "id"}, "by time, by group or by split_column, not by date and by id"),
-        (together(), {"test_share": 0.7, "val_share": 0.4}, "that leave rows to train on"),
+        (together(), {"time": "date", "group": "id"}, "by time, group or split_column, not by date and id together"),
+        (together(), {"test_share": 0.7, "val_share": 0.4}, "and leave rows to train on"),
         (together(), {"target": "age,outcome"}, "column outcome is to hold numbers, and row . has '(ill|well)'"),
         (together(), {"target": "age,dose", "targets": "classes"}, "several targets, which are numbers"),
-        (together(), {"drop": "id,date,age,dose,level,smoker"}, "no column but outcome is left to train on"),
+        (together(), {"drop": "id,date,age,dose,level,smoker"}, "no column except outcome is left to train on"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_says_why(tmp_path, columns, options, said):
@@ -537,5 +537,5 @@ def test_several_targets_of_0_and_1_are_labels():
     assert Shape.of_table(other).task == "regression"
     assert "labels" not in other.to_json()  # as files of older versions, which are read too
     assert not federate({"a": both}, columns=dataclasses.replace(columns, targets="numbers")).clients[0].schema.labels
-    with pytest.raises(DataError, match="fever is 37 in row 1, and 0 or 1 was agreed; correct it"):
+    with pytest.raises(DataError, match="fever is 37 in row 1, but the schema has 0 or 1; correct it"):
         schema.targets(mixed)

@@ -135,22 +135,22 @@ def test_fedalike_needs_no_classes():
 @pytest.mark.parametrize(
     ("task", "make", "outputs", "said"),
     [
-        (fs.Binary(), numbers, 1, "the task binary needs targets 0 and 1"),
-        (fs.Binary(), kinds, 2, "the task binary needs one number for each"),
-        (fs.Multilabel(), numbers, 3, "the task multilabel needs 0 or 1 for each label"),
-        (fs.Multilabel(), two_numbers, 2, "the task multilabel needs 0 or 1 for each label"),
-        (fs.Multilabel(), labels, 2, "one number for each of 3 labels"),
+        (fs.Binary(), numbers, 1, "the task binary needs one integer target per sample, 0 or 1"),
+        (fs.Binary(), kinds, 2, "the task binary needs one number per sample"),
+        (fs.Multilabel(), numbers, 3, "the task multilabel needs targets of shape"),
+        (fs.Multilabel(), two_numbers, 2, "the task multilabel needs targets of shape"),
+        (fs.Multilabel(), labels, 2, "one number per label, that is 3"),
         (
             fs.Sequences(),
             lambda x, i: x[:, :3].long().clamp_min(-1),
             3,
-            "there is the target -1, which is no class; .* --ignore",
+            "the target -1 is not a class; .* --ignore",
         ),
-        (fs.Sequences(), kinds, 2, "the task sequences needs a class for each position"),
-        (fs.Regression(), two_numbers, 1, "needs as many numbers as a target has: 2"),
+        (fs.Sequences(), kinds, 2, "the task sequences needs integer targets"),
+        (fs.Regression(), two_numbers, 1, "needs one number per target, that is 2"),
         (fs.Regression(target_mean="1", target_scale="2"), two_numbers, 2, "there are 2 targets a sample"),
-        (fs.Classification(class_weights="1 2 3"), kinds, 2, "there are 2 classes; give class_weights as many numbers"),
-        (fs.Classification(), labels, 3, "classification needs a whole number for each sample"),
+        (fs.Classification(class_weights="1 2 3"), kinds, 2, "there are 2 classes; give class_weights one number each"),
+        (fs.Classification(), labels, 3, "classification needs one integer class per sample"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(task, make, outputs, said):
@@ -163,9 +163,9 @@ def test_what_does_not_fit_is_refused_in_words(task, make, outputs, said):
     [
         (lambda: fs.Regression(target_mean="1"), "target_mean and target_scale belong together"),
         (lambda: fs.Regression(target_mean="1", target_scale="0"), "scales above 0"),
-        (lambda: fs.Regression(target_mean="one", target_scale="1"), "target_mean is numbers with spaces between"),
-        (lambda: fs.Classification(class_weights="heavy"), "class_weights is numbers with spaces between"),
-        (lambda: fs.Classification(class_weights="-1 2"), "class_weights is balanced, or a number for each class"),
+        (lambda: fs.Regression(target_mean="one", target_scale="1"), "target_mean must be numbers separated by spaces"),
+        (lambda: fs.Classification(class_weights="heavy"), "class_weights must be numbers separated by spaces"),
+        (lambda: fs.Classification(class_weights="-1 2"), "class_weights must be balanced or one number per class"),
         (lambda: fs.Classification(label_smoothing=1.0), r"label_smoothing must lie in \[0, 1\)"),
     ],
 )
@@ -418,5 +418,5 @@ def test_gru_computes_what_torchs_does():
     with torch.no_grad():
         assert torch.allclose(ours(x), ours.fc(theirs(ours.embed(x))[0]), atol=1e-6)
     assert gru(data, width=8, tokens=50).build().embed.num_embeddings == 50
-    with pytest.raises(fs.InputError, match="gru needs rows of whole numbers"):
+    with pytest.raises(fs.InputError, match="gru needs rows of integers"):
         gru(Shape((1, 8, 8), ("cat", "dog")))

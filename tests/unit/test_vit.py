@@ -102,7 +102,7 @@ def test_weights_for_another_image_size_are_interpolated(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": shaped(3, 30, 32)}, "cuts images into patches of 4x4, and 30x32 is no multiple of that; .*--patch"),
+        ({"data": shaped(3, 30, 32)}, "cuts images into patches of 4x4, and 30x32 is not a multiple of that; .*--patch"),
         ({"data": shaped(64)}, r"needs inputs of shape \(channels, height, width\)"),
         ({"data": shaped(3, 32, 32), "patch": -1}, "patch must be at least 1, not -1"),
         ({"data": shaped(3, 32, 32), "drop_path": 1.0}, r"drop_path must be in \[0, 1\), not 1.0"),

@@ -98,14 +98,14 @@ PACKET = pack({n: torch.rand(v.shape) for n, v in LIKE.items()}, SENT)  # 3 + 5 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ({"values": PACKET.values[:-1]}, "has 31 bytes of values where its mask marks 32"),
-        ({"values": torch.cat([PACKET.values, PACKET.values])}, "has 64 bytes of values where its mask marks 32"),
-        ({"bits": PACKET.bits[:0]}, "has 0 bytes of mask where 1 belong"),
-        ({"bits": torch.cat([PACKET.bits, PACKET.bits])}, "has 2 bytes of mask where 1 belong"),
-        ({"bits": pack_bits(torch.ones(6, dtype=torch.bool))}, "has 32 bytes of values where its mask marks 44"),
-        ({"whole": ("b", "fc.weight")}, "names 'fc.weight', which the model does not have"),
-        ({"partly": ("v",)}, "names 'v', which the model does not have"),
-        ({"whole": ()}, "has 32 bytes of values where its mask marks 12"),
+        ({"values": PACKET.values[:-1]}, "has 31 bytes of values, but its mask marks 32"),
+        ({"values": torch.cat([PACKET.values, PACKET.values])}, "has 64 bytes of values, but its mask marks 32"),
+        ({"bits": PACKET.bits[:0]}, "has 0 bytes of mask instead of 1"),
+        ({"bits": torch.cat([PACKET.bits, PACKET.bits])}, "has 2 bytes of mask instead of 1"),
+        ({"bits": pack_bits(torch.ones(6, dtype=torch.bool))}, "has 32 bytes of values, but its mask marks 44"),
+        ({"whole": ("b", "fc.weight")}, "contains 'fc.weight', which the model does not have"),
+        ({"partly": ("v",)}, "contains 'v', which the model does not have"),
+        ({"whole": ()}, "has 32 bytes of values, but its mask marks 12"),
     ],
     ids=lambda d: next(iter(d)) if isinstance(d, dict) else "",
 )

@@ -1,4 +1,4 @@
-"""What clients upload: as bytes, and folded into one value for each entry."""
+"""Aggregation of uploads into one value per entry, and uploads as bytes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Aggregator: how a round's uploads become one value for each entry; the same in a simulation and at a network's server."""
+"""Aggregator: how a round's uploads become one value per entry; the same in a simulation and on a server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,59 +18,62 @@ from fedselect.methods.method import Up
 
 
 class Fold(ABC):
-    """One round: uploads go in as they come, the aggregate comes out."""
+    """The aggregation of one round: add uploads as they arrive, then finish."""
 
     sums: MaskedSum | None = None
-    """Sums that several processes add up before `finish`; None: this fold needs every upload in one process."""
+    """Sums that several processes add up before `finish`; None: all uploads must be in one process."""
 
     @abstractmethod
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
-        """Take in uploads of some clients, stacked; entries that `sent` does not mark may hold anything."""
+        """Add the uploads of some clients, stacked; entries that `sent` does not mark are undefined."""
 
     def take(self, up: Up, keys: Tensor) -> None:
-        """The same of whole uploads; `keys`: randomness of each client in this round, for a fold that draws."""
+        """Add uploads; `keys`: a random key per client and round, for a fold that needs randomness."""
         self.add(up.values, up.sent, up.weight)
 
-    def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:  # noqa: B027  # most have nothing to tell
-        """Hear small things of other processes, before `sums` are added up; `everywhere`: what each of them has, by rank.
+    def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:  # noqa: B027  # most have nothing to exchange
+        """Exchange small values with other processes before `sums` are added up; `everywhere` returns all values by rank.
 
-        Not called where there is one process alone.
+        Not called if there is only one process.
         """
 
-    def expect(self, clients: int) -> None:  # noqa: B027  # few need to know
-        """Hear how many clients were asked, before any upload comes."""
+    def expect(self, clients: int) -> None:  # noqa: B027  # few need it
+        """Called before the first upload, with the size of the cohort."""
 
     @abstractmethod
     def finish(self) -> tuple[Tree, Mask, State]:
-        """The aggregate, the mask of the entries that anybody sent, and what to remember until the next round."""
+        """The aggregate, the mask of the entries that at least one client sent, and the state for the next round."""
 
 
 class Aggregator(Shown, ABC):
-    """A frozen dataclass of options; what must last from round to round goes into its state, never on self."""
+    """How the server combines uploads: a frozen dataclass of options.
+
+    What lasts from round to round is in its state, never on self.
+    """
 
     only_sums: ClassVar[bool] = False
-    """Whether its folds look at sums over clients alone, so that secure aggregation can hide the rest. Not inherited: a class
-    that changes how uploads are folded must say it anew."""
+    """Whether its folds use only sums over clients, so that secure aggregation can hide single uploads. Not inherited: a
+    subclass that changes the aggregation must set it again."""
 
     def start(self, params: Tree) -> State:
-        """The state before the first round; `params`: initial values of the parameters, without BatchNorm statistics."""
+        """The state before the first round; `params`: initial parameters, without BatchNorm statistics."""
         return {}
 
     @abstractmethod
     def fold(self, state: State, params: Tree) -> Fold:
-        """Begin a round; `params`: the values that the server shares now, BatchNorm statistics among them."""
+        """Start a round; `params`: the server's current shared values, including BatchNorm statistics."""
 
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """The weighted mean; with server_momentum, the shared parameters also go on by a part of their last step (FedAvgM)."""
+    """The weighted mean of uploads; with server_momentum, the server's steps have momentum (FedAvgM)."""
 
     server_momentum: float = 0.0
     only_sums = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.server_momentum, Real):
-            raise InputError(f"server_momentum belongs to the server: give one number, not {self.server_momentum!r}.")
+            raise InputError(f"server_momentum is an option of the server; give one number, not {self.server_momentum!r}.")
         check_shares(server_momentum=self.server_momentum)
 
     def start(self, params: Tree) -> State:
@@ -81,7 +84,7 @@ class Mean(Aggregator):
 
 
 class MeanFold(Fold):
-    """Sums over the senders of each entry; memory is that of the model, however many clients."""
+    """Sums over the senders of each entry; memory does not grow with the number of clients."""
 
     sums: MaskedSum
 
@@ -104,9 +107,9 @@ class MeanFold(Fold):
 
 @dataclass(frozen=True)
 class FedAdam(Aggregator):
-    """Adam at the server (Reddi et al. 2021): each entry takes steps of its own size along the mean of the updates.
+    """Adam on the server (Reddi et al. 2021), with the mean of the updates as its gradient.
 
-    Without bias correction: the mean of squares begins at server_eps squared.
+    Without bias correction: the mean of squares starts at server_eps squared.
     """
 
     server_lr: float = 0.01
@@ -118,7 +121,7 @@ class FedAdam(Aggregator):
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, Real):
-                raise InputError(f"{name} belongs to the server: give one number, not {value!r}.")
+                raise InputError(f"{name} is an option of the server; give one number, not {value!r}.")
         check_positive(server_lr=self.server_lr, server_eps=self.server_eps)
         for name in ("server_beta1", "server_beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -132,7 +135,7 @@ class FedAdam(Aggregator):
 
 
 class AdamFold(Fold):
-    """The mean, from which Adam makes a step; an entry that nobody sent keeps its value and its memory."""
+    """The mean of uploads, then a step of Adam; an entry that no client sent keeps its value and its moments."""
 
     sums: MaskedSum
 
@@ -156,9 +159,9 @@ class AdamFold(Fold):
 
 
 def check_aggregator(aggregator: object) -> None:
-    """What an aggregator must be, said before it is used."""
+    """Refuse an object that cannot be used as an aggregator."""
     if not isinstance(aggregator, Aggregator):
         raise InputError(f"aggregator must be an aggregator such as fs.Mean(), not {aggregator!r}.")
     if not is_dataclass(aggregator):
         name = type(aggregator).__name__
-        raise InputError(f"{name} must be a dataclass, its options the fields: put @dataclass(frozen=True) before the class.")
+        raise InputError(f"{name} must be a dataclass of its options; put @dataclass(frozen=True) before the class.")

@@ -1,4 +1,4 @@
-"""The mean of updates none of which is much longer than updates usually are."""
+"""The mean of updates after clipping those that are much longer than usual."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -15,15 +15,15 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Mask, State, Tree, along
 
 KINDS = ("parameters", "statistics")
-"""Measured apart: statistics of BatchNorm are of another size than parameters."""
+"""Measured separately: BatchNorm statistics have other magnitudes than parameters."""
 
 
 @dataclass(frozen=True)
 class ClippedMean(Mean):
-    """The weighted mean of updates, each shortened to at most clip_factor times the median length of the last rounds.
+    """The weighted mean of updates, each clipped to clip_factor times the median length of recent rounds.
 
-    While nobody is longer than that it is the plain mean, to the bit. In the first round the median is that of the round
-    itself; if anybody is longer than it allows, everybody counts with a step of the median length.
+    If no update is longer than that, the result is bit for bit the plain mean. In the first round the median is that of the
+    round itself; if any update is longer than the limit then, every update is scaled to the median length.
     """
 
     _: KW_ONLY
@@ -32,7 +32,7 @@ class ClippedMean(Mean):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.clip_factor, Real) or not self.clip_factor >= 1:
-            raise InputError(f"clip_factor must be one number of at least 1, not {self.clip_factor!r}.")
+            raise InputError(f"clip_factor must be a number of at least 1, not {self.clip_factor!r}.")
 
     def start(self, params: Tree) -> State:
         return {**super().start(params), "parameters": {n: torch.ones((), device=v.device) for n, v in params.items()}}
@@ -42,7 +42,7 @@ class ClippedMean(Mean):
 
 
 class ClippedFold(Fold):
-    """The mean of what is left of updates; while no limit is known, sums of their directions beside it."""
+    """The mean of clipped updates; while no limit is known, also sums of their directions."""
 
     sums: MaskedSum
 
@@ -73,7 +73,7 @@ class ClippedFold(Fold):
         self.sums.add(kept, sent, weight)
 
     def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:
-        """Lengths of all processes; while no limit was known, they say which sums count."""
+        """Exchange lengths between processes; while no limit is known, they decide which sums to use."""
         self._exchanged = True
         heard = everywhere({kind: [v.cpu() for v in found] for kind, found in self._now.items()})
         for kind in KINDS:
@@ -105,7 +105,7 @@ class ClippedFold(Fold):
         return values.double() - self._params[name].double()
 
     def _shortened(self, name: str, values: Tensor, long: Tensor, scale: Tensor) -> Tensor:
-        """The same values but for clients whose update is too long."""
+        """The values, with updates that are too long clipped."""
         out = values.clone()
         short = self._params[name].double() + self._step(name, values[long]) * along(scale[long], values[long].double())
         out[long] = short.to(values.dtype)

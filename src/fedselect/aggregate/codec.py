@@ -1,7 +1,7 @@
-"""The codec: the marked entries of a tree as one flat array, and the mask as packed bits where the other side cannot know it.
+"""The codec: the marked entries of a tree as one flat array, and the mask as packed bits if the receiver does not know it.
 
-The simulation counts bytes with `size`, the deployment sends what `pack` makes; a test holds the two together. A value
-costs its own width; a mask that is known to both sides (whole tensors, fixed by the method) costs nothing.
+The simulation counts bytes with `size`, the deployment sends the result of `pack`; a test compares the two. A value costs its
+own width; a mask that both sides know (whole tensors, fixed by the method) costs nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from fedselect.methods.method import Down, Up
 class Packet:
     """One client's tree on the wire."""
 
-    values: Tensor  # uint8, the marked entries' own bytes, in the tree's order
-    bits: Tensor  # uint8, eight entries a byte; empty where no mask travels
+    values: Tensor  # uint8: the bytes of the marked entries, in the tree's order
+    bits: Tensor  # uint8: the mask, eight entries per byte; empty if no mask is sent
     whole: tuple[str, ...]  # tensors sent whole
     partly: tuple[str, ...]  # tensors sent entry by entry
 
@@ -29,7 +29,7 @@ class Packet:
 
 
 def outline(tree: Tree, sent: Mask) -> Packet:
-    """The mask alone: what the other side must know to send these entries back; no client axis."""
+    """Only the mask, which the other side needs to send these entries back; no client axis."""
     whole = tuple(n for n in tree if sent.get(n, False) is True)
     partly = tuple(n for n in tree if isinstance(sent.get(n), Tensor))
     nothing = torch.zeros(0, dtype=torch.uint8)
@@ -55,12 +55,12 @@ def unmask(packet: Packet, like: Tree) -> Mask:
     names = (*packet.whole, *packet.partly)
     for n in names:
         if n not in like:
-            raise DataError(f"a packet names {n!r}, which the model does not have.")
+            raise DataError(f"a packet contains {n!r}, which the model does not have; use the same model everywhere.")
     if len(set(names)) < len(names):
-        raise DataError("a packet names a tensor twice.")
+        raise DataError("a packet contains a tensor twice; have it sent again.")
     marked = sum(like[n].numel() for n in packet.partly)
     if packet.bits.numel() != -(-marked // 8):
-        raise DataError(f"a packet has {packet.bits.numel()} bytes of mask where {-(-marked // 8)} belong.")
+        raise DataError(f"a packet has {packet.bits.numel()} bytes of mask instead of {-(-marked // 8)}; have it sent again.")
     marks = unpack_bits(packet.bits, marked)
     sent: dict[str, bool | Tensor] = {}
     at = 0
@@ -73,11 +73,11 @@ def unmask(packet: Packet, like: Tree) -> Mask:
 
 
 def unpack(packet: Packet, like: Tree) -> tuple[Tree, Mask]:
-    """The tree and mask a packet stands for; entries that were not sent are zero. Sizes are checked before use."""
+    """The tree and mask in a packet; entries that were not sent are zero. Sizes are checked first."""
     sent = unmask(packet, like)
     sizes = {n: _count(sent[n], v) * v.element_size() for n, v in like.items()}
     if packet.values.numel() != sum(sizes.values()):
-        raise DataError(f"a packet has {packet.values.numel()} bytes of values where its mask marks {sum(sizes.values())}.")
+        raise DataError(f"a packet has {packet.values.numel()} bytes of values, but its mask marks {sum(sizes.values())}.")
     tree: Tree = {}
     at = 0
     for n, v in like.items():
@@ -96,7 +96,7 @@ def _count(mark: bool | Tensor, like: Tensor) -> int:
 
 
 def pack_bits(marks: Tensor) -> Tensor:
-    """Booleans, eight a byte, first one in the lowest bit."""
+    """Booleans, eight per byte, the first in the lowest bit."""
     padded = torch.zeros(-(-marks.numel() // 8) * 8, dtype=torch.uint8, device=marks.device)
     padded[: marks.numel()] = marks
     weight = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=marks.device)
@@ -109,7 +109,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def size(tree: Tree, sent: Mask, mask_travels: bool) -> Tensor:
-    """Bytes of each client's packet without making it: (C,) int64."""
+    """The bytes of each client's packet, without creating it: (C,) int64."""
     first = next(iter(tree.values()))
     total = torch.zeros(len(first), dtype=torch.int64, device=first.device)
     for width in {v.element_size() for v in tree.values()}:
@@ -125,7 +125,7 @@ def up_size(up: Up) -> Tensor:
 
 
 def down_size(down: Down, wants: Mask, clients: int) -> Tensor:
-    """The server knows from a client's last upload which entries it wants back, so no mask travels down."""
+    """The bytes of each download; it needs no mask, since the server knows it from the client's last upload."""
     rows = expand(down.shared["params"], clients)
     others = sum(v.nbytes for name, tree in down.shared.items() if name != "params" for v in tree.values())
     return size(rows, wants, mask_travels=False) + _rows(down.rows, clients) + others

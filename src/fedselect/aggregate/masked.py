@@ -1,4 +1,4 @@
-"""MaskedSum: the mean over exactly the senders of each entry, folded together as uploads come."""
+"""MaskedSum: the mean of each entry over exactly its senders, accumulated as uploads arrive."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,10 @@ from fedselect.core.tree import Mask, Tree, blocks, lay, line, matrix
 
 @dataclass
 class MaskedSum:
-    """Folds uploads in as they come and yields, per entry, the weighted mean over the clients that sent it.
+    """Accumulates uploads as they arrive; gives, per entry, the weighted mean over the clients that sent it.
 
-    Sums are kept in float64: float32 values of like size add up exactly there, so neither the order of clients nor
-    the way a cohort was cut into chunks shows in the result. Memory is that of the model, however many clients.
+    Sums are kept in float64, where float32 values of similar size add up exactly, so the result depends neither on the order
+    of clients nor on how a cohort was split into chunks. Memory does not grow with the number of clients.
     """
 
     total: Tree = field(default_factory=dict)
@@ -32,7 +32,7 @@ class MaskedSum:
                 continue
             row = w.view(-1, *([1] * (v.ndim - 1)))
             if isinstance(s, Tensor):
-                # where, not multiplication: what was not sent may hold anything, NaN included
+                # where, not multiplication: entries that were not sent may be NaN
                 part = torch.where(s, v.double() * row, 0.0).sum(0)
                 heavy = torch.where(s, row, 0.0).sum(0)
             else:
@@ -46,7 +46,7 @@ class MaskedSum:
                 self.total[name], self.weight[name], self.dtypes[name] = part, heavy, v.dtype
 
     def _fold(self, values: Tree, sent: Mask, weight: Tensor) -> None:
-        """The same by a kernel, in one pass over values and marks; over all names at once where they lie in blocks."""
+        """`add` by a kernel, in one pass over values and masks, and over all names at once if they lie in blocks."""
         from fedselect.kernels.fold import fold
 
         marks = {n: m for n in values if isinstance(m := sent.get(n), Tensor)}
@@ -62,7 +62,7 @@ class MaskedSum:
                 self.dtypes.update({n: v.dtype for n, v in part.items()})
 
     def _in_blocks(self, values: Tree, marks: Tree) -> bool:
-        """Whether these names go together: all of them lie in blocks, and so do their sums so far, if there are any."""
+        """Whether these names can be added at once: they lie in blocks, and so do their sums, if there are any."""
         given = [values, {n: marks[n] for n in values if n in marks}]
         so_far = [{n: t[n] for n in values if n in t} for t in (self.total, self.weight)]
         if blocks(*filter(None, given)) is None or len(so_far[0]) not in (0, len(values)):
@@ -70,7 +70,7 @@ class MaskedSum:
         return blocks(*filter(None, so_far), clients=False) is not None
 
     def mean(self) -> tuple[Tree, Mask]:
-        """The mean of every entry that anybody sent, and the mask of those entries."""
+        """The mean of every entry that at least one client sent, and the mask of these entries."""
         if not self.total:
             return {}, {}
         whole, kinds = blocks(self.total, self.weight, clients=False), set(self.dtypes.values())

@@ -1,4 +1,4 @@
-"""Products: what low-rank adapters add to weights, averaged as it is. The mean of products B A is not the product of means."""
+"""Products: average what low-rank adapters add to weights. The mean of products B A is not the product of means."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from fedselect.core.tree import Mask, State, Tree
 from fedselect.models.adapters import A, B
 
 MARK = " product"
-"""Behind the name of an adapter's A: the sum of the products."""
+"""Suffix to the name of an adapter's A for the sum of products."""
 
 
 @dataclass(frozen=True)
 class Products(Aggregator):
-    """Of adapters the mean of their products B A, factored anew to the rank they have; of everything else the mean.
+    """For adapters, the mean of their products B A, factored again at their rank; for other parameters, the mean.
 
-    The server needs room for one product as large as each adapted weight. Adapters that clients share only in part, such as A
-    alone, are averaged entry by entry.
+    The server needs memory for one product as large as each adapted weight. Adapters that clients share only in part, such as
+    only A, are averaged entry by entry.
     """
 
     def start(self, params: Tree) -> State:
-        _pairs(params)  # or say that there are none
+        _pairs(params)  # raises if there are none
         return {}
 
     def fold(self, state: State, params: Tree) -> Fold:
@@ -32,7 +32,7 @@ class Products(Aggregator):
 
 
 class ProductFold(Fold):
-    """Sums of products beside the sums of entries."""
+    """Sums of products, besides the sums of entries."""
 
     sums: MaskedSum
 
@@ -63,10 +63,10 @@ class ProductFold(Fold):
 
 
 def factored(product: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The A and B whose product is nearest to this one, (r, inputs) and (outputs, r).
+    """The A and B, (r, inputs) and (outputs, r), whose product is nearest to this one.
 
-    A's rows are orthogonal, and all as long as the rows of `like` are in root mean square, so that training goes on at the pace
-    it had. Where the product has less rank, A keeps the rows of `like`, and B has zeros.
+    The rows of A are orthogonal and have the root mean square length of the rows of `like`, so that training continues at the
+    same pace. If the product has lower rank, A keeps rows of `like`, with zeros in B.
     """
     rank = len(like)
     _, vectors = torch.linalg.eigh(product @ product.T if len(product) <= product.shape[1] else product.T @ product)
@@ -77,18 +77,18 @@ def factored(product: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     sigma = right.norm(dim=1)
     size = like.square().sum(1).mean().sqrt()
     there = (sigma > 1e-9 * sigma.max().clamp_min(1e-300)) & (size > 0)
-    sign = torch.sign(left.gather(0, left.abs().argmax(0, keepdim=True))[0])  # which an eigenvector leaves open
+    sign = torch.sign(left.gather(0, left.abs().argmax(0, keepdim=True))[0])  # an eigenvector does not determine its sign
     low = torch.where(there.unsqueeze(1), sign.unsqueeze(1) * right * (size / sigma.clamp_min(1e-300)).unsqueeze(1), like)
     up = torch.where(there, sign * left * (sigma / size.clamp_min(1e-300)), 0.0)
     return low, up
 
 
 def _pairs(params: Tree) -> dict[str, str]:
-    """The names of adapters, A and B."""
+    """The names of the adapters: A to B."""
     found = {n: n.removesuffix(A) + B for n in params if n.endswith(A) and n.removesuffix(A) + B in params}
     if not found:
         raise InputError(
-            "the aggregator product is for low-rank adapters, and this model has none; add --adapt lora, in Python "
-            "fs.lora(model), or take the mean."
+            "the aggregator product is for low-rank adapters, and this model has none; add --adapt lora (in Python: "
+            "fs.lora(model)), or use mean."
         )
     return found

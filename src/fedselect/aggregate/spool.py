@@ -1,4 +1,4 @@
-"""Spool: uploads in a temporary file, written client by client and read entry by entry."""
+"""Spool: uploads in a temporary file, written by client and read by entry."""
 
 import mmap
 import tempfile
@@ -16,14 +16,14 @@ from fedselect.core.files import disk
 from fedselect.core.tree import Mask, Tree
 
 ROOM = 1 << 21
-"""Values that are reduced at a time: so many clients by so many entries of a tensor."""
+"""Number of values reduced at a time: clients times entries of a tensor."""
 ALIGNED = 8
-"""Bytes that every tensor in the file is aligned to."""
+"""Alignment of tensors in the file, in bytes."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of some clients: where its values lie in the file, and the marks of those that were sent; None: all."""
+    """One tensor of some clients: where its values and its mask are in the file; no mask: all entries were sent."""
 
     shape: torch.Size  # with the client axis
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class Piece:
 
 
 class Spool:
-    """Uploads on disk, in the folder that TMPDIR names. The file has no name, so nothing is left of it, however a run ends."""
+    """Uploads on disk, in the folder TMPDIR. The file has no name, so it disappears however the run ends."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.gettempdir())
@@ -43,7 +43,7 @@ class Spool:
         self._parts: dict[str, list[Piece]] = {}
 
     def add(self, values: Tree, sent: Mask) -> None:
-        """Write what these clients sent; tensors that nobody of them sends are left out."""
+        """Write the uploads of these clients; tensors that none of them sends are left out."""
         for name, v in values.items():
             marks = sent.get(name, False)
             if marks is False:
@@ -53,9 +53,9 @@ class Spool:
             self._parts.setdefault(name, []).append(Piece(v.shape, v.dtype, v.device, at, marked))
 
     def reduce(self, fn: Callable[[Tensor, Tensor], Tensor], least: int = 1) -> tuple[Tree, Mask]:
-        """`fn` of (values, sent), both (clients, entries), for all entries; and which had as many senders. Closes the file.
+        """Apply `fn` to (values, sent), both (clients, entries); also return which entries had enough senders. Closes the file.
 
-        Values come in float64, as many entries at a time as fit into `ROOM`.
+        `fn` gets values in float64, as many entries at a time as fit into `ROOM`.
         """
         out: Tree = {}
         heard: Tree = {}
@@ -71,7 +71,7 @@ class Spool:
         return out, heard
 
     def _write(self, tensor: Tensor) -> int:
-        """Where the tensor lies now."""
+        """Write a tensor; return its offset in the file."""
         content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         with disk(self._folder):
             at = self._file.tell()
@@ -83,7 +83,7 @@ class Spool:
 def _reduced(
     whole: mmap.mmap, parts: list[Piece], fn: Callable[[Tensor, Tensor], Tensor], least: int, advance: Callable[[int], None]
 ) -> tuple[Tensor, Tensor]:
-    """One tensor, reduced over all its clients: its values, and which of them had at least so many senders."""
+    """One tensor, reduced over all its clients: its values, and which entries had at least this many senders."""
     first = parts[0]
     size, shape = first.shape[1:].numel(), first.shape[1:]
     out = torch.zeros(size, dtype=first.dtype, device=first.device)

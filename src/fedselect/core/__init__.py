@@ -1,1 +1,1 @@
-"""What everything stands on: trees and masks, keyed random numbers, options, checks, errors, files, snapshots."""
+"""The foundation: trees and masks, keyed random numbers, options, checks, errors, files, snapshots."""

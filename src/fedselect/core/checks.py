@@ -1,4 +1,4 @@
-"""Checks of options: a value that cannot be used is refused in words, by its name."""
+"""Checks of options: each refuses a value by its name."""
 
 from numbers import Real
 
@@ -11,7 +11,7 @@ from fedselect.core.tree import Scalar
 
 def check_number(name: str, value: Scalar) -> Tensor:
     if not isinstance(value, Real | Tensor):
-        raise InputError(f"{name} must be a number, or a tensor of one for each client, not {value!r}.")
+        raise InputError(f"{name} must be a number, or a tensor with one per client, not {value!r}.")
     return torch.as_tensor(value)
 
 
@@ -31,7 +31,7 @@ def check_shares(**given: Scalar) -> None:
     for name, value in given.items():
         v = check_number(name, value)
         if not bool(((v >= 0) & (v <= 1)).all()):
-            raise InputError(f"{name} is a share and must lie in [0, 1], not {value}.")
+            raise InputError(f"{name} is a share and must be in [0, 1], not {value}.")
 
 
 def check_choice(known: tuple[str, ...], **given: str) -> None:

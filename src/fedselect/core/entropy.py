@@ -1,7 +1,7 @@
-"""Random numbers that nobody can guess: from the operating system, for noise and samples that privacy rests on.
+"""Random numbers that nobody can predict, from the operating system, for noise and samples that privacy depends on.
 
-With `seeded` they are hashed from keys as in `random`, so that a test can repeat a run. Whoever knows the seed then knows the
-noise, so such a run is not private.
+With `seeded` they are hashed from keys as in `random`, so that a test can repeat a run. Anyone who knows the seed then
+knows the noise, so such a run is not private.
 """
 
 import math
@@ -14,30 +14,30 @@ from torch import Tensor
 from fedselect.core import random
 
 GRID = 20
-"""Bits: noisy numbers are rounded to the power of two that is so many bits below their noise's standard deviation."""
+"""Noisy numbers are rounded to a power of two this many bits below the standard deviation of their noise."""
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """Where random numbers come from. Keys, (C,), count only where they are seeded."""
+    """The source of random numbers. Keys, (C,), are used only if it is seeded."""
 
     seeded: bool = False
 
     def uniform(self, keys: Tensor, count: int) -> Tensor:
-        """`count` numbers for each key, evenly spread over (0, 1]: (C, count) float64."""
+        """`count` uniform numbers in (0, 1] per key: (C, count) float64."""
         return _open(self._words(keys, count))
 
     def normal(self, keys: Tensor, count: int) -> Tensor:
-        """The same of standard normal numbers, by Box and Muller's method."""
+        """`count` standard normal numbers per key, by the Box-Muller method."""
         half = -(-count // 2)
         u, v = torch.split(self.uniform(keys, 2 * half), half, dim=-1)
         radius, angle = (-2.0 * u.log()).sqrt(), 2.0 * math.pi * v
         return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 
     def noised(self, values: Tensor, std: Tensor, keys: Tensor) -> Tensor:
-        """Values (C, k) in float64 with normal noise of each row's standard deviation (C,), rounded to a grid.
+        """Values (C, k) in float64 plus normal noise with a standard deviation per row (C,), rounded to a grid.
 
-        Rounded, a result does not show which floating-point numbers the sampler can make and which it cannot.
+        Rounding hides which floating-point numbers the sampler can produce.
         """
         if not bool((std > 0).any()):
             return values
@@ -47,10 +47,10 @@ class Entropy:
         return torch.where(std > 0, (noisy / grid).round() * grid, values)
 
     def whole(self, std: float, keys: Tensor, count: int) -> Tensor:
-        """`count` whole numbers for each key, k as likely as exp(-k² / (2 std²)): (C, count) float64.
+        """`count` integers per key with probability proportional to exp(-k² / (2 std²)): (C, count) float64.
 
-        Canonne, Kamath and Steinke 2020: |k| = low + t high is drawn with weight exp(-|k| / t), and taken with probability
-        exp(-(|k| - std² / t)² / (2 std²)). Probabilities are right up to the rounding of a float64.
+        Canonne, Kamath and Steinke 2020: |k| = low + t high is drawn with weight exp(-|k| / t) and accepted with probability
+        exp(-(|k| - std² / t)² / (2 std²)). Probabilities are exact up to float64 rounding.
         """
         found = torch.zeros(keys.numel() * count, dtype=torch.float64, device=keys.device)
         if std <= 0:
@@ -69,7 +69,7 @@ class Entropy:
         return found.view(-1, count)
 
     def _one_each(self, keys: Tensor, purpose: str) -> Tensor:
-        """A word for each key."""
+        """One random word per key."""
         return random.fold(keys, purpose) if self.seeded else self._words(keys[:1], len(keys))[0]
 
     def _words(self, keys: Tensor, count: int) -> Tensor:

@@ -1,11 +1,11 @@
-"""Everything that can go wrong for a reason a person can act on.
+"""Errors that the user can fix.
 
 FedselectError
 ├── InputError          an option, a name or a value that cannot be used
 ├── DataError           data that is missing, damaged or does not fit what was asked
-├── TrainingError       numbers that stopped being finite, naming client, round and tensor
+├── TrainingError       values that are no longer finite, naming client, round and tensor
 └── RunError            a run directory that cannot be written or read
-    ├── BusyError           a directory in which another process is at work
+    ├── BusyError           a directory that another process is using
     ├── Stopped             Ctrl-C; everything up to the last finished round is on disk
     └── CheckpointError     a checkpoint that is damaged or belongs to another run
 """
@@ -14,15 +14,15 @@ import difflib
 from collections.abc import Iterable
 
 CALM = "lower the learning rate, or limit gradients with clip (--clip 1)"
-"""What helps against numbers that run away; trained again with the same options, they would again."""
+"""What to do if training diverges; with the same options it would diverge again."""
 
 
 FAR = 0.2
-"""How much less alike than the best match a name may be to be named beside it."""
+"""How much less similar than the best match a name may be and still be suggested."""
 
 
 class FedselectError(Exception):
-    """Base of every error this package raises on purpose; its text is one sentence that says what to do."""
+    """Base of all errors that this package raises on purpose; the text is one sentence that says what to do."""
 
 
 class InputError(FedselectError):
@@ -54,7 +54,7 @@ class CheckpointError(RunError):
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that a mistyped one probably meant, best first."""
+    """The known names that a mistyped name probably meant, best first."""
     by_lower = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=0.5)
     likeness = {m: difflib.SequenceMatcher(None, m, name.lower()).ratio() for m in near}
@@ -62,7 +62,7 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> InputError:
-    """An InputError for a name that is not in a table: the nearest ones if any is near, else all of them, and `more`."""
+    """An InputError for an unknown name: it suggests similar names, or else lists all of them, and adds `more`."""
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known) or 'none'}."
@@ -71,5 +71,5 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Input
 
 
 def diverged(client: int | str, round: int, tensor: str) -> TrainingError:
-    """A TrainingError for a client whose numbers have run away."""
+    """A TrainingError for a client whose values are no longer finite."""
     return TrainingError(f"client {client}, round {round}: {tensor} is no longer finite; {CALM}.")

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, flushed to disk, then renamed."""
+"""Files that are either whole or absent: written to a temporary file, flushed to disk, then renamed."""
 
 import errno
 import fcntl
@@ -15,29 +15,29 @@ from typing import IO, Any
 from fedselect.core import sums
 from fedselect.core.errors import BusyError, InputError, RunError
 
-MOMENT = 0.2  # seconds to try for a lock before it counts as taken
+MOMENT = 0.2  # seconds to try before a lock counts as taken
 _PART = re.compile(r"\..+\.\d+(\.old)?\.part")
 
 
 def is_part(path: Path) -> bool:
-    """Whether this is what an interrupted `replace` left behind."""
+    """Whether an interrupted `replace` left this file behind."""
     return _PART.fullmatch(path.name) is not None
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing but a lock and what an interrupted `replace` left behind."""
+    """Whether a folder contains only a lock and leftovers of an interrupted `replace`."""
     return folder.is_dir() and all(p.name == ".lock" or is_part(p) for p in folder.iterdir())
 
 
 def check_folder_name(name: str) -> str:
-    """A name that came from elsewhere names one folder in its parent, and is no path that leads out of it."""
+    """Refuse a run name that is not a plain folder name, such as a path out of its parent."""
     if not re.fullmatch(r"[^./\\\0][^/\\\0]*", name):
-        raise InputError(f"a run cannot be named {name!r}: the name of its folder has no slashes and starts with no dot.")
+        raise InputError(f"a run cannot be named {name!r}; choose a name without slashes that does not start with a dot.")
     return name
 
 
 def empty(folder: Path) -> None:
-    """Remove all that is in a folder but its lock. Links go; what they point to stays."""
+    """Remove everything in a folder except its lock. Links are removed, not their targets."""
     with disk(folder):
         for p in folder.iterdir():
             if p.is_dir() and not p.is_symlink():
@@ -47,14 +47,14 @@ def empty(folder: Path) -> None:
 
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Put a new file in place of an old one at a stroke; of a folder that is there the old one first steps aside, whole."""
+    """Replace a file atomically; an existing folder is first moved aside as a whole."""
     fresh, old = (path.with_name(f".{path.name}.{os.getpid()}{end}.part") for end in ("", ".old"))
     with disk(path):
         try:
             write(fresh)
             for part in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
                 _sync(part)
-            if path.is_dir() and fresh.is_dir():  # a file never takes the place of a folder
+            if path.is_dir() and fresh.is_dir():  # a file never replaces a folder
                 os.replace(path, old)
             os.replace(fresh, path)
             _sync(path.parent)
@@ -66,7 +66,7 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A table of fields, and its checksum."""
+    """Write a table of fields with its checksum."""
     write_bytes(path, (json.dumps(sums.sealed(value), indent=2) + "\n").encode())
 
 
@@ -78,7 +78,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """What `write_json` wrote, once its checksum is checked; `what` says what to do where it cannot be used."""
+    """Read a file of `write_json` and check its checksum; `what` completes the error if the file is unusable."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except (OSError, ValueError) as e:
         raise RunError(f"{path} cannot be read ({e}); {what}") from None
     if not isinstance(found, dict):
-        raise RunError(f"{path} holds no table of fields; {what}")
+        raise RunError(f"{path} does not contain a table of fields; {what}")
     try:
         return sums.opened(found)
     except ValueError as e:
@@ -95,7 +95,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 @contextmanager
 def locked(out: Path, wait: bool = False) -> Iterator[None]:
-    """One process at a time in a directory; another is told so, or waits."""
+    """Lock a directory for one process; others get a BusyError, or wait."""
     with disk(out):
         out.mkdir(parents=True, exist_ok=True)
     with held(out / ".lock", wait):
@@ -103,8 +103,8 @@ def locked(out: Path, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, wait: bool = True, advice: str = "wait for it or choose another --out.") -> Iterator[None]:
-    """One process at a time holds this file. The system lets go when the process ends, however it ends."""
+def held(path: Path, wait: bool = True, advice: str = "wait until it ends, or choose another --out.") -> Iterator[None]:
+    """Lock a file for one process. The system releases the lock when the process ends, however it ends."""
     with disk(path):
         handle = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w")
     with handle:
@@ -116,7 +116,7 @@ def held(path: Path, wait: bool = True, advice: str = "wait for it or choose ano
 
 
 def _taken(handle: IO[str]) -> bool:
-    """Whether the lock is ours now. Somebody who only looks (`in_use`) has it for an instant, so it is tried for a moment."""
+    """Whether the lock was acquired. `in_use` holds it for an instant, so try for a moment."""
     until = time.monotonic() + MOMENT
     while True:
         try:
@@ -129,7 +129,7 @@ def _taken(handle: IO[str]) -> bool:
 
 
 def in_use(out: Path) -> bool:
-    """Whether some process is at work in a directory; one that was killed is not, whatever is left of it."""
+    """Whether a process is using a directory; a killed one is not, whatever it left behind."""
     try:
         with (out / ".lock").open() as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -142,13 +142,13 @@ def in_use(out: Path) -> bool:
 
 @contextmanager
 def disk(path: Path) -> Iterator[None]:
-    """Say in words what a failing disk means."""
+    """Turn errors of the disk into a RunError that says what to do."""
     try:
         yield
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(f"the disk is full: {path} was not written; free some space, then resume.") from e
-        raise RunError(f"{path} cannot be written: {e.strerror or e}; choose a place that can be.") from e
+        raise RunError(f"{path} cannot be written ({e.strerror or e}); choose a folder that you can write to.") from e
 
 
 def _sync(path: Path) -> None:

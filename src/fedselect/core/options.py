@@ -1,4 +1,4 @@
-"""Tables of named things with options: a signature is a list of options, its docstring says what they are."""
+"""Tables of named things with options: signatures list the options, docstrings describe them."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from fedselect.core.errors import InputError, unknown
 
 T = TypeVar("T")
 FIXED = frozenset({"data", "seed", "outputs", "model"})
-"""What a factory is given by the run, not by its user."""
+"""Parameters that the run passes to a factory, not the user."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Option:
 
     def describe(self) -> str:
         if self.default is inspect.Parameter.empty:
-            return f"{self.name} (to be given)"
+            return f"{self.name} (required)"
         choices = _choices(self.kind)
         return f"{self.name}={_show(self.default)}" + (f" ({'|'.join(map(str, choices))})" if choices else "")
 
     def value(self, given: Mapping[str, Any]) -> Any:
-        """What is given for it, checked, or its default."""
+        """The given value, checked, or the default."""
         if self.name in given:
             return self.parse(given[self.name])
         if self.default is inspect.Parameter.empty:
-            raise InputError(f"{self.name} has no default; give it: --{self.name.replace('_', '-')}.")
+            raise InputError(f"{self.name} is required: give --{self.name.replace('_', '-')}.")
         return self.default
 
     def parse(self, value: Any) -> Any:
-        """A value from a flag (text) or a file, checked against the annotation."""
+        """Convert a value from a flag (text) or a file, and check it against the annotation."""
         kinds = [k for k in _members(self.kind) if k is not types.NoneType]
         if value is None or (value == "none" and types.NoneType in _members(self.kind)):
             if types.NoneType not in _members(self.kind):
@@ -57,14 +57,14 @@ class Option:
 
 
 def options(factory: Callable[..., Any], skip: frozenset[str] = FIXED) -> dict[str, Option]:
-    """What a user may set; the data a model is made for, how much it returns and the seed come from elsewhere."""
-    read = _read if isinstance(factory, types.FunctionType | type) else _read.__wrapped__  # others may not be hashable
+    """The options that a user can set, without the data, outputs and seed, which come from the run."""
+    read = _read if isinstance(factory, types.FunctionType | type) else _read.__wrapped__  # other callables may not be hashable
     return dict(read(factory, skip))
 
 
 @cache
 def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option]:
-    """Kept, as one configuration asks for the same options dozens of times, and a table of runs has hundreds of those."""
+    """Cached: a configuration asks for the same options dozens of times, and a table of runs has hundreds of those."""
     hints = typing.get_type_hints(factory)
     said = meanings(factory)
     found = {}
@@ -73,7 +73,7 @@ def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option
         if p.name in skip:
             continue
         default = p.default
-        if p.name == "path" and default is p.empty:  # in a deployment it is each client's own; `build` asks for it
+        if p.name == "path" and default is p.empty:  # in a deployment each client has its own; `build` asks for it
             default, kind = None, kind | None
         own = {p.name: Option(p.name, default, kind, said.get(p.name, ""))}
         found.update(options(kind, skip) if _is_group(kind) else own)
@@ -81,7 +81,7 @@ def _read(factory: Callable[..., Any], skip: frozenset[str]) -> dict[str, Option
 
 
 def meanings(factory: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of parameters, each in a line `name: what it does`; lines that go on are indented."""
+    """The meanings of parameters in a docstring, from lines `name: meaning`; continuation lines are indented."""
     found: dict[str, str] = {}
     last = ""
     for line in (inspect.getdoc(factory) or "").splitlines()[1:]:
@@ -96,12 +96,12 @@ def meanings(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def _is_group(kind: Any) -> bool:
-    """Whether an option is a group of options, which stand for themselves on a command line and in a file."""
+    """Whether an option is a group, whose options appear one by one on a command line and in a file."""
     return isinstance(kind, type) and is_dataclass(kind)
 
 
 def call(factory: Callable[..., T], **given: Any) -> T:
-    """Call with options by name; those of a group go into that group."""
+    """Call a factory with options by name; options of a group go into that group."""
     left, groups = dict(given), {}
     for name, kind in typing.get_type_hints(factory).items():
         if name not in (*given, "return", *FIXED) and _is_group(kind):
@@ -110,7 +110,7 @@ def call(factory: Callable[..., T], **given: Any) -> T:
 
 
 def _kind(default: Any) -> Any:
-    """What an option without an annotation takes: numbers where it has one, else a text."""
+    """The type of an option without an annotation: a number if its default is one, else text."""
     if isinstance(default, bool | float):
         return type(default)
     return int | float if isinstance(default, int) else str
@@ -121,7 +121,7 @@ def summary(factory: Callable[..., Any]) -> str:
 
 
 def named(name: str, table: Mapping[str, Any]) -> str:
-    """The name as the table has it, where it differs in case or in signs alone: FedAvg, CIFAR-10. Else as it is."""
+    """The table's spelling of a name that differs only in case or signs (FedAvg, CIFAR-10); else the name unchanged."""
     if name in table:
         return name
     alike = [known for known in table if _letters(known) == _letters(name)]
@@ -134,12 +134,12 @@ def _letters(name: str) -> str:
 
 def find(kind: str, name: str, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     if name not in table:
-        raise unknown(kind, name, table, more="If a plugin has it, add --plugin.")
+        raise unknown(kind, name, table, more="If a plugin provides it, add --plugin.")
     return table[name]
 
 
 def resolve(kind: str, name: str, table: Mapping[str, Callable[..., Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of one entry: those given, checked, and the defaults of the others."""
+    """All options of one row: the given ones, checked, and the defaults of the others."""
     known = options(find(kind, name, table))
     for option in given:
         if option not in known:
@@ -148,12 +148,12 @@ def resolve(kind: str, name: str, table: Mapping[str, Callable[..., Any]], given
 
 
 def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Mapping[str, Any], **fixed: Any) -> T:
-    """Make the thing that a name and its options stand for."""
+    """Create the thing with this name and these options."""
     seeded = {k: given[k] for k in given if k == "seed"}
     rest = resolve(kind, name, table, {k: v for k, v in given.items() if k != "seed"})
     made = find(kind, name, table)
     if "path" in rest and rest["path"] is None and _needs_path(made):
-        raise InputError(f"say where the data is: --{kind} {name}:PATH.")
+        raise InputError(f"give the path of the data: --{kind} {name}:PATH.")
     return call(made, **rest, **fixed, **seeded)
 
 

@@ -1,7 +1,7 @@
-"""Plugins: a user's own modules, which add rows to our tables when they are imported.
+"""Plugins: a user's own modules, which add rows to the tables when they are imported.
 
 Installed packages name theirs in an entry point; `--plugin` and the environment name others. Nothing else loads code: a
-configuration or a message that names a plugin is refused where that plugin is not loaded.
+configuration or a message that needs a plugin is refused if that plugin is not loaded.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any
 from fedselect.core.errors import InputError
 
 GROUP = "fedselect.plugins"  # of entry points
-VARIABLE = "FEDSELECT_PLUGINS"  # modules or absolute paths of .py files, with commas between
+VARIABLE = "FEDSELECT_PLUGINS"  # modules or absolute paths of .py files, separated by commas
 Tables = Mapping[str, dict[str, Any]]
 Entry = tuple[str, str]
 """A table and a name in it: ("method", "fedavg")."""
@@ -42,7 +42,7 @@ def loaded() -> dict[str, Plugin]:
 
 
 def load(named: Iterable[str], tables: Tables) -> None:
-    """Import the installed plugins, those in the environment, then these; child processes will load the same."""
+    """Import the installed plugins, those in the environment, then these; child processes load the same."""
     for name in _installed():
         _load(name, None, tables)
     said = [s.strip() for text in (os.environ.get(VARIABLE, ""), *named) for s in text.split(",") if s.strip()]
@@ -54,7 +54,7 @@ def load(named: Iterable[str], tables: Tables) -> None:
 
 
 def asked() -> bool:
-    """Whether there are plugins to load: installed ones, or some in the environment."""
+    """Whether there are plugins to load, installed or in the environment."""
     return bool(os.environ.get(VARIABLE, "").strip() or _installed())
 
 
@@ -65,7 +65,7 @@ def used(rows: Iterable[Entry]) -> list[str]:
 
 
 def need(names: Iterable[str], remedy: str = "add") -> None:
-    """Refuse a run that uses a plugin which is not loaded in this process."""
+    """Refuse a run that needs a plugin which is not loaded in this process."""
     for name in names:
         if name not in _LOADED:
             raise InputError(
@@ -79,7 +79,7 @@ def _installed() -> list[str]:
 
 
 def _absolute(said: str) -> str:
-    """A module's name as it is; a file, also of a module in the current directory, by its full path."""
+    """A module's name unchanged; for a file, also of a module in the current directory, its full path."""
     here = (Path(f"{said}.py"), Path(said, "__init__.py"))
     file = Path(said) if said.endswith(".py") else next((p for p in here if p.is_file()), None)
     if file is None:
@@ -88,12 +88,12 @@ def _absolute(said: str) -> str:
         raise InputError(f"there is no plugin {said}: no such file.")
     full = str(file.resolve())
     if "," in full:
-        raise InputError(f"the plugin {full} cannot be passed on to other processes; rename what has a comma in its name.")
+        raise InputError(f"the plugin {full} cannot be passed to other processes because of the comma in its path; rename it.")
     return full
 
 
 def _module(entry: str) -> tuple[str, Path | None]:
-    """The name of a module, and its file where that is known."""
+    """The name of a module, and its file if known."""
     if not entry.endswith(".py"):
         return entry, None
     file = Path(entry)
@@ -121,7 +121,7 @@ def _load(name: str, file: Path | None, tables: Tables) -> None:
 
 
 def _import(name: str, file: Path | None) -> None:
-    """Import a module; its folder comes last in the search, so that nothing in it hides other modules."""
+    """Import a module; its folder is searched last, so that nothing in it hides other modules."""
     if file is not None:
         folder = str(file.parents[1] if file.stem == "__init__" else file.parent)
         sys.path += [folder] if folder not in sys.path else []
@@ -144,19 +144,19 @@ def _said(error: BaseException) -> str:
 
 
 def _check_file(name: str, file: Path | None) -> None:
-    """The module of this name must be the file that was meant, not another one that Python found first."""
+    """Refuse a module of this name that is not the given file but another one that Python found first."""
     found = getattr(sys.modules[name], "__file__", None)
     if file is not None and (found is None or Path(found).resolve() != file):
-        raise InputError(f"the plugin {file} has the name of another module, {found or name}; rename it.")
+        raise InputError(f"the plugin {file} has the same name as the module {found or name}; rename it.")
 
 
 def _added(name: str, before: Tables, tables: Tables) -> frozenset[Entry]:
-    """The rows that a module added; it may add any, but must leave the others alone."""
+    """The rows that a module added; it may not change existing ones."""
     for kind, old in before.items():
         for row, value in old.items():
             if tables[kind].get(row) is not value:
                 owner = next((f"of the plugin {p.name!r}" for p in _LOADED.values() if (kind, row) in p.rows), "of fedselect")
-                raise InputError(f"the plugin {name!r} replaces the {kind} {row!r} {owner}; give its own another name.")
+                raise InputError(f"the plugin {name!r} replaces the {kind} {row!r} {owner}; rename its own.")
     added = frozenset((kind, row) for kind, table in tables.items() for row in table.keys() - before[kind].keys())
     for kind, row in sorted(added):
         if not callable(tables[kind][row]):

@@ -1,4 +1,4 @@
-"""How things of ours look in a prompt: their name, and of their options those that are not the default."""
+"""How objects of this package are shown: their name and the options that are not defaults."""
 
 import functools
 import inspect
@@ -12,11 +12,11 @@ from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST = 8  # numbers of a tensor that are shown
+MOST = 8  # numbers of a tensor to show
 
 
 class Made(NamedTuple):
-    """What was called, and with which options, defaults too."""
+    """What was called, with all options, also default ones."""
 
     name: str
     options: dict[str, Any]
@@ -24,19 +24,19 @@ class Made(NamedTuple):
 
 
 class Shown:
-    """A base of dataclasses: `FedPAC(lr=0.05)`. Whoever defines a `__repr__` keeps it."""
+    """A base of dataclasses that shows them as `FedPAC(lr=0.05)`. A class that defines `__repr__` keeps it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
-            cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]  # here before @dataclass looks for one
+            cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]  # set before @dataclass looks for one
 
     def __repr__(self) -> str:
         return call_of(*made(self))
 
 
 def made(thing: Any) -> Made:
-    """How a thing was made: by one of its aliases, or by its class with these fields."""
+    """How an object was created: by one of its aliases, or by its class with these fields."""
     if (by := getattr(thing, "_made_by", None)) is not None:
         return by  # type: ignore[no-any-return]
     own = [f for f in fields(thing) if f.init] if hasattr(thing, "__dataclass_fields__") else []
@@ -44,7 +44,7 @@ def made(thing: Any) -> Made:
 
 
 def alias(factory: Callable[P, T]) -> Callable[P, T]:
-    """A function that makes a thing under a name of its own, by which the thing is shown; a changed copy is shown as it is."""
+    """Show the objects that a function creates under the function's name; changed copies are shown by class."""
     known = inspect.signature(factory)
     defaults = {n: p.default for n, p in known.parameters.items()}
 
@@ -60,13 +60,13 @@ def alias(factory: Callable[P, T]) -> Callable[P, T]:
 
 
 def call_of(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """The call that makes a thing, without what is the default."""
+    """The call that creates an object, without default options."""
     told = [f"{n}={_value(v)}" for n, v in options.items() if not _same(v, defaults.get(n, MISSING))]
     return f"{name}({', '.join(told)})"
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], sums: Sequence[Sequence[str]] = ()) -> str:
-    """A table for a notebook; `sums` stand below a line."""
+    """A table for a notebook; `sums` are shown below a line."""
 
     def row(cells: Sequence[str], tag: str = "td") -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"

@@ -1,8 +1,8 @@
-"""Snapshots: the states of a folder by round, as safetensors and JSON, never pickle.
+"""Snapshots: states by round in a folder, as safetensors and JSON, never pickle.
 
-folder/000012/state.safetensors and manifest.json (round, checksums of both files, and what else is said of it). A snapshot
-appears under its name only when it is whole, and is checked before it is read. A folder that holds anything else is not a
-snapshot, whatever its name, and is never removed.
+folder/000012/state.safetensors and manifest.json (round, checksums of both files, and further fields). A snapshot appears under
+its name only once it is complete, and is checked before it is read. A folder that contains anything else is not a snapshot,
+whatever its name, and is never removed.
 """
 
 import errno
@@ -32,7 +32,7 @@ def at(folder: Path, round: int) -> Path:
 
 
 def places(folder: Path) -> list[Path]:
-    """All that are there, damaged ones too, the newest last."""
+    """All snapshots in a folder, including damaged ones, newest last."""
     return sorted(filter(_is_snapshot, folder.iterdir()), key=lambda p: int(p.name)) if folder.is_dir() else []
 
 
@@ -46,7 +46,7 @@ def _is_folder(place: Path) -> bool:
 
 
 def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
-    """Write a snapshot, then drop all others but those of the rounds in `keep`; a private one is for its owner's eyes."""
+    """Write a snapshot, then remove all others except those of the rounds in `keep`; a private one only its owner can read."""
     whole = _apart({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
         try:
             save_file(whole, fresh / "state.safetensors")
         except SafetensorError as e:
-            code = re.search(r"\(os error (\d+)\)", str(e))  # an OSError, told as text
+            code = re.search(r"\(os error (\d+)\)", str(e))  # an OSError as text
             raise OSError(int(code[1]) if code else errno.EIO, str(e)) from e
         manifest = {
             "format": FORMAT,
             "round": round,
-            "tensors": list(whole),  # in the model's own order, which decides between equals; files sort by name
+            "tensors": list(whole),  # in the model's order, which breaks ties; files sort by name
             "sha256": _digest(fresh / "state.safetensors"),
             **said,
         }
@@ -74,7 +74,7 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
 
     place = at(folder, round)
     if place.is_symlink() or (place.exists() and not _is_snapshot(place)):
-        raise RunError(f"{place} holds something else than a saved state; move it elsewhere, or save to another folder.")
+        raise RunError(f"{place} is not a saved state; move it away, or save to another folder.")
     replace(place, write)
     for old in places(folder):
         if int(old.name) not in {round, *keep}:
@@ -82,7 +82,7 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
 
 
 def _apart(tensors: Tree) -> Tree:
-    """The same, copied where several lie in one piece of memory, which safetensors refuses."""
+    """The tensors, copied if they share memory, which safetensors refuses."""
     pieces = Counter(v.untyped_storage().data_ptr() for v in tensors.values())
     shared = {
         n: pieces[v.untyped_storage().data_ptr()] > 1 or v.untyped_storage().nbytes() > v.nbytes for n, v in tensors.items()
@@ -91,12 +91,12 @@ def _apart(tensors: Tree) -> Tree:
 
 
 def write_manifest(place: Path, said: Mapping[str, Any]) -> None:
-    """What a snapshot says of itself, with a checksum of that."""
+    """Write the manifest of a snapshot with its checksum."""
     write_bytes(place / "manifest.json", (json.dumps({**said, SEAL: _seal(said)}, indent=2) + "\n").encode())
 
 
 def manifest(place: Path, advice: str) -> dict[str, Any]:
-    """What a snapshot says of itself, as it was written."""
+    """The manifest of a snapshot, after checking its checksum."""
     path = place / "manifest.json"
     try:
         said = read_json(path, advice)
@@ -109,34 +109,34 @@ def manifest(place: Path, advice: str) -> dict[str, Any]:
 
 
 def checked(place: Path, advice: str) -> dict[str, Any]:
-    """What a snapshot says of itself, once its files are checked; where they are not as written, `advice` says what to do."""
+    """The manifest of a snapshot, after checking all its files; `advice` completes the error if one is damaged."""
     said = manifest(place, advice)
     if said.get("format") != FORMAT:
-        raise RunError(f"{place} has format {said.get('format')}, this version reads {FORMAT}; {advice}")
+        raise RunError(f"{place} has format {said.get('format')}, but this version reads {FORMAT}; {advice}")
     if said.get("round") != int(place.name):
-        raise CheckpointError(f"{place} says it is of round {said.get('round')}; {advice}")
+        raise CheckpointError(f"{place} contains round {said.get('round')}; {advice}")
     state = place / "state.safetensors"
     try:
         whole = _digest(state) == said.get("sha256")
-    except OSError:  # a failing disk, too
+    except OSError:  # also from a failing disk
         whole = False
     if not whole:
         raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
     with safe_open(state, "pt") as file:
         if set(file.keys()) != set(said["tensors"]):
-            raise CheckpointError(f"{place / 'manifest.json'} is damaged: it names other tensors than there are; {advice}")
+            raise CheckpointError(f"{place / 'manifest.json'} is damaged: it lists other tensors than the file has; {advice}")
     return said
 
 
 def load(place: Path, advice: str) -> tuple[dict[str, Any], Tree]:
-    """What a snapshot says of itself, and its tensors in their own order."""
+    """The manifest of a snapshot, and its tensors in their original order."""
     said = checked(place, advice)
     found = load_file(place / "state.safetensors")
     return said, {name: found[name] for name in said["tensors"]}
 
 
 def _first_written(said: dict[str, Any]) -> bool:
-    """Whether this is a manifest as they were at first, without a checksum; not one whose checksum lost its name."""
+    """Whether this is a manifest of the first version, without a checksum, and not one whose checksum key is damaged."""
     named, last = said.get("tensors"), next(reversed(said), "")
     named_well = isinstance(named, list) and all(isinstance(n, str) for n in named)
     lost_name = said.get(last) == _seal({k: v for k, v in said.items() if k != last})

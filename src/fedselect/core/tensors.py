@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file whose notes hold a checksum; other readers of such files read them, too, unchecked."""
+"""Tensors in a safetensors file with a checksum in its metadata; other readers can read it too, unchecked."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ KEY = "sha256"
 
 
 def to_bytes(values: Tree, notes: Mapping[str, str] | None = None) -> bytes:
-    """A file that holds these tensors, these notes and the checksum of both."""
+    """The bytes of a file with these tensors, these notes and the checksum of both."""
     whole = {n: v.detach().cpu().contiguous() for n, v in values.items()}
     return save(whole, {**(notes or {}), KEY: _digest(whole, notes or {})})
 
 
 def read(path: Path, advice: str) -> Tree:
-    """The tensors of a file, once its checksum is checked, if it has one; else `advice` says what to do."""
+    """The tensors of a file, after checking its checksum, if it has one; `advice` completes the error."""
     return read_all(path, advice)[0]
 
 
 def read_all(path: Path, advice: str) -> tuple[Tree, dict[str, str]]:
-    """The same with the notes."""
+    """Like `read`, with the notes."""
     try:
         with safe_open(path, "pt") as file:
             notes = dict(file.metadata() or {})

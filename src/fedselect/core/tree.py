@@ -1,7 +1,7 @@
 """Trees of tensors with a leading client axis, and masks over them.
 
-On a GPU a tree lies in one block: its tensors are views of one matrix (C, N), one after another. What is done to every
-entry alike is then one operation instead of one for each tensor. Any other tree gives the same numbers, tensor by tensor.
+On a GPU a tree lies in one block: its tensors are views of one matrix (C, N), one after another. An operation on all entries
+is then one kernel instead of one per tensor. Any other tree gives the same numbers, tensor by tensor.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,33 +16,33 @@ from torch import Tensor
 from fedselect import kernels
 
 Tree = dict[str, Tensor]
-"""Flat names as in a state_dict; in client programs every tensor carries a leading client axis C."""
+"""Flat names as in a state_dict; in client functions every tensor has a leading client axis C."""
 State = dict[str, Tree]
 Mask = Mapping[str, bool | Tensor]
-"""True = personal. A bool speaks for a whole tensor, a tensor for every entry of every client."""
+"""True = personal. A bool covers a whole tensor; a tensor has one bool per entry and client."""
 GATHERED = {"cuda"}
-"""Devices on which new trees lie in one block; a CPU has no trouble with many operations, and likes its tensors aligned."""
+"""Devices on which new trees lie in one block; on a CPU many operations are cheap, and aligned tensors faster."""
 Rows = slice | Tensor | int
 Scalar = float | Tensor
-"""A number, or one number for each client as a tensor (C,)."""
+"""A number, or one number per client as a tensor (C,)."""
 
 
 def along(per_row: Scalar, like: Tensor) -> Scalar:
-    """Shape a (C,) tensor so that it multiplies `like` client by client; a plain number passes through."""
+    """Shape a (C,) tensor so that it multiplies `like` per client; a plain number is returned unchanged."""
     if isinstance(per_row, Tensor) and per_row.ndim == 1:
         return per_row.to(like.dtype).view(-1, *([1] * (like.ndim - 1)))
     return per_row
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """Each client's entries in a line: (C, k), also where the parameter is a single number."""
+    """Each client's entries as a row: (C, k), even if the parameter is a single number."""
     return tensor.reshape(len(tensor), -1)
 
 
 def block(tree: Tree, clients: bool = True) -> Tensor | None:
-    """The matrix (C, N) that a tree's tensors are views of, in order and without gaps; None if they lie otherwise.
+    """The matrix (C, N) that a tree's tensors are views of, in order and without gaps; else None.
 
-    Without a client axis, the line (N,). Looks only at where the tensors lie, so it costs next to nothing.
+    Without a client axis, the vector (N,). Compares only memory addresses, so it is almost free.
     """
     first = next(iter(tree.values()), None)
     if first is None or first.is_meta or first.ndim < clients or not first.numel():
@@ -59,18 +59,18 @@ def block(tree: Tree, clients: bool = True) -> Tensor | None:
             if clients and (not shape or shape[0] != many or (strides[0] != step and many > 1)):
                 return None
             at += size * width
-    except RuntimeError:  # one client's tensor within `per_client` lies nowhere
+    except RuntimeError:  # inside `per_client` a client's tensor has no address
         return None
     size = (at - begin) // width
     step = size if many == 1 else step
     memory = first.untyped_storage()
-    if at + (many - 1) * step * width > memory.data_ptr() + memory.nbytes():  # neighbours by chance
+    if at + (many - 1) * step * width > memory.data_ptr() + memory.nbytes():  # neighbors by chance
         return None
     return first.as_strided((many, size) if clients else (size,), (step, 1) if clients else (1,))
 
 
 def blocks(*trees: Tree, clients: bool = True) -> list[Tensor] | None:
-    """The blocks that these trees lie in; None unless every one does."""
+    """The blocks of these trees; None unless every tree has one."""
     found: list[Tensor] = []
     for tree in trees:
         whole = block(tree, clients)
@@ -81,7 +81,7 @@ def blocks(*trees: Tree, clients: bool = True) -> list[Tensor] | None:
 
 
 def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
-    """A matrix (C, N) as a tree of views, with the names and shapes of `like`; a line (N,) as one without clients.
+    """A matrix (C, N) as a tree of views with the names and shapes of `like`; a vector (N,) gives one without clients.
 
     `clients`: whether `like` has a client axis.
     """
@@ -89,7 +89,7 @@ def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
     out: Tree = {}
     for name, v in like.items():
         size, strides = _usual(v.shape, clients)
-        # not views to autograd, which would take a change of one for a change of all
+        # hidden from autograd, which would take a change of one view for a change of all
         out[name] = whole.data.as_strided(lead + v.shape[clients:], steps + strides, at)
         at += size
     assert at == whole.storage_offset() + whole.shape[-1]
@@ -97,19 +97,19 @@ def lay(whole: Tensor, like: Tree, clients: bool = True) -> Tree:
 
 
 def matrix(tree: Tree) -> Tensor:
-    """All entries of each client in a line, (C, N): the block they lie in, else a copy."""
+    """All entries of each client as a row, (C, N): the block if there is one, else a copy."""
     whole = block(tree)
     return torch.cat([rows(v) for v in tree.values()], 1) if whole is None else whole
 
 
 def line(tree: Tree) -> Tensor:
-    """All entries of a tree without clients, (N,): the block they lie in, else a copy."""
+    """All entries of a tree without clients, (N,): the block if there is one, else a copy."""
     whole = block(tree, clients=False)
     return torch.cat([v.flatten() for v in tree.values()]) if whole is None else whole
 
 
 def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
-    """Room for so many clients, not yet filled: one block where that is on a GPU and all are of one type."""
+    """An uninitialized tree for this many clients: one block on a GPU if all tensors have the same type."""
     kinds = {v.dtype for v in like.values()}
     if device.type in GATHERED and len(kinds) == 1:
         size = sum(_usual(v.shape, True)[0] for v in like.values())
@@ -118,7 +118,7 @@ def fresh(like: Tree, clients: int, device: torch.device) -> Tree:
 
 
 def together(tree: Tree, clients: bool = True) -> Tree:
-    """The same values as a new tree would lie: on a GPU in one block, else every tensor by itself."""
+    """The same values in the layout of a new tree: on a GPU one block, else separate tensors."""
     kinds = {(v.device.type in GATHERED, v.dtype) for v in tree.values()}
     if len(kinds) != 1 or not kinds.pop()[0]:
         return {n: v.contiguous() for n, v in tree.items()}
@@ -129,13 +129,13 @@ def together(tree: Tree, clients: bool = True) -> Tree:
 
 @cache
 def _usual(shape: torch.Size, clients: bool) -> tuple[int, tuple[int, ...]]:
-    """How many entries a client's part of such a tensor has, and their strides in the usual order."""
+    """The number of entries per client of such a tensor, and their contiguous strides."""
     own = shape[clients:]
     return prod(own), tuple(prod(own[i + 1 :]) for i in range(len(own)))
 
 
 def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
-    """`own` where the mask is True, `other` elsewhere. A name the mask lacks counts as False."""
+    """`own` where the mask is True, `other` elsewhere. A name missing from the mask counts as False."""
     marks = {name: mask.get(name, False) for name in other}
     partly = any(isinstance(m, Tensor) for m in marks.values())
     if partly or (True in marks.values() and False in marks.values()):
@@ -151,7 +151,7 @@ def merge(mask: Mask, own: Tree, other: Tree) -> Tree:
 
 
 def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None:
-    """The block of `merge`, in one operation for each stretch of names that are marked in the same way."""
+    """`merge` of blocks, with one operation per run of names with the same kind of mask."""
     partly = {n: m for n, m in marks.items() if isinstance(m, Tensor)}
     asked = {n: own[n] for n, m in marks.items() if m is not False}
     if any(v.shape != other[n].shape for tree in (partly, asked) for n, v in tree.items()):
@@ -162,12 +162,12 @@ def _merged(marks: Mask, own: Tree, other: Tree, clients: bool) -> Tensor | None
     alike = all(n in own and own[n].shape == v.shape for n, v in other.items())
     ours = {n: own[n] for n in other} if alike else asked
     mine = block(ours, clients)
-    if mine is None:  # what is asked for may lie together even so
+    if mine is None:  # the needed tensors may still form a block
         ours, mine = asked, block(asked, clients)
     if mine is None or mine.dtype != theirs.dtype:
         return None
     out = torch.empty(theirs.shape, dtype=theirs.dtype, device=theirs.device)
-    m = o = t = 0  # how far along each of them
+    m = o = t = 0  # offsets into mask, own and other
     for kind, names in groupby(marks, lambda n: "partly" if isinstance(marks[n], Tensor) else marks[n]):
         stretch = list(names)
         size = sum(_usual(other[n].shape, clients)[0] for n in stretch)
@@ -192,7 +192,7 @@ def negate(mask: Mask) -> Mask:
 
 
 def take(tree: Tree, who: Rows) -> Tree:
-    """The given clients' rows: views for a slice, copies for an index tensor."""
+    """The rows of the given clients: views for a slice, copies for an index tensor."""
     if isinstance(who, slice) and who == slice(None):
         return tree
     whole = block(tree) if isinstance(who, Tensor) else None
@@ -200,7 +200,7 @@ def take(tree: Tree, who: Rows) -> Tree:
 
 
 def put(tree: Tree, who: Rows, values: Tree) -> None:
-    """Write rows back in place; rows taken as a slice are views and need no writing."""
+    """Write rows back in place; rows taken as a slice are views and need not be written."""
     ends = blocks({n: tree[n] for n in values}, values) if isinstance(who, Tensor) else None
     if ends is not None:
         ends[0][who] = ends[1]
@@ -216,12 +216,12 @@ def take_mask(mask: Mask, who: Rows) -> Mask:
 
 
 def expand(tree: Tree, clients: int) -> Tree:
-    """Give every client a view of the same values."""
+    """Give each client a view of the same values."""
     return {name: v.expand(clients, *v.shape) for name, v in tree.items()}
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """The tree on a device, as a dict of its own."""
+    """The tree on a device, as a new dict."""
     if all(v.device == device for v in tree.values()):
         return dict(tree)
     return {name: v.to(device) for name, v in tree.items()}
@@ -270,12 +270,12 @@ def entries(mask: Mask, tree: Tree) -> Tensor:
 
 
 def not_finite(tree: Tree) -> str | None:
-    """The first tensor that holds NaN or Inf, if any does."""
+    """The name of the first tensor with NaN or Inf; None if there is none."""
     return next((n for n, v in tree.items() if v.is_floating_point() and not _finite(v)), None)
 
 
 def _finite(v: Tensor) -> bool:
-    """By the ends of what there is, several times as fast as a look at each number; NaN is both ends of what holds one."""
+    """Checks minimum and maximum, which is several times as fast as checking each number; both are NaN if any number is."""
     return not v.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(v))).all())
 
 
@@ -285,7 +285,7 @@ def flat(part: str, state: State) -> Tree:
 
 
 def nested(part: str, tensors: Tree) -> State:
-    """The state that `flat` laid out under this part."""
+    """The state that `flat` flattened under this part."""
     state: State = {}
     for path, v in tensors.items():
         where, _, rest = path.partition("/")
@@ -296,5 +296,5 @@ def nested(part: str, tensors: Tree) -> State:
 
 
 def per_client(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Lift a function written for one client over the leading client axis of all its tensors."""
+    """Lift a function for one client over the leading client axis of all its tensors."""
     return torch.func.vmap(fn)

@@ -1,4 +1,4 @@
-"""Which version this is."""
+"""The version of the package."""
 
 from importlib.metadata import PackageNotFoundError, version
 

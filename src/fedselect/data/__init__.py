@@ -1,4 +1,4 @@
-"""Data: sources by name, partitions over clients, and one's own tensors."""
+"""Data: data sets by name, partitions among clients, and your own tensors."""
 
 from collections.abc import Callable
 from typing import Any

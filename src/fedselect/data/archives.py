@@ -1,4 +1,4 @@
-"""Archives read to their end: the checksum of gzip and zip is only looked at by who reads all of a file."""
+"""Archives read to their end, since gzip and zip check a checksum only when the whole file is read."""
 
 import gzip
 import io
@@ -19,22 +19,22 @@ from fedselect.core.errors import DataError
 DAMAGED = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, KeyError, RuntimeError
 )  # fmt: skip
-"""What readers raise that are fed with damaged bytes."""
+"""Errors that readers raise on damaged bytes."""
 
 
 @contextmanager
 def intact(path: Path, otherwise: str = "damaged") -> Iterator[None]:
-    """Say which file cannot be read."""
+    """Name the file that cannot be read."""
     try:
         yield
     except DAMAGED as e:
-        raise DataError(f"{path} is truncated or {otherwise} ({e}); delete it and get it again.") from None
+        raise DataError(f"{path} is truncated or {otherwise} ({e}); delete it and download it again.") from None
 
 
 def members(path: Path, wanted: Container[str]) -> dict[str, bytes]:
-    """The wanted files of a tar archive by their names, in one pass and without unpacking it to disk.
+    """The wanted files of a tar archive by name, in one pass and without unpacking to disk.
 
-    What follows the end of the archive is read, too: gzip's checksum is the very last of a file.
+    Data after the end of the archive is read too: gzip's checksum is at the very end of a file.
     """
     found: dict[str, bytes] = {}
     with intact(path), path.open("rb") as raw:
@@ -52,7 +52,7 @@ def members(path: Path, wanted: Container[str]) -> dict[str, bytes]:
 
 
 def arrays(path: Path) -> Mapping[str, NDArray[Any]]:
-    """All arrays of an .npz file, none of them pickled."""
+    """All arrays of an .npz file; pickled ones are refused."""
     with intact(path, "no npz file"), zipfile.ZipFile(path) as archive:
         return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
 

@@ -1,4 +1,4 @@
-"""What a program has at hand (NumPy arrays, tensors, pandas columns, torch datasets) as the tensors that we work with."""
+"""Convert NumPy arrays, tensors, pandas columns and torch datasets to tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ def part(value: Any, who: str, what: str) -> Pair:
             f"{_said(value)}."
         )
     x, y = inputs(value[0], f"{who}: {what}"), targets(value[1], f"{who}: {what}")
-    hint = " (A tuple is several inputs; a list has a row for each sample.)" if isinstance(value[0], tuple) else ""
+    hint = " (A tuple means several inputs; a list has one row per sample.)" if isinstance(value[0], tuple) else ""
 
     def check(v: Tensor, name: str) -> None:
         if not v.ndim or not y.ndim or len(v) != len(y):
             raise DataError(
-                f"{_named(f'{who}: {what}', name)} has {_count(v)} but {_count(y, 'target')}; give one target for each input, "
+                f"{_named(f'{who}: {what}', name)} has {_count(v)} but {_count(y, 'target')}; give one target per input, "
                 f"in the same order.{hint}"
             )
 
@@ -40,22 +40,22 @@ def part(value: Any, who: str, what: str) -> Pair:
 
 
 def inputs(value: Any, who: str) -> Any:
-    """What a model is given, a row for each sample. Tensors stay as they are; of arrays float64 becomes float32.
+    """The inputs of a model, one row per sample. Tensors are unchanged; float64 arrays become float32.
 
-    Several inputs, in a dict or a tuple, are made into tensors one by one.
+    Several inputs, in a dict or a tuple, are converted one by one.
     """
-    mend = "turn them into numbers, or give a table: fs.Federation.from_frame."
+    mend = "convert them to numbers, or give a table: fs.Federation.from_frame."
     return each(value, lambda v, name: _tensor(v, _named(who, name), "inputs", mend))
 
 
 def targets(value: Any, who: str) -> Tensor:
-    """What is to be predicted; of arrays, truth values become 0 and 1 and other whole numbers int64."""
+    """The targets of a model; in arrays, booleans become 0 and 1, and other integers int64."""
     y = _tensor(value, who, "targets", "number the classes from 0, or let fs.Federation.from_arrays(x, y, client) do that.")
     return y if isinstance(value, Tensor) or y.is_floating_point() else y.to(torch.int64)
 
 
 def array(value: Any, who: str, what: str) -> NDArray[Any]:
-    """An array of a list, a tensor, a pandas column or an array."""
+    """An array from a list, a tensor, a pandas column or an array."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     try:
@@ -96,7 +96,7 @@ def from_dataset(dataset: Any, who: str, what: str) -> Pair:
 
 
 def compact(pair: Pair | None) -> Pair | None:
-    """The same samples in memory of their own, where they are a small part of more: what is pickled is all of that memory."""
+    """The samples, copied if they are a small part of a larger tensor, all of which would be pickled."""
     if pair is None:
         return None
     x, y = (each(value, lambda v, _: v if v.untyped_storage().nbytes() <= 2 * v.nbytes else v.clone()) for value in pair)
@@ -104,30 +104,30 @@ def compact(pair: Pair | None) -> Pair | None:
 
 
 def rows(x: Any, which: Any) -> Any:
-    """These rows of the inputs, be it one or several."""
+    """These rows of the inputs, one or several."""
     return each(x, lambda v, _: v[which])
 
 
 def _inputs(values: Sequence[Any], who: str) -> Any:
-    """The inputs of all samples, each stacked; samples that have several have the same."""
+    """The stacked inputs of all samples; with several inputs, all samples must have the same ones."""
     if not any(map(are_several, values)):
         return _stacked(values, who, "inputs")
     first = _keys(values[0])
     if lone := [i for i, v in enumerate(values) if _keys(v) != first]:
-        raise DataError(f"{who} has other inputs in sample {lone[0]} than in sample 0; give all samples the same.")
+        raise DataError(f"{who} has other inputs in sample {lone[0]} than in sample 0; give all samples the same inputs.")
     found = {key: _stacked([v[key] for v in values], f"{who}, {key}", "inputs") for key in first}
     return found if isinstance(values[0], Mapping) else tuple(found.values())
 
 
 def _keys(value: Any) -> Any:
-    """What several inputs go by: names, or places."""
+    """The keys of several inputs: names or positions."""
     return dict.fromkeys(value) if isinstance(value, Mapping) else range(len(value)) if isinstance(value, tuple) else ()
 
 
 def _stacked(values: Sequence[Any], who: str, what: str) -> Any:
     if not values or not all(isinstance(v, Tensor) for v in values):
         if any(hasattr(v, "convert") and hasattr(v, "tobytes") for v in values):  # of PIL
-            raise DataError(f"{who} has {what} that are PIL images; give the dataset a transform to tensors.")
+            raise DataError(f"{who} has {what} that are PIL images; add a transform to tensors to the dataset.")
         return array([v.numpy() if isinstance(v, Tensor) else v for v in values], who, what)
     if len(shapes := {tuple(v.shape) for v in values}) > 1:
         first, second, *_ = sorted(shapes)
@@ -143,7 +143,7 @@ def _tensor(value: Any, who: str, what: str, mend: str) -> Tensor:
         try:  # columns of several types, or with gaps
             found = found.astype(np.float64)
         except (TypeError, ValueError):
-            raise DataError(f"{who} has {what} that are no numbers ({_said(found.flat[0])}); {mend}") from None
+            raise DataError(f"{who} has {what} that are not numbers ({_said(found.flat[0])}); {mend}") from None
     if found.dtype.kind not in "biuf":
         held = "texts" if is_text(found) else f"values of type {found.dtype}"
         raise DataError(f"{who} has {what} that are {held}; {mend}")

@@ -1,4 +1,4 @@
-"""AudioMNIST: spoken digits of sixty speakers, each recording a log-mel picture of 32 moments by 32 pitches."""
+"""AudioMNIST: spoken digits of sixty speakers; each recording is a log-mel picture of 32 time steps by 32 frequencies."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ from fedselect.data.places import find
 
 NAMES = ("AudioMNIST", "AudioMNIST-master", "audiomnist", "audiomnist.npz")
 MEAN, STD = (0.436,), (0.236,)  # of all pixels of the first 25 repetitions
-RATE, SLOWER = 48_000, 6  # Hz as recorded; we keep every sixth value: 8 kHz
+RATE, SLOWER = 48_000, 6  # Hz as recorded; every sixth value is kept: 8 kHz
 WINDOW = 256  # values: 32 ms
 MELS, MOMENTS = 32, 32
 LOWEST, HIGHEST = 60.0, 3900.0  # Hz
@@ -32,7 +32,7 @@ def audiomnist(
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """AudioMNIST, spoken digits as 32x32 pictures; one client a speaker, tested on its last repetitions."""
+    """AudioMNIST, spoken digits as 32x32 pictures; one client per speaker, tested on its last repetitions."""
     data = read(data_folder(data_dir)).first(clients)
     parts = divide(data, Sizes(train, test, val), seed, later=True)
     return federation("audiomnist", data, parts, mean=MEAN, std=STD)
@@ -58,7 +58,7 @@ def _folder(path: Path) -> tuple[Pixels, Indices, Indices, Indices]:
             digit, speaker, repetition = map(int, said.groups())
             found.append((speaker, repetition, digit, file))
     if not found:
-        raise DataError(f"{path} holds no recordings data/01/0_01_0.wav; give the folder that holds data.")
+        raise DataError(f"{path} has no recordings such as data/01/0_01_0.wav; give the folder above data/.")
     found.sort()
     files = [file for *_, file in found]
     x = decoded("audiomnist", path, len(files), (1, MOMENTS, MELS), lambda i: picture(files[i]), stamp=listing_stamp(files))
@@ -73,13 +73,13 @@ def picture(file: Path) -> Pixels:
     try:
         rate, raw = wavfile.read(file)
     except (OSError, ValueError) as e:
-        raise DataError(f"{file} cannot be read as sound ({e}); get it again.") from None
+        raise DataError(f"{file} cannot be read as sound ({e}); download it again.") from None
     if rate != RATE or raw.ndim != 1:
-        raise DataError(f"{file} must have one channel of {RATE} Hz; get the original again.")
+        raise DataError(f"{file} must have one channel of {RATE} Hz; download the original again.")
     slow = np.convolve(raw.astype(np.float64), _lowpass(), "same")[::SLOWER]
     peak = np.abs(slow).max(initial=0.0)
     if len(slow) < WINDOW or peak == 0:
-        raise DataError(f"{file} is silent or shorter than {WINDOW * SLOWER} values; get it again.")
+        raise DataError(f"{file} is silent or shorter than {WINDOW * SLOWER} values; download it again.")
     starts = np.arange(MOMENTS) * ((len(slow) - WINDOW) // (MOMENTS - 1))
     frames = (slow / peak)[starts[:, None] + np.arange(WINDOW)] * np.hanning(WINDOW)
     power = np.abs(np.fft.rfft(frames)) ** 2 @ _mels().T
@@ -90,7 +90,7 @@ def picture(file: Path) -> Pixels:
 
 @cache
 def _lowpass() -> NDArray[np.float64]:
-    """Takes away what 8 kHz cannot hold."""
+    """Removes frequencies that 8 kHz cannot represent."""
     from scipy.signal import firwin
 
     taps: NDArray[np.float64] = firwin(97, 3600, fs=RATE)

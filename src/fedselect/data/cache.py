@@ -1,4 +1,4 @@
-"""Pictures decoded once into a memory-mapped array, safe against two processes at once and a kill in the middle."""
+"""Pictures decoded once into a memory-mapped array, safe against concurrent processes and kills."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ from fedselect.core.files import held, read_json, replace, write_json
 from fedselect.data.places import Progress, either, optional, user_cache
 
 Pixels = NDArray[np.uint8]
-CHUNK = 512  # pictures in flight
+CHUNK = 512  # pictures decoded at a time
 PART = 1 << 24  # bytes of a decoded array that have a checksum
 IMAGE_COLUMNS = ("image", "img")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -55,7 +55,7 @@ def decoded_some(
     stamp: str = "",
     every: bool = False,
 ) -> tuple[Pixels, NDArray[np.int64]]:
-    """`decoded` without the rows for which `decode` gives None, and the numbers of those that are there."""
+    """Like `decoded`, without the rows for which `decode` returns None; also returns the numbers of the other rows."""
     folder = cache_folder()
     about = source.stat()
     where = _digest(str(source.resolve()), *shape)
@@ -66,7 +66,7 @@ def decoded_some(
         x = None if skipped is None else _open(path, (count - len(skipped), *shape))
         if x is None or skipped is None or (every and skipped):
             if path.exists() and about_it.exists() and not (every and skipped):
-                warnings.warn(f"{path} is damaged; what it was made from is decoded again.", stacklevel=2)
+                warnings.warn(f"{path} is damaged; its source is decoded again.", stacklevel=2)
             for stale in [*folder.glob(f"{key}-{where}-*"), *folder.glob(f".{key}-{where}-*.part")]:
                 stale.unlink()
             dropped = skipped = []
@@ -78,13 +78,13 @@ def decoded_some(
 
 
 def cache_folder() -> Path:
-    """Where what was decoded lies, for its owner alone."""
+    """The folder of decoded pictures, readable only by its owner."""
     folder = user_cache() / "decoded"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # pictures may be of people, in a folder that others cannot read
     except OSError as e:
-        raise DataError(f"{folder} cannot be made ({e.strerror}); set XDG_CACHE_HOME to a folder you can write to.") from None
+        raise DataError(f"{folder} cannot be created ({e.strerror}); set XDG_CACHE_HOME to a writable folder.") from None
     return folder
 
 
@@ -97,7 +97,7 @@ def _write(
     progress: Progress | None,
     skipped: list[int],
 ) -> None:
-    """Rows one behind the other; the head, which says how many, is written again at the end when some were skipped."""
+    """Write rows one after another; the header with their number is rewritten at the end if some were skipped."""
     with fresh.open("wb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         _write_head(file, (count, *shape))
         start = file.tell()
@@ -123,7 +123,7 @@ def _write_head(file: io.BufferedWriter, shape: tuple[int, ...]) -> None:
 
 
 def _open(path: Path, shape: tuple[int, ...]) -> Pixels | None:
-    """The array, or None where it is not there or not whole (someone else's tool may have cut it)."""
+    """The array, or None if it is missing or incomplete."""
     try:
         x: Pixels = np.load(path, mmap_mode="r" if np.prod(shape) else None)
     except (OSError, ValueError, EOFError):
@@ -132,7 +132,7 @@ def _open(path: Path, shape: tuple[int, ...]) -> Pixels | None:
 
 
 def _read_about(path: Path, about: Path) -> list[int] | None:
-    """The rows that a decoded array leaves out; None where it is not as it was written, or is of an earlier version."""
+    """The rows that a decoded array leaves out; None if it is damaged or of an earlier version."""
     try:
         said = read_json(about, "")
         return [int(i) for i in said["skipped"]] if _checksums(path) == said["parts"] else None
@@ -141,7 +141,7 @@ def _read_about(path: Path, about: Path) -> list[int] | None:
 
 
 def _checksums(path: Path) -> list[int]:
-    """Of each part of a file."""
+    """The checksum of each part of a file."""
     with path.open("rb") as file:
         return [zlib.crc32(part) for part in iter(partial(file.read, PART), b"")]
 
@@ -160,13 +160,13 @@ def listing_stamp(files: Sequence[Path]) -> str:
 
 
 def picture(raw: bytes | Path, size: int, name: str) -> Pixels:
-    """(size, size, 3): RGB whatever it was, shorter side resized to `size`, the middle of the longer one kept."""
+    """(size, size, 3): converted to RGB, the shorter side resized to `size`, the longer one center-cropped."""
     image = optional("PIL.Image")
     try:
         with image.open(io.BytesIO(raw) if isinstance(raw, bytes) else raw) as opened:
             return fit(opened, size)
-    except Exception as e:  # a decoder fed with damaged bytes may raise nearly anything
-        raise DataError(f"{name} cannot be read as a picture ({e}); mend or remove it.") from None
+    except Exception as e:  # a decoder may raise almost anything on damaged bytes
+        raise DataError(f"{name} cannot be read as a picture ({e}); repair or remove it.") from None
 
 
 def fit(opened: Any, size: int) -> Pixels:
@@ -187,7 +187,7 @@ def fit(opened: Any, size: int) -> Pixels:
 
 
 class Parquet:
-    """Parquet files read one after the other as one table; pictures stream through, they are never all in memory."""
+    """Parquet files read one after another as one table; pictures are streamed, never all in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = [path.resolve() for path in paths]
@@ -198,12 +198,12 @@ class Parquet:
         try:
             self.files = [read.ParquetFile(path, memory_map=True, page_checksum_verification=True) for path in paths]
         except (OSError, ValueError) as e:
-            raise DataError(f"{either([str(p) for p in paths])} is damaged or no parquet file ({e}); get it again.") from None
+            raise DataError(f"{either([str(p) for p in paths])} is damaged or not parquet ({e}); download it again.") from None
         self.count = sum(int(f.metadata.num_rows) for f in self.files)
         self.columns: list[str] = self.files[0].schema_arrow.names
 
     def column(self, *names: str) -> NDArray[Any]:
-        """The first of these columns that is there: numbers or texts, a value a row."""
+        """The first of these columns that exists: numbers or texts, one value per row."""
         name = self._name(names)
         try:
             return np.concatenate([f.read([name]).column(0).to_numpy() for f in self.files])
@@ -237,7 +237,7 @@ class Parquet:
                     yield raw if isinstance(raw, bytes) else b""
 
     def _take(self, stream: Iterator[bytes], i: int) -> bytes:
-        """Row i, for threads that ask nearly in order and once each."""
+        """Row i, for threads that ask once each and almost in order."""
         with self._lock:
             try:
                 while i not in self._rows:
@@ -248,4 +248,4 @@ class Parquet:
             return self._rows.pop(i)
 
     def _damaged(self, e: Exception) -> DataError:
-        return DataError(f"{either([str(p) for p in self.paths])} is damaged ({e}); get it again.")
+        return DataError(f"{either([str(p) for p in self.paths])} is damaged ({e}); download it again.")

@@ -47,7 +47,7 @@ def _cifar(name: str, folder: str, archive: str, data_dir: Path | None, progress
     ]
     path = find(names, data_dir, fetch=name)
     if path.name == f"{name}_test.parquet":
-        warnings.warn(f"{path.parent} has {name}'s official test images alone; clients train on some of them.", stacklevel=2)
+        warnings.warn(f"{path.parent} has only the official test images of {name}; clients also train on them.", stacklevel=2)
     if path.suffix == ".parquet":
         return _parquet(name, path, progress)
     if path.suffix == ".npz":
@@ -78,7 +78,7 @@ def _batches(name: str, path: Path) -> Images:
             found[member] = _batch(fields, f"{member} in {path}")
     missing = [n for n in wanted if n not in found]
     if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}; delete it and get the whole of it again.")
+        raise DataError(f"{path} lacks {', '.join(missing)}; delete it and download it again.")
     x = np.empty((sum(len(found[n][1]) for n in wanted), 32, 32, 3), np.uint8)
     y = np.concatenate([found[n][1] for n in wanted])
     test = np.arange(len(y)) >= len(y) - len(found[TEST[name]][1])
@@ -101,7 +101,7 @@ def _members(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Arrays, texts, lists and tables only: a pickle can name any function to be called, and is refused when it does."""
+    """Allows only arrays, texts, lists and dicts: a pickle that names any other function to call is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -120,19 +120,19 @@ class _Unpickler(pickle.Unpickler):
 def _unpickle(raw: bytes, what: str) -> dict[str, Any]:
     try:
         fields = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
-    except Exception as e:  # damaged pickles raise nearly anything
-        raise DataError(f"{what} is no CIFAR batch ({e}); nothing in it was run: get the official file.") from None
+    except Exception as e:  # damaged pickles raise almost anything
+        raise DataError(f"{what} is not a CIFAR batch ({e}); no code from it was run; download the official file.") from None
     if not isinstance(fields, dict):
-        raise DataError(f"{what} is no CIFAR batch (it holds no table); get the official file.")
+        raise DataError(f"{what} is not a CIFAR batch (it has no table); download the official file.")
     return {k.decode("latin1") if isinstance(k, bytes) else str(k): v for k, v in fields.items()}
 
 
 def _batch(fields: dict[str, Any], what: str) -> tuple[Pixels, NDArray[np.int64]]:
     data, labels = fields.get("data"), fields.get("labels", fields.get("fine_labels"))
     if type(data) is not np.ndarray or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise DataError(f"{what} is no CIFAR batch (its data are not rows of 3072 bytes); get the official file.")
+        raise DataError(f"{what} is not a CIFAR batch (its data are not rows of 3072 bytes); download the official file.")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(v, int) and 0 <= v < 100 for v in labels):
-        raise DataError(f"{what} is no CIFAR batch (its labels are not {len(data)} class numbers); get the official file.")
+        raise DataError(f"{what} is not a CIFAR batch (its labels are not {len(data)} class numbers); get the official file.")
     return data, np.array(labels, np.int64)
 
 
@@ -140,10 +140,10 @@ def _batch(fields: dict[str, Any], what: str) -> tuple[Pixels, NDArray[np.int64]
 
 
 def _parquet(name: str, path: Path, progress: Progress | None) -> Images:
-    """Training and test file, one file with a `split` column, or one file that is a pool without an official split."""
+    """A training and a test file, one file with a `split` column, or one file without an official split."""
     other = path.with_name(path.name.replace("_train.", "_test."))
     if other != path and not other.exists():
-        raise DataError(f"{path} is there but {other.name} is not; place it in {path.parent} too.")
+        raise DataError(f"{path} exists but {other.name} does not; place it in {path.parent} too.")
     table = Parquet([path] if other == path else [path, other])
     y = table.column("label", "fine_label", "labels")
     test = None
@@ -155,10 +155,10 @@ def _parquet(name: str, path: Path, progress: Progress | None) -> Images:
 
 
 def official_test(split: NDArray[Any], path: Path) -> NDArray[np.bool_]:
-    """Which rows a split column calls test: 'test' or 1."""
+    """Which rows a split column marks as test: 'test' or 1."""
     test: NDArray[np.bool_] = np.isin(split.astype(str), ("test", "1"))
     if test.all() or not test.any():
-        raise DataError(f"the split column of {path} must hold both 'train' (or 0) and 'test' (or 1).")
+        raise DataError(f"the split column of {path} must contain both 'train' (or 0) and 'test' (or 1).")
     return test
 
 
@@ -187,13 +187,13 @@ def _npz(name: str, path: Path, changed: int) -> Images:
 def cifar10c_published(data_dir: Path | None = None, y: NDArray[np.int64] | None = None) -> Callable[[str, int], Pixels]:
     """The published CIFAR-10-C test arrays as (corruption, severity 1 to 5) -> uint8 (10000, 32, 32, 3), memory-mapped.
 
-    The unpacked folder is read, or the .tar in place: it is not compressed, so its arrays can be mapped where they lie.
-    `y` are the labels of the test images they are to stand for, and must be theirs, in their order.
+    Reads the unpacked folder, or the .tar in place: it is not compressed, so its arrays can be mapped.
+    `y`: labels of the test images that they replace, which must agree in number and order.
     """
     path = find(["CIFAR-10-C", "CIFAR-10-C.tar"], data_dir, fetch="cifar10c")
     spots = _spots(path)
     if "labels" not in spots:
-        raise DataError(f"{path} lacks labels.npy; get the whole of CIFAR-10-C again.")
+        raise DataError(f"{path} lacks labels.npy; download CIFAR-10-C again.")
     labels = _map(*spots["labels"])
     if y is not None and not np.array_equal(labels[: len(y)], y):
         raise DataError(
@@ -206,7 +206,7 @@ def cifar10c_published(data_dir: Path | None = None, y: NDArray[np.int64] | None
         if name not in spots:
             raise unknown("published corruption", name, set(spots) - {"labels"})
         if not 1 <= severity <= SEVERITIES:
-            raise InputError(f"severity must lie in 1 to {SEVERITIES}, not {severity}.")
+            raise InputError(f"severity must be from 1 to {SEVERITIES}, not {severity}.")
         x = _map(*spots[name])
         if x.ndim != 4 or x.dtype != np.uint8 or len(x) != len(labels) or len(x) % SEVERITIES:
             raise DataError(f"{name}.npy in {path} is {x.dtype} {x.shape} with {len(labels)} labels; get CIFAR-10-C again.")
@@ -217,7 +217,7 @@ def cifar10c_published(data_dir: Path | None = None, y: NDArray[np.int64] | None
 
 
 def _spots(path: Path) -> dict[str, tuple[Path, int]]:
-    """Array name -> the file it lies in and where there."""
+    """Array name -> its file and its offset there."""
     if path.is_dir():
         return {file.stem: (file, 0) for file in path.glob("*.npy")}
     try:
@@ -228,7 +228,7 @@ def _spots(path: Path) -> dict[str, tuple[Path, int]]:
 
 
 def _map(path: Path, start: int) -> NDArray[Any]:
-    """An .npy array mapped where it lies; its head is read without pickle."""
+    """An .npy array, memory-mapped in place; its header is read without pickle."""
     try:
         with path.open("rb") as file:
             file.seek(start)

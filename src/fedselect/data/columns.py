@@ -24,9 +24,9 @@ Scale = Literal["federation", "client"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column that a model is given. `kind` is None where no row has a value, `gaps` whether any training row lacks one.
+    """One input column. `kind` is None if no row has a value; `gaps`: whether any training row lacks a value.
 
-    `mean` and `variance` of a number are those of the training rows of all clients, or of one; None where there are none.
+    `mean` and `variance` of numbers are over the training rows of all clients, or of one; None if unknown.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Column:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What a model gets of it, by name."""
+        """The names of the model inputs made from this column."""
         if self.kind == "category":
             return tuple(f"{self.name}={c}" for c in self.categories)
         return (self.name, f"{self.name} missing") if self.gaps else (self.name,)
@@ -47,24 +47,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns, targets and how rows are divided: all it takes to make inputs of raw rows.
+    """The columns and targets of a table and the division of its rows: all that is needed to turn raw rows into inputs.
 
-    A number becomes (number - mean) / standard deviation; a gap becomes 0, the mean, and is marked in an input of its own if
-    training rows had gaps. A category becomes a 1 among zeros; a gap, or a category of no training row, zeros alone.
+    A number becomes (number - mean) / standard deviation; a gap becomes 0, the mean, with an extra input that marks it if
+    training rows had gaps. A category is one-hot; a gap, or a category that no training row has, is all zeros.
     """
 
     columns: tuple[Column, ...]
     target: tuple[str, ...]
-    classes: tuple[str, ...]  # by name; none where targets are numbers
+    classes: tuple[str, ...]  # names; empty if targets are numbers
     rows: int  # training rows it was fitted on
-    scale: Scale = "federation"  # whose means and variances: of all clients together, or each client's own
+    scale: Scale = "federation"  # means and variances of all clients together, or of each client
     missing: tuple[str, ...] = ()
     division: Division = Division()  # noqa: RUF009  # frozen
-    labels: bool = False  # several targets that are 0 or 1 alone: what a row has, and what not
+    labels: bool = False  # several targets that are all 0 or 1: labels that a row has or not
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """A model's inputs by name."""
+        """The names of the model's inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     def frame(self, rows: Any) -> Frame:
@@ -74,7 +74,7 @@ class Schema:
         return rows if isinstance(rows, Frame) else Frame.of(rows, missing=self.missing)
 
     def features(self, rows: Any) -> Tensor:
-        """Raw rows as a model's inputs, float32 (N, inputs); columns that are not in the schema do not count."""
+        """Raw rows as model inputs, float32 (N, inputs); columns that are not in the schema are ignored."""
         frame, at = self.frame(rows), 0
         x = np.zeros((len(frame), len(self.inputs)), np.float32)
         for column in self.columns:
@@ -84,9 +84,9 @@ class Schema:
         return torch.from_numpy(x)
 
     def numbers(self, rows: Any) -> Tensor:
-        """Raw rows with one number for each column, float64 (N, columns): categories by their place in the column's list.
+        """Raw rows with one number per column, float64 (N, columns): a category is its index in the column's list.
 
-        A gap is NaN, and so is a category of no training row. This is what an exported graph takes.
+        Gaps, and categories that no training row has, are NaN. An exported graph takes this as its input.
         """
         frame = self.frame(rows)
         x = np.full((len(frame), len(self.columns)), np.nan)
@@ -101,7 +101,7 @@ class Schema:
         return torch.from_numpy(x)
 
     def numbers_of(self, features: Tensor) -> Tensor:
-        """Numbers that have these features; where a gap left no mark, the mean stands for it."""
+        """Numbers that give these features; an unmarked gap becomes the mean."""
         out, at = torch.full((len(features), len(self.columns)), torch.nan, dtype=torch.float64), 0
         for i, column in enumerate(self.columns):
             own, at = features[:, at : at + len(column.inputs)].double(), at + len(column.inputs)
@@ -113,12 +113,12 @@ class Schema:
         return out
 
     def targets(self, rows: Any) -> Tensor:
-        """Classes by number, int64 (N,), or numbers, float32: (N,), or (N, d) of several columns."""
+        """Class numbers, int64 (N,), or numbers, float32 (N,), or (N, d) for several columns."""
         frame = self.frame(rows)
         for name in self.target:
             if (gaps := frame.gaps(name)).any():
                 raise DataError(
-                    f"{frame.source}: {int(gaps.sum())} of {len(frame)} rows have no {name}, first row "
+                    f"{frame.source}: {int(gaps.sum())} of {len(frame)} rows have no {name}, the first is row "
                     f"{frame.row_where(gaps)}; fill it in or remove them."
                 )
         if not self.classes:
@@ -126,7 +126,7 @@ class Schema:
                 values = frame.numbers(name)
                 if (other := ~np.isin(values, (0, 1))).any():
                     row, said = frame.row_where(other), f"{values[other][0]:g}"
-                    raise DataError(f"{frame.source}: {name} is {said} in row {row}, and 0 or 1 was agreed; correct it.")
+                    raise DataError(f"{frame.source}: {name} is {said} in row {row}, but the schema has 0 or 1; correct it.")
             found = torch.from_numpy(np.stack([frame.numbers(n) for n in self.target], 1).astype(np.float32))
             return found if len(self.target) > 1 else found[:, 0]
         code, names = frame.codes(self.target[0])
@@ -139,7 +139,7 @@ class Schema:
         return torch.from_numpy(np.array([self.classes.index(n) for n in names], np.int64)[code])
 
     def check_training(self, frame: Frame) -> None:
-        """Refuse training rows with a category that the schema does not know: it was made of other rows."""
+        """Refuse training rows with a category that the schema lacks: it was made from other rows."""
         for column in (c for c in self.columns if c.kind == "category"):
             code, names = frame.codes(column.name)
             for i, name in enumerate(names):
@@ -150,7 +150,7 @@ class Schema:
                     )
 
     def of_client(self, own: "Schema") -> "Schema":
-        """The schema that a client uses, given one that was fitted on its own training rows."""
+        """The schema that a client uses; `own` was fitted on its own training rows."""
         if self.scale == "federation":
             return self
         mine = {c.name: c for c in own.columns}
@@ -160,16 +160,16 @@ class Schema:
         )
 
     def without_statistics(self) -> "Schema":
-        """The same without means and variances."""
+        """This schema without means and variances."""
         return replace(self, columns=tuple(replace(c, mean=None, variance=None) for c in self.columns))
 
     def check_whole(self) -> "Schema":
-        """Refuse a column that nobody has a value of, and a table without any column."""
+        """Refuse a column without any value, and a table without columns."""
         for column in self.columns:
             if column.kind is None or not column.count:
                 raise DataError(f"column {column.name} has no value in any training row; leave it out: --drop {column.name}.")
         if not self.columns:
-            raise DataError(f"no column but {', '.join(self.target)} is left to train on; drop fewer.")
+            raise DataError(f"no column except {', '.join(self.target)} is left to train on; drop fewer columns.")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Schema":
-        """From a file or a message, with nothing taken on trust."""
+        """A schema from a file or a message, fully checked."""
         try:
             columns = tuple(_column(c) for c in said["columns"])
             found = cls(
@@ -193,16 +193,16 @@ class Schema:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise InputError(
-                f"this is no schema of a table ({type(e).__name__}: {e}); make it with: fedselect data schema."
+                f"this is not a table schema ({type(e).__name__}: {e}); make one with: fedselect data schema."
             ) from None
         names = [*(c.name for c in columns), *found.target]
         if not found.target or len(set(names)) < len(names) or found.scale not in get_args(Scale):
-            raise InputError("this schema of a table names a column twice, or no target; make it again: fedselect data schema.")
+            raise InputError("this table schema names a column twice, or no target; make it again with: fedselect data schema.")
         return found
 
     @classmethod
     def read(cls, path: str | Path) -> "Schema":
-        """From a file that `fedselect data schema`, `fedselect data merge` or `fedselect export` wrote."""
+        """A schema from a file that `fedselect data schema`, `fedselect data merge` or `fedselect export` wrote."""
         try:
             return cls.from_json(read_json(Path(path), "give a file that `fedselect data schema` made."))
         except (InputError, RunError) as e:
@@ -231,11 +231,11 @@ def _categories(column: Column, frame: Frame, x: NDArray[np.float32]) -> None:
 
 
 def _known(column: Column, frame: Frame, where: NDArray[np.bool_], name: str) -> bool:
-    """Whether training rows had this category; of others there is a warning."""
+    """Whether training rows had this category; warns if not."""
     if name not in column.categories:
         warnings.warn(
-            f"{frame.source}: column {column.name} is {name!r} in {int(where.sum())} row(s) and in no training row; "
-            "it counts as missing there.",
+            f"{frame.source}: column {column.name} is {name!r} in {int(where.sum())} row(s) but in no training row; "
+            "it is treated as missing.",
             stacklevel=5,
         )
     return name in column.categories

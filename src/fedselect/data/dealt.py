@@ -1,4 +1,4 @@
-"""Images dealt to clients: a Federation whose pictures stay uint8, picked once, each part in one pool."""
+"""Images partitioned among clients: a Federation whose pictures stay uint8, with one pool per part."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from fedselect.data.partition import Part, Pool
 
 BLOCK = 256
 Change = Callable[[int, NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
-"""What happens to a client's pictures: (client, pictures, their numbers in the set) -> pictures."""
+"""Changes a client's pictures: (client, pictures, their numbers in the set) -> pictures."""
 
 
 def pool_of(images: Images) -> Pool:
@@ -22,7 +22,7 @@ def pool_of(images: Images) -> Pool:
 def federate(
     images: Images, parts: Sequence[Part], names: Sequence[str] = (), augment: str = "none", change: Change | None = None
 ) -> Federation:
-    """Every client's rows, and nothing else, in memory: one pool each for training, validation and test."""
+    """Load the rows of all clients, and nothing else: one pool each for training, validation and test."""
     pools, slices = {}, {}
     for part in ("train", "val", "test"):
         rows = [getattr(p, part) for p in parts]

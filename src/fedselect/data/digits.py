@@ -23,7 +23,7 @@ def digits(
     shift: str = "labels",
     seed: int = 0,
 ) -> Federation:
-    """Handwritten digits, 8x8 grey, ten classes; sizes are samples a client."""
+    """Handwritten digits, 8x8 gray, ten classes; sizes are samples per client."""
     x, y = _read()
 
     def pick(index: Indices) -> Part:
@@ -46,7 +46,7 @@ def digits(
 
 @cache
 def _read() -> tuple[Tensor, Tensor]:
-    """All images and labels, kept: they are slow to parse, and a table of runs loads them often. Clients get copies."""
+    """All images and labels, cached: they are slow to parse, and a table of runs loads them often. Clients get copies."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

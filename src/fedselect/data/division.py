@@ -1,4 +1,4 @@
-"""Division: which rows of a client's table it trains on, validates on and is tested on."""
+"""Division: which rows of a client's table are for training, validation and testing."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ DIVISION = 31  # purpose of random numbers, see `rng`
 
 @dataclass(frozen=True)
 class Division:
-    """By share at random, by time (the last rows are for testing), by group (one is never divided), or as a column says.
+    """Divide rows by random shares, by time (the last rows are for testing), by group (never divided), or by a column.
 
-    The draw depends on the seed and on how many rows or groups there are, and not on which client this is: a client that
-    knows its own table alone divides it as a simulation of all of them does.
+    The draw depends on the seed and on the number of rows or groups, not on which client this is: a client that knows only its
+    own table divides it as a simulation of all clients does.
     """
 
     test_share: float = 0.25
@@ -30,15 +30,15 @@ class Division:
     def __post_init__(self) -> None:
         if not (0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.test_share + self.val_share < 1):
             raise InputError(
-                f"test_share and val_share are shares from 0 to 1 that leave rows to train on; they are {self.test_share:g} "
+                f"test_share and val_share must be from 0 to 1 and leave rows to train on, not {self.test_share:g} "
                 f"and {self.val_share:g}."
             )
         if len(self.columns) > 1:
-            raise InputError(f"rows are divided by time, by group or by split_column, not by {' and by '.join(self.columns)}.")
+            raise InputError(f"divide rows by time, group or split_column, not by {' and '.join(self.columns)} together.")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column that rows are divided by, if there is one; a model is not given it."""
+        """The column that rows are divided by, if any; it is not a model input."""
         return tuple(c for c in (self.time, self.group, self.split_column) if c is not None)
 
     def parts(self, frame: Frame, client: str) -> Part:
@@ -56,11 +56,11 @@ class Division:
         return Part(*(np.flatnonzero(np.isin(code, part)) for part in (groups.train, groups.test, groups.val)))
 
     def drawn(self, count: int, client: str) -> Part:
-        """The same of so many rows, by share at random."""
+        """Divide this many rows by random shares."""
         return self._cut(rng(self.seed, DIVISION).permutation(count), client, "row(s)")
 
     def _cut(self, order: Indices, client: str, what: str) -> Part:
-        """Train, then validate, then test: as many of the last as the share says, and one at least."""
+        """Training, validation, then test rows; the shares give at least one row each."""
         count = len(order)
         test = max(1, round(self.test_share * count)) if self.test_share else 0
         val = max(1, round(self.val_share * count)) if self.val_share else 0

@@ -23,7 +23,7 @@ MOST = 20  # clients that a notebook shows
 
 
 class About(TypedDict, total=False):
-    """What a federation is told of its data, beside the samples."""
+    """What a federation knows about its data besides the samples."""
 
     classes: int
     class_names: Sequence[str]
@@ -52,9 +52,9 @@ class ClientData:
     test: Part | None
     val: Part | None
     name: str | None
-    shift: Mapping[str, str]  # how it was made to differ: kind -> in words
-    schema: Schema | None  # of a table: how raw rows become inputs
-    layout: Layout | None  # of several inputs, once a Federation has packed them: which columns are which
+    shift: Mapping[str, str]  # how the client was changed: kind -> description
+    schema: Schema | None  # for a table: how raw rows become inputs
+    layout: Layout | None  # for several inputs packed by a Federation: which columns hold which input
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class ClientData:
 
     @property
     def validation(self) -> int:
-        """How many validation samples it has."""
+        """The number of validation samples."""
         return 0 if self.val is None else len(self.val[1])
 
     @property
     def tested(self) -> int:
-        """Samples to test on."""
+        """The number of test samples."""
         return 0 if self.test is None else len(self.test[1])
 
 
@@ -114,10 +114,10 @@ class Federation:
     name: str = "tensors"
     class_names: tuple[str, ...] = ()
     _: KW_ONLY
-    mean: tuple[float, ...] = ()  # of uint8 pictures, by channel, as pixels in [0, 1]; not given: 0.5
+    mean: tuple[float, ...] = ()  # of uint8 pictures, per channel, for pixels in [0, 1]; empty: 0.5
     std: tuple[float, ...] = ()
-    augment: str = "none"  # of training pictures: none or crop-flip
-    pools: dict[str, Part] = field(default_factory=dict)  # clients' parts as slices of these; no longer used where they are not
+    augment: str = "none"  # augmentation of training pictures: none or crop-flip
+    pools: dict[str, Part] = field(default_factory=dict)  # clients' parts are slices of these; ignored if they are not
     shape: tuple[int, ...] = field(init=False)
     target_shape: tuple[int, ...] = field(init=False)
 
@@ -135,7 +135,7 @@ class Federation:
         return html_table(repr(self), ["client", *parts], [*rows[:MOST], *more])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "pools": {}}  # clients have their samples; what is pooled would be stored twice
+        return {**vars(self), "pools": {}}  # clients have their samples; pools would store them twice
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -143,8 +143,8 @@ class Federation:
         for client in self.clients:
             if not isinstance(client, ClientData):
                 raise DataError(
-                    f"a federation is made of fs.ClientData, not of a {type(client).__name__}; from arrays, with a client for "
-                    "each row: fs.Federation.from_arrays(x, y, client)."
+                    f"clients must be fs.ClientData, not {type(client).__name__}; for arrays with a client for "
+                    "each row, use fs.Federation.from_arrays(x, y, client)."
                 )
         object.__setattr__(self, "clients", packed(self.clients))
         first = self.clients[0].train[1]
@@ -256,16 +256,16 @@ class Federation:
 
     @property
     def whole(self) -> bool:
-        """Whether inputs are whole numbers, as for an embedding."""
+        """Whether inputs are integers, as for an embedding."""
         return _kind(self.clients[0].train[0]) == "integers"
 
     @property
     def layout(self) -> Layout | None:
-        """Of several inputs: which columns of a client's one tensor are which."""
+        """For several inputs: which columns of a client's tensor hold which input."""
         return self.clients[0].layout
 
     def targets(self) -> Iterator[Tensor]:
-        """All clients' targets, to train and to test on."""
+        """All clients' training and test targets."""
         yield from (y for c in self.clients for _, y in (c.train, *([] if c.test is None else [c.test])))
 
     def has(self, part: str) -> bool:
@@ -274,7 +274,7 @@ class Federation:
 
     @property
     def names(self) -> list[str]:
-        """The clients by name; by number where they have none."""
+        """The clients' names, or their numbers if they have none."""
         return [c.name or str(i) for i, c in enumerate(self.clients)]
 
     def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
@@ -305,7 +305,7 @@ class Federation:
             )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
-            raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; mend or drop it.")
+            raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; correct or remove it.")
 
     def _check_targets(self, who: str, part: str, y: Tensor) -> None:
         if self.classes and not _are_labels(y):
@@ -321,7 +321,7 @@ class Federation:
             )
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
             row = int((~torch.isfinite(y.view(len(y), -1)).all(1)).nonzero()[0])
-            raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; mend or drop it.")
+            raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; correct or remove it.")
         if not self.classes:
             return
         low = 0 if self.target_shape else int(y.min())  # in a row, labels below 0 are none
@@ -330,22 +330,22 @@ class Federation:
             raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
 
     def labels(self, client: int) -> list[int]:
-        """The classes a client has in its training data, where every sample is of one."""
+        """The classes in a client's training data, if every sample has one class."""
         return sorted(set(self.clients[client].train[1].tolist())) if self.classes and not self.target_shape else []
 
     def on_validation(self) -> "Federation":
-        """The same clients, scored on their validation samples: the test samples are not in it."""
+        """The same clients with their validation data as test data; the real test data is left out."""
         for i, client in enumerate(self.clients):
             if client.val is None:
                 raise DataError(
-                    f"client {client.name or i} has no validation data to be scored on; hold some out with val (--val 20), "
-                    "of a table with val_share (--val-share 0.2)."
+                    f"client {client.name or i} has no validation data; hold some out with val (--val 20), "
+                    "or for a table with val_share (--val-share 0.2)."
                 )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
 
     def split(self, part: str, dtype: torch.dtype) -> Split:
-        """All clients' samples of one part (train, val or test) in one pool; pictures stay as they are."""
+        """All clients' samples of one part (train, val or test) in one pool; pictures stay uint8."""
         x0, y0 = self.clients[0].train
         pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
@@ -367,7 +367,7 @@ class Federation:
 
 
 def _lie_in(pool: Part, pairs: Sequence[Part]) -> bool:
-    """Whether clients' samples are the pool's, one client after the other from its first row to its last."""
+    """Whether the clients' samples are exactly the rows of the pool, one client after another."""
     at = 0
     for pair in pairs:
         n = len(pair[1])
@@ -378,7 +378,7 @@ def _lie_in(pool: Part, pairs: Sequence[Part]) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one piece of memory, seen alike."""
+    """Whether two tensors are the same view of the same memory."""
     return (a.data_ptr(), a.device, a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.device, b.dtype, b.shape, b.stride())
 
 
@@ -387,7 +387,7 @@ def _are_labels(y: Tensor) -> bool:
 
 
 def _kind(x: Tensor) -> str | None:
-    """What a model is given: numbers in its own type, pictures, or whole numbers as they are."""
+    """The kind of inputs: numbers in the model's type, pictures, or integers."""
     if x.is_floating_point():
         return "floats"
     if x.dtype == torch.uint8 and x.ndim == 4:

@@ -1,7 +1,7 @@
-"""FEMNIST as LEAF writes it: handwritten digits and letters in JSON files, one client a writer.
+"""FEMNIST as LEAF writes it: handwritten digits and letters in JSON files, one client per writer.
 
-A file is a table of `users`, `num_samples` and `user_data`, which has `x`, pictures as 784 numbers in [0, 1], and `y`, their
-labels, of each user. LEAF makes them from 8-bit pictures, and as such they are kept.
+A file is a table of `users`, `num_samples` and `user_data`, which has for each user `x`, pictures as 784 numbers in [0, 1], and
+`y`, their labels. LEAF makes them from 8-bit pictures, so they are stored as such.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedselect.data.partition import Indices, Part, Sizes, rng
 from fedselect.data.places import find
 
 PLACES = ("femnist", "FEMNIST")
-CLASS_NAMES = tuple(CLASSES["byclass"])  # LEAF's order, too: digits, capitals, small letters
+CLASS_NAMES = tuple(CLASSES["byclass"])  # also LEAF's order: digits, capitals, small letters
 Parsed = tuple[NDArray[np.str_], Indices, Pixels, Indices]
 """A file's users, how many samples each has, and the pictures and labels of one after the other."""
 
@@ -40,7 +40,7 @@ def femnist(
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """FEMNIST of LEAF, handwritten digits and letters, 28x28, 62 classes; one client a writer."""
+    """FEMNIST of LEAF, handwritten digits and letters, 28x28, 62 classes; one client per writer."""
     writers = read(data_folder(data_dir), clients)
     sizes = Sizes(train, test, val)
     parts = divide(writers.data, sizes, seed) if writers.test is None else _told(writers.data, writers.test, sizes, seed)
@@ -49,14 +49,14 @@ def femnist(
 
 @dataclass(frozen=True)
 class Writers:
-    """Everybody's samples, each a recording of its own; `test` marks those that LEAF set aside to test on."""
+    """The samples of all writers, each a separate recording; `test` marks LEAF's test samples."""
 
     data: Recorded
     test: NDArray[np.bool_] | None
 
 
 def read(data_dir: Path | None = None, clients: int | None = None) -> Writers:
-    """The first so many writers of LEAF's folder, all by default."""
+    """The first writers in LEAF's folder; all by default."""
     path = find(PLACES, data_dir, origin="femnist").resolve()
     if clients is not None and clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
@@ -80,13 +80,13 @@ def read(data_dir: Path | None = None, clients: int | None = None) -> Writers:
 
 
 def _whole(folder: Path, clients: int | None) -> Writers:
-    """Files that nobody has divided."""
+    """Files without a split."""
     found = _users(folder, clients)
     return Writers(_recorded(list(found), list(found.values()), each=1), None)
 
 
 def _users(folder: Path, clients: int | None) -> dict[str, tuple[Pixels, Indices]]:
-    """The first so many users of a folder's files, by name."""
+    """The first users in a folder's files, by name."""
     files = sorted(folder.glob("*.json"), key=_order)
     if not files:
         raise DataError(f"{folder} holds no .json files of LEAF; give the folder that holds train/ and test/, or all_data/.")
@@ -109,7 +109,7 @@ def _order(file: Path) -> tuple[int, str]:
 
 
 def _recorded(names: Sequence[str], pairs: Sequence[tuple[Pixels, Indices]], each: int) -> Recorded:
-    """The samples of these users, `each` pairs a user one after the other."""
+    """The samples of these users, with `each` pairs per user."""
     counts = [len(y) for _, y in pairs]
     client = np.repeat(np.arange(len(pairs)) // each, counts)
     x, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -117,7 +117,7 @@ def _recorded(names: Sequence[str], pairs: Sequence[tuple[Pixels, Indices]], eac
 
 
 def _told(data: Recorded, test: NDArray[np.bool_], sizes: Sizes, seed: int) -> list[Part]:
-    """Each writer's samples as LEAF divided them; `val` are held out of those to train on."""
+    """Each writer's samples as LEAF split them; `val` are held out of the training samples."""
     parts = []
     for i, name in enumerate(data.names):
         mine = data.client == i
@@ -135,7 +135,7 @@ def _told(data: Recorded, test: NDArray[np.bool_], sizes: Sizes, seed: int) -> l
 
 
 def _file(file: Path) -> dict[str, tuple[Pixels, Indices]]:
-    """A file's users; its numbers are kept as bytes, since reading text takes a hundred times as long."""
+    """A file's users; its numbers are cached as bytes, since reading text takes a hundred times as long."""
     folder, where = cache_folder(), hashlib.sha256(str(file).encode()).hexdigest()[:16]
     kept = folder / f"femnist-{where}-{listing_stamp([file])[:16]}.npz"
     with held(folder / f".femnist-{where}.lock"):
@@ -145,7 +145,7 @@ def _file(file: Path) -> dict[str, tuple[Pixels, Indices]]:
 
 
 def _read_kept(path: Path) -> Parsed | None:
-    """What an earlier run kept; None where it is not there or not whole."""
+    """The cache of an earlier run; None if it is missing or damaged."""
     if not path.exists():
         return None
     try:

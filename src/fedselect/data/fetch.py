@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped, are checked, and are never half there under their final name."""
+"""Downloads that resume, are checked, and get their final name only when complete."""
 
 import hashlib
 import http.client
@@ -24,7 +24,7 @@ class Remote:
     url: str
     md5: str
     size: str
-    name: str = ""  # where that of the address would say too little
+    name: str = ""  # if the name in the address is not clear enough
 
     @property
     def file(self) -> str:
@@ -62,11 +62,11 @@ BY_HAND = {
 CHUNK = 1 << 20
 TIMEOUT_S = 30.0
 PAUSE_S = 1.0
-TRIES = 5  # in a row without a byte more
+TRIES = 5  # consecutive tries without a new byte
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """Download a data set into the data folder and return its file, or the folder of several; what is there is only checked."""
+    """Download a data set to the data folder and return its file, or its folder if several; existing ones are only checked."""
     folder, name = places(data_dir)[0], named(name, {**REMOTE, **BY_HAND})
     if name == "digits":
         raise InputError("digits come with scikit-learn: there is nothing to fetch.")
@@ -104,7 +104,7 @@ def _download(final: Path, remote: Remote, progress: Progress | None) -> None:
     resumed = part.exists() and part.stat().st_size > 0
     _until_whole(part, remote, final, progress)
     found = _md5(part)
-    if found != remote.md5 and resumed:  # the old piece may have been another file's: once more from the start
+    if found != remote.md5 and resumed:  # the old part may belong to another file: start again
         part.unlink()
         _until_whole(part, remote, final, progress)
         found = _md5(part)
@@ -119,7 +119,7 @@ def _download(final: Path, remote: Remote, progress: Progress | None) -> None:
 
 
 def _until_whole(part: Path, remote: Remote, final: Path, progress: Progress | None) -> None:
-    """Ask for the rest until all of it is here; give up when several requests in a row bring nothing."""
+    """Request the rest until the file is complete; give up if several requests in a row bring nothing."""
     idle, most = 0, _size(part)
     while True:
         try:
@@ -155,7 +155,7 @@ def _by_hand(remote: Remote, final: Path, reason: str) -> DataError:
 
 
 def _request(part: Path, url: str, progress: Progress | None) -> bool:
-    """One request for what is missing; whether the file is now whole."""
+    """Request the missing bytes once; return whether the file is now complete."""
     have = _size(part)
     headers = {"User-Agent": "fedselect"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -172,7 +172,7 @@ def _request(part: Path, url: str, progress: Progress | None) -> bool:
         if response.status == 206 and not str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-"):
             part.unlink()
             return False
-        if response.status != 206:  # the server sends all of it whatever was asked
+        if response.status != 206:  # the server ignores the range and sends the whole file
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
@@ -181,7 +181,7 @@ def _request(part: Path, url: str, progress: Progress | None) -> bool:
 
 
 def _append(part: Path, have: int, read: Callable[[int], bytes], report: Callable[[int], None]) -> int:
-    """Write what arrives behind the first `have` bytes. Failing reads and failing writes are told apart."""
+    """Append what arrives after the first `have` bytes. Read and write errors are distinguished."""
     with disk(part):
         file = part.open("r+b" if have else "wb")
     with file:

@@ -1,7 +1,7 @@
-"""Schemas from data: fitted on the training rows of each client, then merged.
+"""Schemas from data: fitted on each client's training rows, then merged.
 
-Counts, means and variances of several clients add up, names of categories and classes are put together. So means and
-variances travel between clients, rows do not.
+Counts, means and variances of several clients add up, and names of categories and classes are combined. So clients exchange
+means and variances, but no rows.
 """
 
 import math
@@ -48,7 +48,7 @@ def fit(
 
 
 def merge(schemas: Mapping[str, Schema]) -> Schema:
-    """One schema of all clients from one of each, by name; the order of clients does not matter to its numbers."""
+    """Merge the clients' schemas, by name, into one; its numbers do not depend on the order of clients."""
     (first, one), *others = schemas.items()
     for name, other in others:
         _check_alike(first, one, name, other)
@@ -86,7 +86,7 @@ def _fitted(frame: Frame, name: str, kind: Kind | None, told: bool) -> Column:
 
 
 def _merged(found: Mapping[str, Column]) -> Column:
-    """One column from those of all clients. Means are weighted by counts; to variances within clients comes that between."""
+    """Merge one column of all clients. Means are weighted by counts; variances within and between clients add up."""
     kinds = {c.kind: who for who, c in found.items() if c.kind is not None}
     name = next(iter(found.values())).name
     if len(kinds) > 1:
@@ -108,7 +108,7 @@ def _merged(found: Mapping[str, Column]) -> Column:
 
 
 def _check_alike(first: str, one: Schema, name: str, other: Schema) -> None:
-    """Clients whose tables cannot be trained on together."""
+    """Refuse clients whose tables cannot be trained on together."""
     for a, b, x, y in ((first, name, one, other), (name, first, other, one)):
         lacking = [c.name for c in x.columns if c.name not in {d.name for d in y.columns}]
         if lacking:
@@ -126,18 +126,18 @@ def _check_alike(first: str, one: Schema, name: str, other: Schema) -> None:
 
 
 def _options(schema: Schema) -> dict[str, Any]:
-    """What must be the same at all clients."""
+    """The options that must be the same for all clients."""
     return {"scale": schema.scale, "missing": ",".join(schema.missing), **asdict(schema.division)}
 
 
 def _yes_or_no(frame: Frame, name: str) -> bool:
-    """Whether a column holds 0 and 1 alone, and gaps."""
+    """Whether a column has only 0, 1 and gaps."""
     values = frame.numbers(name)
     return bool((np.isnan(values) | (values == 0) | (values == 1)).all())
 
 
 def _classes(frame: Frame, target: Sequence[str], targets: Targets) -> tuple[str, ...]:
-    """The classes of a target by name; none where its values are numbers."""
+    """The names of a target's classes; empty if its values are numbers."""
     for name in target:
         if frame.gaps(name).all():
             raise DataError(f"{frame.source}: no row has a {name}; fill it in.")

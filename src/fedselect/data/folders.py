@@ -1,6 +1,6 @@
-"""Folders of pictures: domain/class/*.jpg as OfficeHome, Office-31 and PACS have, and class/*.jpg of one's own.
+"""Folders of pictures: domain/class/*.jpg as in OfficeHome, Office-31 and PACS, and your own class/*.jpg.
 
-A domain, which is one client's pictures, and a folder of one's own may have train/class/*.jpg and test/class/*.jpg (or val/).
+A domain (one client's pictures) or your own folder may contain train/class/*.jpg and test/class/*.jpg (or val/).
 """
 
 import json
@@ -24,7 +24,7 @@ OFFICEHOME = ("OfficeHomeDataset_10072016", "OfficeHome", "officehome")
 def officehome(
     data_dir: Path | None = None, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None
 ) -> Images:
-    """OfficeHome: 15,588 pictures of 65 things in four domains (Art, Clipart, Product, Real World)."""
+    """OfficeHome: 15,588 pictures of 65 objects in four domains (Art, Clipart, Product, Real World)."""
     return domains(find(OFFICEHOME, data_dir), size, skip_unreadable, progress, name="officehome")
 
 
@@ -71,7 +71,7 @@ def domains(
 
 
 def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None) -> Images:
-    """One's own pictures in class folders, optionally under train/ and test/ (or val/, where there is no test/)."""
+    """Your own pictures in class folders, optionally under train/ and test/ (or val/ if there is no test/)."""
     path = Path(path).resolve()
     check_size(size)
     kinds, parts = _class_folders(_folders(path))
@@ -96,8 +96,8 @@ def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, pro
 def pictures(
     key: str, path: Path, files: Sequence[Path], size: int, skip_unreadable: bool, progress: Progress | None
 ) -> tuple[Pixels, NDArray[np.int64]]:
-    """All pictures decoded to one size, and which of them; unreadable ones stop it, or are skipped with one warning."""
-    optional("PIL.Image")  # its absence must not pass for unreadable pictures
+    """All pictures decoded to one size, and their numbers; an unreadable one is an error, or is skipped with a warning."""
+    optional("PIL.Image")  # if it is missing, pictures must not seem unreadable
 
     def decode(i: int) -> Pixels | None:
         try:
@@ -123,13 +123,13 @@ def pictures(
 
 
 def numbered(tags: Sequence[Any] | NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Names turned into numbers in the order of the alphabet."""
+    """Names as numbers, in alphabetical order."""
     names, numbers = np.unique(np.array(tags, dtype=str), return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names))
 
 
 def named(column: NDArray[Any], names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """A column of names or of numbers; numbers go by `names`, or by themselves where there are none."""
+    """A column of names or numbers as numbers and names; numbers are named by `names`, or by themselves."""
     if np.issubdtype(column.dtype, np.floating) or any(v is None for v in column):
         raise DataError("a label or domain is missing or no whole number; give every row a name or a number.")
     if not np.issubdtype(column.dtype, np.integer):
@@ -144,7 +144,7 @@ def check_size(size: int) -> None:
 
 
 def read_names(path: Path) -> Any:
-    """A JSON file of names beside the data."""
+    """Read a JSON file of names next to the data."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as e:
@@ -172,9 +172,9 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _class_folders(folders: Sequence[Path]) -> tuple[list[tuple[Path, bool]], bool]:
-    """The class folders among these or, where these are train/ and test/ (or val/), in them; with whether each is for testing.
+    """The class folders among these, or in them if these are train/ and test/ (or val/), each with whether it is for tests.
 
-    Then whether these are such parts.
+    Also returns whether these are such parts.
     """
     named = {f.name: f for f in folders}
     held = next((n for n in ("test", "val") if n in named), None)

@@ -1,7 +1,7 @@
 """Frame: the columns of a table, on disk or in memory, read as numbers, names or times when they are asked for.
 
-A file says little about its columns: in a CSV everything is text, in other files codes of categories are numbers. So a
-column keeps its values as they are stored, and whoever asks says what they are to be.
+A file says little about its columns: in a CSV everything is text, in other files numbers may be codes of categories. So a
+column keeps its stored values, and the caller says how to read them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fedselect.core.errors import DataError, unknown
 from fedselect.data.partition import Indices
 from fedselect.data.places import optional
 
-MISSING = ("", "na", "n/a", "nan", "null", "?")  # stand for no value, in small letters or capitals, whatever a user adds
+MISSING = ("", "na", "n/a", "nan", "null", "?")  # always mean "missing", in any case
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 WHOLE = r"^[+-]?\d+$"
 Kind = Literal["number", "category"]
@@ -23,10 +23,10 @@ Kind = Literal["number", "category"]
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Columns of one length. `rows` are the numbers of these rows in `source`, from 0, for what is said of mistakes.
+    """Columns of one length. `rows` are the numbers of these rows in `source`, from 0, for error messages.
 
-    `missing` are texts that stand for no value, beside those that always do; `split_column` is the column that says which
-    rows are for training and testing, where the file itself has such parts.
+    `missing` are further texts that mean "missing"; `split_column` is the column that says which rows are for training and
+    testing, if the file itself has such parts.
     """
 
     source: str
@@ -68,7 +68,7 @@ class Frame:
             raise DataError(f"{self.source}: {unknown('column', name, self.columns)}")
 
     def kind(self, name: str) -> Kind | None:
-        """What a column holds by the look of it; None where it holds nothing at all."""
+        """The kind of a column, judged by its values; None if it has no value."""
         column = self._values(name)
         if column.null_count == len(column):
             return None
@@ -95,7 +95,7 @@ class Frame:
         )
 
     def whole(self, name: str) -> bool:
-        """Whether a column holds whole numbers, written as such."""
+        """Whether a column has integers, written as such."""
         column, types = self._values(name), optional("pyarrow").types
         if types.is_string(column.type):
             return bool(self._matching(column, WHOLE)[~self.gaps(name)].all())
@@ -160,7 +160,7 @@ class Frame:
         return dates
 
     def row_where(self, found: NDArray[np.bool_]) -> int:
-        """The number of the first such row in the source, from 1, as a person counts."""
+        """The number of the first such row in the source, counted from 1."""
         return int(self.rows[found].min()) + 1
 
     def _values(self, name: str) -> Any:
@@ -182,12 +182,12 @@ class Frame:
 
 
 def in_order(names: list[str]) -> list[str]:
-    """Names in the order of their numbers where all are numbers, else in that of the alphabet."""
+    """Names in numerical order if all are numbers, else in alphabetical order."""
     return sorted(names, key=lambda n: (float(n), n)) if all(map(is_number, names)) else sorted(names)
 
 
 def _parsed(column: Any) -> Any:
-    """A column as floats of pyarrow; None where some value is no number."""
+    """A column as pyarrow floats; None if some value is not a number."""
     pa, pc = optional("pyarrow"), optional("pyarrow.compute")
     if pa.types.is_boolean(column.type) or pa.types.is_timestamp(column.type):
         return None
@@ -198,7 +198,7 @@ def _parsed(column: Any) -> Any:
 
 
 def _short(texts: Any) -> Any:
-    """2.0 as 2: one file may write a code as a whole number, another, where some are missing, as a float."""
+    """2.0 as 2: one file may write a code as an integer, another, with missing values, as a float."""
     return optional("pyarrow.compute").replace_substring_regex(texts, r"^([+-]?\d+)\.0+$", r"\1")
 
 
@@ -211,7 +211,7 @@ def is_number(text: str) -> bool:
 
 
 def _stored(column: Any) -> Any:
-    """A column in one of few types: text, whole numbers, floats, true or false, times; others as they are."""
+    """A column in one of few types: text, integers, floats, booleans, times; others unchanged."""
     pa, pc = optional("pyarrow"), optional("pyarrow.compute")
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     kind = column.type
@@ -225,7 +225,7 @@ def _stored(column: Any) -> Any:
 
 
 def _cleaned(column: Any, missing: tuple[str, ...]) -> Any:
-    """A column with null in place of what stands for no value."""
+    """A column with null for texts that mean "missing"."""
     pa, pc = optional("pyarrow"), optional("pyarrow.compute")
     if pa.types.is_string(column.type):
         column = pc.utf8_trim_whitespace(column)

@@ -15,11 +15,11 @@ from fedselect.data.frame import Frame, is_number
 from fedselect.data.places import either, optional
 
 PARTS = {"train": "train", "test": "test", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
-SPLIT = "split"  # the column that a saved DatasetDict gets: which of its datasets a row is of
+SPLIT = "split"  # the column added to a saved DatasetDict: the dataset of each row
 
 
 def read_frame(path: Path, missing: tuple[str, ...] = ()) -> Frame:
-    """The table at a path; `missing` are more texts that stand for no value."""
+    """The table at a path; `missing` are further texts that mean "missing"."""
     if not path.exists():
         raise InputError(f"there is no table {path}; check the path.")
     if not is_table(path):
@@ -36,14 +36,14 @@ def read_frame(path: Path, missing: tuple[str, ...] = ()) -> Frame:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path is a table by its look: a file with a known ending, or a folder that `datasets` saved."""
+    """Whether a path looks like a table: a file with a known ending, or a folder that `datasets` saved."""
     if path.is_dir():
         return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
     return path.suffix.lower() in READERS
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """The tables in a folder by name without ending, in the order of the alphabet."""
+    """The tables in a folder by name without ending, in alphabetical order."""
     try:
         there = sorted(p for p in folder.iterdir() if not p.name.startswith(".") and is_table(p))
     except OSError as e:
@@ -57,7 +57,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 
 def _read_csv(path: Path) -> Any:
-    """Every cell as text: what a column is, is decided with all of it at hand."""
+    """Every cell as text: the type of a column is decided later, from all its values."""
     pa, read = optional("pyarrow"), optional("pyarrow.csv")
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -99,9 +99,9 @@ def _read_arrow(path: Path) -> Any:
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    """Arrays with a row a sample. One of two axes is several columns, named by the array `columns` or by number.
+    """Arrays with one row per sample. An array with two axes is several columns, named by the array `columns` or by number.
 
-    Arrays of another length are about the table, not in it.
+    Arrays of another length are metadata, not columns.
     """
     arrays = {name: np.atleast_1d(v) for name, v in archives.arrays(path).items()}
     count = max((len(v) for v in arrays.values()), default=0)

@@ -1,4 +1,4 @@
-"""Federations of what a program has at hand: arrays with a client for each row, a DataFrame, torch datasets by client."""
+"""Federations from arrays with a client per row, from a DataFrame, or from torch datasets by client."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from fedselect.models.inputs import each
 
 
 def from_arrays(x: Any, y: Any, client: Any, division: Division, split: Any, about: About) -> Federation:
-    """One client for each value of `client`, its rows divided by share or as `split` says."""
+    """One client per value of `client`, its rows divided by share or by `split`."""
     y, names = _numbered(y)
     inputs, targets = arrays.inputs(x, "x"), arrays.targets(y, "y")
     whose = _ids(client)
@@ -57,7 +57,7 @@ def from_frame(frame: Any, client: str, columns: Columns, division: Division, na
 
 
 def from_datasets(train: Any, test: Any, val: Any, about: About) -> Federation:
-    """One client for each dataset."""
+    """One client per dataset."""
     if arrays.is_dataset(train):
         raise DataError(
             "give a dataset for each client, as a list or a dict by name; one for all is divided with torch.utils.data.Subset."
@@ -91,7 +91,7 @@ def _by_name(given: Any, what: str) -> dict[str, Any]:
 
 
 def _numbered(y: Any) -> tuple[Any, tuple[str, ...]]:
-    """Classes that are texts as numbers, and their names; all else as it is."""
+    """Text classes as numbers, with their names; other targets unchanged."""
     found = arrays.array(y, "y", "targets")
     if found.ndim == 2 and found.shape[1] == 1 and found.dtype.kind != "f":  # a column
         found = found[:, 0]
@@ -106,7 +106,7 @@ def _numbered(y: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def _ids(client: Any) -> NDArray[Any]:
-    """Which client each row is of, as texts."""
+    """The client of each row, as text."""
     found = arrays.array(client, "client", "ids")
     if found.ndim != 1:
         raise DataError(f"client has the shape {found.shape}; give one id for each row.")
@@ -145,7 +145,7 @@ def _check_lengths(what: str, rows: int, others: Mapping[str, int]) -> None:
 
 
 def _as_options(said: str) -> str:
-    """What is said of flags, said of arguments: --drop id is drop='id'."""
+    """Rewrite flags in a message as arguments: --drop id becomes drop='id'."""
     return re.sub(
         r"--([a-z][a-z-]*) (?:'([^']*)'|([^\s,;.)]+))", lambda m: f"{m[1].replace('-', '_')}={(m[2] or m[3])!r}", said
     )

@@ -1,4 +1,4 @@
-"""SP-SW HAR: what people do, by the accelerometer and gyroscope of their phone and watch, in windows of one second."""
+"""SP-SW HAR: human activities from the accelerometer and gyroscope of phone and watch, in one-second windows."""
 
 import re
 from pathlib import Path
@@ -16,9 +16,9 @@ from fedselect.data.places import find
 NAMES = ("sp-sw-har-dataset", "sp-sw-har-dataset-main", "DATA", "spsw_har.npz")
 ACTIVITIES = ("SEATED", "SITTING_DOWN", "STANDING_UP", "TURNING", "WALKING")
 COLUMNS = ("x_acc", "y_acc", "z_acc", "x_gyro", "y_gyro", "z_gyro", "timestamp", "label")
-SLOWER = 2  # recorded at 100 Hz; we keep every second row: 50 Hz
+SLOWER = 2  # recorded at 100 Hz; every second row is kept: 50 Hz
 WINDOW, STEP = 50, 25  # rows: 1 s, and half of it
-PURE = 0.8  # a window counts where more than this share of its rows has one label
+PURE = 0.8  # a window is kept if more than this share of its rows has one label
 UNITS = np.array([9.80665] * 3 + [1.0] * 3, np.float32)[:, None]  # acceleration in g, rotation in rad/s
 Windows = NDArray[np.float32]
 
@@ -33,7 +33,7 @@ def har(
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """SP-SW HAR, five activities by phone and watch, windows of 6x50; one client a device, or a person with both."""
+    """SP-SW HAR, five activities by phone and watch, windows of 6x50; one client per device, or per person with both."""
     if per not in ("device", "person"):
         raise InputError(f"per is device or person, not {per!r}.")
     data = read(data_folder(data_dir), per).first(clients)

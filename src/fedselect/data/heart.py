@@ -29,7 +29,7 @@ def heart(
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """UCI heart disease, 13 columns made 31 numbers, disease or not; one client a hospital (4)."""
+    """UCI heart disease, 13 columns as 31 numbers, disease or not; one client per hospital (4)."""
     data = read(data_folder(data_dir)).first(clients)
     parts = divide(data, Sizes(train, test, val), seed)
     known = np.concatenate([p.train for p in parts])
@@ -49,10 +49,10 @@ def read(data_dir: Path | None = None) -> Recorded:
 
 
 def features(x: Table, known: Indices) -> Table:
-    """What a model is given: numbers less their mean, over their standard deviation; a gap is the mean, and marked.
+    """The inputs of a model: standardized numbers; a gap is replaced by the mean, and marked.
 
-    Means and deviations are those of the rows `known`, of all clients together. A category is a one among zeros, a gap in it
-    all zeros.
+    Means and deviations are over the rows `known` of all clients together. A category is one-hot; a gap in it is all
+    zeros.
     """
     numbers = x[:, [i for i, name in enumerate(COLUMNS) if name not in CATEGORIES]]
     gaps = np.isnan(numbers)
@@ -75,7 +75,7 @@ def _files(path: Path) -> tuple[Table, Indices, Indices]:
 
 
 def table(file: Path) -> Table:
-    """Thirteen columns and the diagnosis, gaps as NaN; a line of names at the top is passed over."""
+    """Thirteen columns and the diagnosis, gaps as NaN; a header line is skipped."""
     try:
         lines = [line.strip().split(",") for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as e:

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets` objects, by their shape alone: nothing of theirs is imported here."""
+"""Hugging Face `datasets` objects, used by their interface: the library is not imported here."""
 
 import io
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def _check(part: Any, image: str, label: str) -> None:
 
 
 def _opened(value: Any, name: str) -> Any:
-    """A PIL image of whatever a cell holds: an image, its bytes, or an array."""
+    """A PIL image from a cell: an image, its bytes, or an array."""
     images = optional("PIL.Image")
     if isinstance(value, images.Image):
         return value

@@ -1,4 +1,4 @@
-"""Mini-ImageNet from parquet, or from pictures with a split file as it is passed around."""
+"""Mini-ImageNet from parquet, or from pictures with one of the common split files."""
 
 import csv
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _folder(path: Path, size: int, skip_unreadable: bool, progress: Progress | N
 
 
 def _usable(test: NDArray[np.bool_] | None, y: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """The few-shot split tests on classes that are not trained on: no use to clients, so all rows become one pool."""
+    """The few-shot split has disjoint training and test classes, which clients cannot use, so all rows become one pool."""
     if test is None or not test.any() or not set(y[test]) <= set(y[~test]):
         return None
     return test

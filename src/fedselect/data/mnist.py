@@ -41,7 +41,7 @@ def mnist(data_dir: Path | None = None, progress: Progress | None = None) -> Ima
 
 
 def emnist(data_dir: Path | None = None, subset: Subset = "balanced", progress: Progress | None = None) -> Images:
-    """EMNIST: digits and letters of 28x28, divided in six ways; in its files rows and columns are swapped."""
+    """EMNIST: digits and letters of 28x28, in six subsets; its files have rows and columns swapped."""
     path = find(EMNIST_PLACES, data_dir, fetch="emnist")
     first = 1 if subset == "letters" else 0
     parts = []
@@ -89,7 +89,7 @@ def _idx(path: Path, name: str, magic: int, dimensions: int) -> tuple[Pixels, st
 
 
 def _bytes(path: Path, name: str) -> tuple[bytes, str]:
-    """A file unpacked, from a folder (also raw/ or gzip/ in it) or a zip archive of such files."""
+    """The unpacked bytes of a file, from a folder (also raw/ or gzip/ in it) or a zip archive of such files."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:

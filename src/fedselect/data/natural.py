@@ -1,4 +1,4 @@
-"""Data that comes from clients of its own: people, devices or hospitals. Nothing is dealt; each keeps what it recorded.
+"""Data with natural clients: people, devices or hospitals. It is not partitioned; each client has its own recordings.
 
 A recording (one repetition of all digits, one execution of an exercise, one patient) is never divided between training,
 validation and test.
@@ -25,10 +25,10 @@ RECORDINGS, ROWS = 21, 22  # purposes of random numbers, see `rng`
 
 @dataclass(frozen=True)
 class Recorded:
-    """Samples with the client and the recording that each belongs to.
+    """Samples with their client and recording.
 
-    `key` gives a number for each client; clients with the same number divide their recordings alike, as a phone and a watch
-    that one person carries.
+    `key` gives a number per client; clients with the same number divide their recordings in the same way, like the phone and
+    watch of one person.
     """
 
     x: NDArray[Any]
@@ -40,7 +40,7 @@ class Recorded:
     key: tuple[int, ...] = ()
 
     def first(self, clients: int | None) -> "Recorded":
-        """The first so many clients; None is all."""
+        """The first clients; None: all."""
         if clients is None:
             return self
         if not 1 <= clients <= len(self.names):

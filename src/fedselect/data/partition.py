@@ -1,8 +1,8 @@
-"""Who gets which samples.
+"""Partitions: which client gets which samples.
 
-Every partition is decided by its seed. Test sets do not change when only the training size does, larger training sets
-contain the smaller ones, and no sample is given twice. By class, a client is tested on the classes it trains on; elsewhere
-test and training samples are drawn from the same portion.
+Every partition depends on its seed. Test sets do not change if only the training size does, larger training sets contain the
+smaller ones, and no sample is given twice. In a partition by class, a client is tested on the classes it trains on; otherwise
+test and training samples come from the same portion.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ SplitName = Literal["classes", "dirichlet", "iid", "quantity", "domain"]
 
 @dataclass(frozen=True)
 class Part:
-    """One client's sample numbers."""
+    """The sample numbers of one client."""
 
     train: Indices
     test: Indices
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pool:
-    """What there is to deal: labels, which rows are an official test set, the rows' domains, and names for messages."""
+    """The samples to partition: labels, the official test rows, domains, and names for messages."""
 
     y: Indices
     test: NDArray[np.bool_] | None = None
@@ -44,7 +44,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Samples a client: to train on (`val` of them held out) and to test on; None is all there is, a tenth of it to test."""
+    """Samples per client: training (`val` of them held out) and test; None: all, with a tenth for testing."""
 
     train: int | None
     test: int | None
@@ -53,7 +53,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, size in (("train", self.train), ("test", self.test)):
             if size is not None and size < 1:
-                raise InputError(f"{name} must be at least 1 sample a client, not {size}.")
+                raise InputError(f"{name} must be at least 1 sample per client, not {size}.")
         if self.val < 0 or (self.train is not None and self.val >= self.train):
             top = "" if self.train is None else f" to {self.train - 1}"
             raise InputError(f"val is held out of train and must lie in 0{top}, not {self.val}.")
@@ -79,12 +79,12 @@ def deal(
         "domain": lambda: by_domain(pool, clients, sizes, seed),
     }
     if split not in ways:
-        raise InputError(f"split is {' or '.join(ways)}, not {split!r}.")
+        raise InputError(f"split must be {' or '.join(ways)}, not {split!r}.")
     return ways[split]()
 
 
 def deal_classes(clients: int, classes: int, each: int, seed: int) -> list[list[int]]:
-    """Classes for every client: `each` different ones, every class held by as nearly as many clients as any other."""
+    """Choose `each` different classes per client, with every class at nearly the same number of clients."""
     if clients < 1:
         raise InputError(f"there must be at least one client, not {clients}.")
     if not 1 <= each <= classes:
@@ -105,7 +105,7 @@ def by_class(pool: Pool, clients: int, classes_per_client: int, sizes: Sizes, se
 
 
 def by_hands(pool: Pool, hands: Sequence[Sequence[int]], sizes: Sizes, seed: int) -> list[Part]:
-    """Each client's own hand of classes, sizes spread evenly over it; the classes that come first in a hand take the rest."""
+    """Given the classes of each client, spread sizes evenly over them; the first classes take the remainder."""
     holders = [[i for i, hand in enumerate(hands) if c in hand] for c in range(pool.classes)]
     if pool.test is not None:
         there = set(np.unique(pool.y[~pool.test]).tolist())
@@ -128,10 +128,10 @@ def by_hands(pool: Pool, hands: Sequence[Sequence[int]], sizes: Sizes, seed: int
 
 
 def by_dirichlet(pool: Pool, clients: int, concentration: float, sizes: Sizes, seed: int, tries: int = 100) -> list[Part]:
-    """Each class spread over clients by proportions from Dirichlet(concentration); the same for training and test.
+    """Spread each class over clients by proportions from Dirichlet(concentration), the same for training and test.
 
     A given size is the mean over clients: every client takes the same share of its own portion. A draw that leaves a client
-    without a portion is drawn again, and after `tries` of them we say so.
+    without data is repeated; after `tries` draws this is an error.
     """
     for attempt in range(tries):
         shares = rng(seed, 4, attempt).dirichlet([concentration] * clients, size=pool.classes)
@@ -158,7 +158,7 @@ def by_dirichlet(pool: Pool, clients: int, concentration: float, sizes: Sizes, s
 
 
 def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> list[Part]:
-    """All classes alike for every client; sizes in proportion to the shares, at least one sample of each part."""
+    """The same class mix for every client; sizes proportional to the shares, with at least one sample per part."""
     clients = len(shares)
     whole = np.array(shares) / sum(shares)
     order = rng(seed, 2).permutation(len(pool.y))
@@ -167,7 +167,7 @@ def by_share(pool: Pool, shares: Sequence[float], sizes: Sizes, seed: int) -> li
     train_rows = order[~pool.test[order]] if pool.test is not None else order[len(test_rows) :]
     parts = []
     for rows, size, what in ((train_rows, sizes.train, "train"), (test_rows, sizes.test if official else None, "test")):
-        least = 1 + (sizes.val if what == "train" else 0)  # what everybody gets before the rest goes by share
+        least = 1 + (sizes.val if what == "train" else 0)  # what every client gets before the rest is divided by share
         if len(rows) < least * clients:
             raise DataError(f"{len(rows)} samples to {what} on are too few for {clients} clients; take fewer clients.")
         room = len(rows) if size is None else min(len(rows), max(size, least) * clients)
@@ -212,7 +212,7 @@ def by_domain(
 def by_index(
     train: Sequence[Sequence[int]], test: Sequence[Sequence[int]], val: Sequence[Sequence[int]] | None = None
 ) -> list[Part]:
-    """Explicit sample numbers, a list for each client."""
+    """Explicit sample numbers, one list per client."""
     if len(train) != len(test) or (val is not None and len(val) != len(train)):
         raise InputError(f"there are {len(train)} training lists but {len(test)} test lists.")
     none: Sequence[Sequence[int]] = [[]] * len(train)
@@ -235,7 +235,7 @@ def _class_rows(pool: Pool, c: int, seed: int, reserve: int | None = None, least
 def _hand_out(
     pool: Pool, c: int, train: dict[int, int | None], test: dict[int, int | None], turns: list[int], seed: int
 ) -> dict[str, dict[int, Indices]]:
-    """Give every holder of a class its number of samples, dealt in turn; None is an even share of all, at least one."""
+    """Give each client of a class its number of samples, one after another; None: an even share of all, at least one."""
     owner = np.array([i for i in test for _ in range(turns[i])], dtype=np.int64)  # of a sample, as the class goes round
     asked = [_rounds(n, turns[i]) for i, n in test.items() if n is not None]
     there = _class_rows(pool, c, seed, max(asked) * len(owner) if asked else None, len(owner))
@@ -261,25 +261,25 @@ def _hand_out(
 
 
 def _turns(hands: Sequence[Sequence[int]]) -> list[int]:
-    """How many samples of a class each client takes as it goes round: two where a hand is half as long as the longest."""
+    """The samples of a class that each client takes per turn: two if it has half as many classes as the client with most."""
     longest = max(map(len, hands))
     return [-(-longest // len(hand)) for hand in hands]
 
 
 def _rounds(count: int, turns: int) -> int:
-    """How often a class goes round until a client that takes `turns` samples each time has `count`."""
+    """The number of turns until a client that takes `turns` samples per turn has `count`."""
     return -(-count // turns)
 
 
 def _hold_out(train: Indices, test: Indices, val: int, client: int) -> Part:
-    """The first samples are held out: they are there whatever the training size."""
+    """Hold out the first samples, which are there for every training size."""
     if val and val >= len(train):
         raise DataError(f"client {client} has {len(train)} samples to train on; val={val} would leave none.")
     return Part(train[val:], test, train[:val])
 
 
 def _in_turn(parts: list[Indices]) -> Indices:
-    """One of each class, then the next of each: any beginning has the classes as evenly as can be."""
+    """Interleave the classes, so that every prefix has them as evenly as possible."""
     place = np.concatenate([np.arange(len(p)) for p in parts])
     return np.concatenate(parts)[np.argsort(place, kind="stable")]
 

@@ -1,4 +1,4 @@
-"""Where data is looked for and kept, and the optional packages that read it."""
+"""Where data is searched and stored, and the optional packages that read it."""
 
 import importlib
 import os
@@ -30,14 +30,14 @@ def places(data_dir: Path | None) -> list[Path]:
 
 
 def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None, origin: str | None = None) -> Path:
-    """The first of these files or folders that is there; `data_dir` may also be the thing itself.
+    """The first of these files or folders that exists; `data_dir` may also be the file or folder itself.
 
     `fetch` is the name under which `fedselect data fetch` downloads it, where it does; `origin` its name in `ORIGINS`.
     """
     if data_dir is not None:
         given = Path(data_dir)
         if not given.exists():
-            raise InputError(f"there is no folder {given}; make it or give another data folder.")
+            raise InputError(f"there is no folder {given}; create it or give another data folder.")
         if given.is_file():
             return given
     folders = places(data_dir)
@@ -49,7 +49,7 @@ def find(names: Sequence[str], data_dir: Path | None, fetch: str | None = None, 
             return folder
     command = f", or run: fedselect data fetch {fetch}" if fetch else f"; get it from {ORIGINS[origin]}." if origin else "."
     looked = "" if len(folders) == 1 else f" (also looked in {', '.join(map(str, folders[1:]))})"
-    raise DataError(f"the data is not there: place {either(names)} in {folders[0]}{looked}{command}")
+    raise DataError(f"the data is missing: place {either(names)} in {folders[0]}{looked}{command}")
 
 
 def either(names: Sequence[str]) -> str:
@@ -58,7 +58,7 @@ def either(names: Sequence[str]) -> str:
 
 
 def optional(module: str) -> Any:
-    """A package that only some data needs, imported when that data is read."""
+    """An optional package, imported when data that needs it is read."""
     package = {"PIL": "pillow"}.get(module.split(".")[0], module.split(".")[0])
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The image sets by name: a reader, how the paper deals it, and options that all of them share."""
+"""The image sets by name: a reader, the paper's partition, and options that all sets share."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def image_set(
     def make(seed: int = 0, **given: Any) -> Federation:
         options = {**{n: default for n, (_, default) in table.items()}, **given}
         if "path" in own and not options["path"]:
-            raise InputError("say where the images are: --data folder:PATH or --data domains:PATH.")
+            raise InputError("give the path of the images: --data folder:PATH or --data domains:PATH.")
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
         if options["clients"] is None:
@@ -114,15 +114,15 @@ def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:
 
 
 def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) -> tuple[Change, tuple[str, ...]]:
-    """CIFAR10-C: one corruption a client, drawn from the fifteen or named, on training and test pictures alike.
+    """CIFAR10-C: one corruption per client, drawn from the fifteen or named, on both training and test pictures.
 
-    With published=yes test pictures are taken from the published arrays instead; training pictures have none.
+    With published=yes test pictures come from the published arrays, which have no training pictures.
     """
     name, severity = options["corruption"], options["severity"]
     if name != "random" and name not in CORRUPTIONS:
         raise unknown("corruption", name, (*CORRUPTIONS, "random"))
     if not 1 <= severity <= 5:
-        raise InputError(f"severity must lie in 1 to 5, not {severity}.")
+        raise InputError(f"severity must be from 1 to 5, not {severity}.")
     kinds = [STANDARD[k] for k in rng(seed, 6).integers(0, len(STANDARD), clients)] if name == "random" else [name] * clients
 
     arrays = None
@@ -157,11 +157,11 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
         classes_per_client=5,
     ),
     "cifar10": image_set(
-        cifar.cifar10, "CIFAR-10, 32x32; dealt as in the paper: ten clients, two classes and 100 images each."
+        cifar.cifar10, "CIFAR-10, 32x32; partitioned as in the paper: ten clients, two classes and 100 images each."
     ),
     "cifar10c": image_set(
         cifar.cifar10,
-        "CIFAR-10 with one corruption a client, drawn at random, on training and test images: the paper's CIFAR10-C.",
+        "CIFAR-10 with one random corruption per client on training and test images: the paper's CIFAR10-C.",
         corrupted,
         corruption="random",
         severity=5,
@@ -170,7 +170,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
     "cifar100": image_set(cifar.cifar100, "CIFAR-100, 32x32.", classes_per_client=10),
     "miniimagenet": image_set(
         miniimagenet.miniimagenet,
-        "Mini-ImageNet, 84x84, 100 classes; dealt as in the paper: twenty clients, ten classes each.",
+        "Mini-ImageNet, 84x84, 100 classes; partitioned as in the paper: twenty clients, ten classes each.",
         clients=20,
         classes_per_client=10,
         train=500,  # 100 of a class's 500 images, between its two clients: the paper's 20%
@@ -178,7 +178,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
     ),
     "officehome": image_set(
         folders.officehome,
-        "OfficeHome, 65 classes; one client a domain.",
+        "OfficeHome, 65 classes; one client per domain.",
         domain_tests=OFFICEHOME_TESTS,
         clients=4,
         split="domain",
@@ -187,7 +187,7 @@ IMAGE_SETS: dict[str, Callable[..., Federation]] = {
     ),
     "domains": image_set(
         folders.domains,
-        "Your own domain/class folders, or PACS and Office-31: --data domains:PATH; one client a domain.",
+        "Your own domain/class folders, or PACS and Office-31: --data domains:PATH; one client per domain.",
         clients=None,
         split="domain",
         train=None,

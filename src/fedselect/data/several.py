@@ -1,4 +1,4 @@
-"""Clients that have several inputs: each packed into one tensor, all in the same way."""
+"""Clients with several inputs: each packed into one tensor, all in the same way."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ PARTS = {"train": "training", "test": "test", "val": "validation"}
 
 
 def packed(clients: "Sequence[ClientData]") -> "Sequence[ClientData]":
-    """The clients with one tensor of inputs each, and how that is laid out; as they are where all have one input."""
+    """The clients with their inputs packed into one tensor and its layout; unchanged if all have one input."""
     several = [client.layout is not None or any(are_several(x) for x, _ in _pairs(client).values()) for client in clients]
     if not any(several):
         return clients

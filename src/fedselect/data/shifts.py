@@ -1,7 +1,7 @@
-"""How clients differ, by name: `--shift camera+meaning`.
+"""Shifts: known differences between clients, by name: `--shift camera+meaning`.
 
-A kind is a function from (data, seed) to a `Way` for each client, which goes by the client's number and does the same to its
-training, validation and test samples. Of the data it asks shapes, or how far features spread over all clients.
+A kind of shift is a function from (data, seed) to a `Way` per client, which depends on the client's number and changes its
+training, validation and test samples alike. It uses only shapes of the data, or how far features vary over all clients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,26 +19,26 @@ BLOCK = 256
 PURPOSE = 8  # of random numbers; the next key is the kind, then the client
 PARTS = ("train", "val", "test")
 Change = Callable[[Tensor, np.random.Generator], Tensor]
-"""What becomes of inputs; the generator is the client's own, for what is drawn anew for each sample."""
+"""Changes inputs; the generator is the client's own, for what is drawn per sample."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How one client differs: in words, what becomes of its inputs, and which label each class has."""
+    """How one client is changed: a description, the change of its inputs, and the new label of each class."""
 
     words: str
     inputs: Change | None = None
     labels: Sequence[int] | None = None
-    name: str = ""  # stands in the client's name in place of the kind
+    name: str = ""  # used in the client's name instead of the kind
 
 
 def none(data: Federation, seed: int) -> list[Way]:
-    """Nobody differs."""
+    """No differences."""
     return [Way("no difference")] * len(data.clients)
 
 
 def labels(data: Federation, seed: int) -> list[Way]:
-    """Clients have classes of their own, by how they were dealt."""
+    """Clients have different classes, by the partition."""
     return [Way("own classes")] * len(data.clients)
 
 
@@ -123,9 +123,9 @@ KINDS: dict[str, Callable[[Federation, int], list[Way]]] = {
     "scaled": scaled,
     "permuted": permuted,
 }
-"""They are applied in this order, in whatever order they are named: noise fits features that are still where they were."""
+"""Applied in this order, however they are named: noise must be added before features are permuted."""
 MOTLEY = {"none": 2, "meaning": 5, "camera": 8, "labels": 10}
-"""Who is what in a motley federation: clients from the first on, up to so many tenths of them."""
+"""The kinds in a motley federation: consecutive clients, up to this many tenths of them."""
 ALONE = ("none", "motley")
 DEALT = ("none", "labels", "motley")
 
@@ -148,7 +148,7 @@ def deal_for(
     kinds: Sequence[str], pool: Pool, split: SplitName, clients: int, sizes: Sizes, seed: int,
     *, classes_per_client: int, concentration: float,
 ) -> list[Part]:  # fmt: skip
-    """Deal as the kinds ask: motley by hands, `labels` by the split that is given, the others alike to everybody."""
+    """Partition as the kinds require: motley by class lists, `labels` by the given split, others with the same class mix."""
     if "motley" in kinds:
         if split == "domain":
             raise InputError("motley decides itself who gets which classes; add --split classes.")
@@ -177,14 +177,14 @@ def shifted(data: Federation, shift: str, *, seed: int = 0) -> Federation:
     for kind in (kinds := parse(shift)):
         if kind in DEALT:
             raise InputError(
-                f"{kind} decides who gets which samples, and these are dealt already; give it where data is dealt: "
+                f"{kind} decides which client gets which samples, and this data is already partitioned; use it when loading: "
                 f'fs.load("digits", shift="{kind}") or fs.deal_images(images, shift="{kind}").'
             )
     return differ(data, kinds, seed)
 
 
 def differ(data: Federation, kinds: Sequence[str], seed: int) -> Federation:
-    """Data that was dealt for these kinds, with what they do to samples done."""
+    """Apply these kinds to the samples of data that was partitioned for them."""
     if tuple(kinds) in (("none",), ("labels",)):
         return data
     own = _motley(len(data.clients)) if "motley" in kinds else [set(kinds)] * len(data.clients)
@@ -209,7 +209,7 @@ def differ(data: Federation, kinds: Sequence[str], seed: int) -> Federation:
 
 
 def _told(client: ClientData, number: int, ways: dict[str, Way]) -> ClientData:
-    """The client with a name that says how it differs."""
+    """The client with a name that says how it was changed."""
     name = " ".join([client.name or str(number), *(way.name or kind for kind, way in ways.items())])
     return replace(client, name=name, shift={**client.shift, **{kind: way.words for kind, way in ways.items()}})
 
@@ -316,4 +316,4 @@ def _are_pictures(data: Federation) -> bool:
 
 def _need_labels(data: Federation, kind: str) -> None:
     if not data.classes or data.target_shape:
-        raise InputError(f"{kind} changes labels, and the targets of {data.name} are none; use another kind of shift.")
+        raise InputError(f"{kind} changes class labels, which {data.name} does not have; use another kind of shift.")

@@ -1,4 +1,4 @@
-"""Tables as federated data: one file whose rows say whose they are, or a folder with one file for each client."""
+"""Tables as federated data: one file with a client column, or a folder with one file per client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ Names = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are. Several names are a tuple, or a text with commas between.
+    """The roles of a table's columns. Several names are a tuple, or a text separated by commas.
 
-    `targets` are the classes or numbers that the target columns hold: by default numbers where they have fractions or are
-    several, else classes. `categories` are columns to take as names though they hold numbers.
+    `targets`: whether target columns are classes or numbers; by default numbers if they have fractions or are several, else
+    classes. `categories`: columns to treat as categories although they contain numbers.
     """
 
     target: Names = None
@@ -49,14 +49,13 @@ def table(
     *,
     seed: int = 0,
 ) -> Federation:
-    """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file for each client."""
+    """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file per client."""
     if not path:
-        raise InputError("say where the table is: --data table:FILE, or table:FOLDER with one file for each client.")
+        raise InputError("give the path of the table: --data table:FILE, or table:FOLDER with one file per client.")
     place = Path(path).expanduser()
     if client is None and is_table(place):
         raise InputError(
-            f"{place} is one table; name the column that says which client a row is of: --client COLUMN, or give a folder with "
-            "one file for each client."
+            f"{place} is one table; name its column of clients with --client COLUMN, or give a folder with one file per client."
         )
     if schema is not None:
         agreed = Schema.read(Path(schema).expanduser())
@@ -72,7 +71,7 @@ def federate(
     columns: Columns = COLUMNS,
     division: Division = DIVISION,
 ) -> Federation:
-    """The federation of these clients' tables, by name, each with the schema that was fitted on their training rows."""
+    """The federation of these clients' tables, by name, with the schema fitted on their training rows."""
     made, owns, parts = _fit(frames, columns, division)
     return _federation(name, frames, {who: made.of_client(own) for who, own in owns.items()}, parts)
 
@@ -85,7 +84,7 @@ def schema_of(
 
 
 def fitted(frames: Mapping[str, Frame], schema: Schema, name: str = "table") -> Federation:
-    """The federation of these clients' tables with a schema that is agreed; what does not fit is refused."""
+    """The federation of these clients' tables with an agreed schema; rows that do not fit it are refused."""
     schema.check_whole()
     owns, parts = {}, {}
     for who, frame in frames.items():
@@ -117,7 +116,7 @@ def read_clients(path: Path, client: str | None, missing: tuple[str, ...] = ()) 
 
 
 def by_client(frame: Frame, client: str) -> dict[str, Frame]:
-    """A table's rows by the column that names the clients, which is then no part of them."""
+    """A table's rows by client, without the column that names the clients."""
     code, names = frame.codes(client)
     if (code < 0).any():
         raise DataError(
@@ -128,7 +127,7 @@ def by_client(frame: Frame, client: str) -> dict[str, Frame]:
 
 
 def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
-    """Refuse options that ask for something else than a schema that is agreed."""
+    """Refuse options that contradict an agreed schema."""
     for name, default in {n: o.default for group in (Columns, Division) for n, o in options(group).items()}.items():
         said = said_by(schema).get(name)
         if given.get(name, default) not in (default, said):
@@ -137,7 +136,7 @@ def check_options(schema: Schema, given: Mapping[str, Any]) -> None:
 
 
 def said_by(schema: Schema) -> dict[str, Any]:
-    """The options of `table` that a schema settles."""
+    """The options of `table` that a schema determines."""
     return {
         "target": ",".join(schema.target),
         "targets": "classes" if schema.classes else "auto" if schema.labels else "numbers",
@@ -148,7 +147,7 @@ def said_by(schema: Schema) -> dict[str, Any]:
 
 
 def words(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names one by one, of a list or of a text with commas between."""
+    """Names from a list, or from a text separated by commas."""
     if names is not None and not isinstance(names, str):
         return tuple(map(str, names))
     return tuple(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
@@ -157,13 +156,13 @@ def words(names: str | Sequence[str] | None) -> tuple[str, ...]:
 def _fit(
     frames: Mapping[str, Frame], columns: Columns, division: Division
 ) -> tuple[Schema, dict[str, Schema], dict[str, Part]]:
-    """The schema of all clients, each client's own, and how each divides its rows."""
+    """The schema of all clients, each client's own schema, and the division of its rows."""
     first = next(iter(frames.values()))
     if first.split_column and not division.columns:
         division = replace(division, split_column=first.split_column)
     target = words(columns.target)
     if not target:
-        raise InputError(f"say what is to be predicted: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
+        raise InputError(f"name the column to predict: --target COLUMN; {first.source} has {', '.join(first.columns)}.")
     aside = (*target, *words(columns.drop), *division.columns, first.split_column)
     for frame in frames.values():
         for name in (*target, *words(columns.categories), *division.columns):

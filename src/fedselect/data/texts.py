@@ -1,4 +1,4 @@
-"""Texts as federated data: a column of a table, tokenised by the tokenizer in a folder of Hugging Face's."""
+"""Texts as federated data: a column of a table, tokenized by a Hugging Face tokenizer from a folder."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,20 +33,20 @@ def text(
     division: Division = DIVISION,
     seed: int = 0,
 ) -> Federation:
-    """Texts of your own: --data text:FILE --tokenizer FOLDER, a table with columns for client, text and label.
+    """Your own texts, a table with columns for client, text and label: --data text:FILE --tokenizer FOLDER.
 
-    path: a table, or a folder with one for each client
+    path: a table, or a folder with one per client
     tokenizer: folder with the tokenizer's files, as save_pretrained writes it; usually that of the model
-    client: column that says which client a row belongs to; in a folder each file is one client
+    client: column that says which client a row belongs to; not used for a folder, where each file is one client
     text: column with the text
     target: column to predict
     targets: classes or numbers; auto: numbers if they have fractions, else classes
-    length: tokens of a text; longer ones are cut, shorter ones padded
+    length: tokens per text; longer texts are cut, shorter ones padded
     """
     if not path:
-        raise InputError("say where the texts are: --data text:FILE, or text:FOLDER with one file for each client.")
+        raise InputError("give the path of the texts: --data text:FILE, or text:FOLDER with one file per client.")
     if not tokenizer:
-        raise InputError("say which tokenizer reads the texts: --tokenizer FOLDER, usually that of --model hf:FOLDER.")
+        raise InputError("name the tokenizer's folder: --tokenizer FOLDER, usually that of --model hf:FOLDER.")
     if length < 1:
         raise InputError(f"length must be at least 1, not {length}.")
     place = Path(path).expanduser()
@@ -57,7 +57,7 @@ def text(
 
 
 class Tokens:
-    """The tokenizer of a folder, for texts of one length in tokens."""
+    """The tokenizer in a folder, for texts of a fixed number of tokens."""
 
     def __init__(self, folder: Path, length: int) -> None:
         from fedselect.models.huggingface import check_folder, need_transformers
@@ -94,8 +94,8 @@ def _federate(
 def _client(who: str, frame: Frame, part: Part, text: str, schema: Schema, tokens: Tokens) -> ClientData:
     code, names = frame.codes(text)
     if (code < 0).any():
-        raise DataError(f"{frame.source}: row {frame.row_where(code < 0)} has no {text}; fill it in or remove it.")
-    each = tokens(list(names))  # every text once
+        raise DataError(f"{frame.source}: row {frame.row_where(code < 0)} has no {text}; fill it in or remove the row.")
+    each = tokens(list(names))  # tokenize each distinct text once
     y, at = schema.targets(frame), torch.from_numpy(code).long()
 
     def pick(rows: Indices) -> Pair | None:

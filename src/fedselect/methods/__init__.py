@@ -1,4 +1,4 @@
-"""The methods, one row each. A new method is an alias or one small file, one row here, one line in docs/methods.md."""
+"""The methods, one row each. A new method is an alias or one small file, a row here and a line in docs/methods.md."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
-"""The named methods that are Partial with a choice of mask and phases. Defaults are the paper's protocol, but for FedSelect's
-rates, which were chosen from its grid on held-out data (docs/reproduction.md)."""
+"""The named methods that are `Partial` with a choice of mask and phases.
+
+Defaults are those of the paper's protocol, except FedSelect's learning rates, which were chosen from its grid on held-out data
+(docs/reproduction.md)."""
 
 from typing import Literal
 
@@ -42,34 +44,32 @@ def FedSelect(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Each client grows a mask of the entries that move most, keeps those personal and shares the rest (CVPR 2024).
+    """Each client grows a mask of the entries that move most, keeps them personal and shares the rest (CVPR 2024).
 
-    rate: the share of entries that joins the mask at a time, rounded up
-    limit: the largest personal share, rounded down
-    epochs: pairs of passes (personal, shared) a round
+    rate: share of entries added to the mask at a time, rounded up
+    limit: largest share of personal entries, rounded down
+    epochs: pairs of local epochs (personal, then shared) per round
     lr: learning rate of the shared part
     personal_lr: learning rate of the personal part; none: as lr
-    by: what joins: entries that moved most, least, or drawn at random (ablations)
-    select: how the rule is read where the paper leaves it open: see fs.Reading
-    order: personal and shared passes in turn, or passes over both together
-    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
-    freeze: what keeps its initial value, the same for all, until fine-tuning (as the head of FedBABU); needs finetune
-    finetune: passes over everything on the merged model before it is evaluated, as in FedAvg + FT; needs view=merged
+    by: which entries are added: those that moved most, least, or random ones (ablations)
+    select: choices that the paper leaves open: see fs.Reading
+    order: train personal and shared entries in alternate epochs, or both together
+    server_average: decay of a moving average of the aggregate, which the merged model uses instead of the latest aggregate
+    freeze: part that keeps its common initial value until fine-tuning (like the head in FedBABU); needs finetune
+    finetune: epochs of fine-tuning the whole merged model before evaluation, as in FedAvg + FT; needs view=merged
     finetune_lr: learning rate of fine-tuning; none: as lr; needs finetune
-    answers: own: the merged model answers only with classes that the client trains on
-    weight: what a client counts in the mean: 1, or its number of training samples
+    answers: own: the merged model predicts only classes that occur in the client's training data
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     check_choice(("alternate", "joint"), order=order)
     check_choice(("nothing", "head"), freeze=freeze)
     check_finetune_lr("FedSelect", finetune, finetune_lr)
     if finetune == 0 and freeze == "head":
-        raise InputError(
-            "FedSelect without finetune would never train a head that freeze=head keeps as it was; set finetune too."
-        )
+        raise InputError("FedSelect with freeze=head trains the head only when it fine-tunes; set finetune too.")
     if freeze == "head" and by == "least":
-        raise InputError("FedSelect with freeze=head and by=least would select the head, which does not move; leave one out.")
+        raise InputError("FedSelect with freeze=head and by=least would select the head, which does not move; drop one.")
     chosen = DeltaSelect(rate, limit, by, **vars(select))
     phases: Phases = (("all", epochs),) if order == "joint" else (("personal", 1), ("shared", 1)) * epochs
     tune: Phases = (("all", finetune),) if finetune else ()
@@ -92,16 +92,16 @@ def FedPersist(
     weight: Weight = "uniform",
     norm_stats: Stats = "local",
 ) -> Partial:
-    """Each client keeps the last layer in which it persistently disagrees with the others, shares the rest, and fine-tunes.
+    """Each client keeps the last layer in which it persistently disagrees with the others, shares the rest and fine-tunes.
 
-    window: rounds of a client before it is tested; 0: nothing is ever personal
-    threshold: the persistence above which a layer may become personal; 1: none does
-    epochs: passes over the client's training data a round
+    window: rounds a client takes part in before it is tested; 0: nothing becomes personal
+    threshold: persistence above which a layer may become personal; 1: none does
+    epochs: local epochs per round
     lr: learning rate
-    unit: what is tested and becomes personal: a layer, or the ranks of its adapter
-    finetune: passes of fine-tuning; 0: no fine-tuning
+    unit: unit that is tested and becomes personal: a layer, or single ranks of its adapter
+    finetune: epochs of fine-tuning; 0: no fine-tuning
     finetune_lr: learning rate of fine-tuning; none: as lr
-    weight: what a client counts in the mean: 1, or its number of training samples
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
     """
     tune: Phases = (("all", finetune),) if finetune else ()
@@ -115,7 +115,7 @@ def FedPersist(
 def Local(epochs: int = 3, lr: Scalar = 0.01) -> Partial:
     """Every client trains alone; nothing is communicated.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
     """
     return Partial(Fixed(everything), (("all", epochs),), lr)
@@ -130,14 +130,14 @@ def FedAvg(
     norm_stats: Stats = "shared",
     view: View = "merged",
 ) -> Partial:
-    """One global model, the mean of all clients' models; reported: that model on every client's data.
+    """One global model, the mean of all clients' models, evaluated on every client's data.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    answers: own: the reported model answers only with classes that the client trains on
-    weight: what a client counts in the mean: 1, or its number of training samples
+    answers: own: the reported model predicts only classes that occur in the client's training data
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, answers=answers, view=view)
 
@@ -154,16 +154,16 @@ def FedAvgFT(
     norm_stats: Stats = "shared",
     server_average: Scalar = 0.0,
 ) -> Partial:
-    """FedAvg; then every client fine-tunes the global model (by default with the round's own epochs) before evaluation.
+    """FedAvg, after which every client fine-tunes the global model before evaluation (by default for `epochs`).
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    finetune: passes of fine-tuning; none: as epochs; 0: no fine-tuning
+    finetune: epochs of fine-tuning; none: as epochs; 0: no fine-tuning
     finetune_lr: learning rate of fine-tuning; none: as lr
-    answers: own: the reported model answers only with classes that the client trains on
-    weight: what a client counts in the mean: 1, or its number of training samples
+    answers: own: the reported model predicts only classes that occur in the client's training data
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
+    server_average: decay of a moving average of the aggregate, which the merged model uses instead of the latest aggregate
     """
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
@@ -185,17 +185,17 @@ def FedPer(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal, body averaged, both trained together; after `warmup` rounds in which the head is averaged too.
+    """The head is personal and the body averaged; both train together. For the first `warmup` rounds the head is averaged too.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate of the body
     personal_lr: learning rate of the head; none: as lr
     warmup: rounds at the start in which the head is averaged too
-    finetune: epochs in which the merged model is trained before it is evaluated; needs view=merged
+    finetune: epochs of fine-tuning the merged model before evaluation; needs view=merged
     finetune_lr: learning rate of fine-tuning; none: as lr
-    weight: what a client counts in the mean: 1, or its number of training samples
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     tune: Phases = (("all", finetune),) if finetune else ()
     return Partial(
@@ -215,15 +215,15 @@ def FedRep(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Head personal: first the head with the body frozen, then the body with the head frozen (each for `epochs`).
+    """The head is personal. Each round trains the head with the body frozen, then the body with the head frozen.
 
-    epochs: passes of the body a round
-    head_epochs: passes of the head a round; none: as epochs
+    epochs: local epochs of the body per round
+    head_epochs: local epochs of the head per round; none: as epochs
     lr: learning rate of the body
     personal_lr: learning rate of the head; none: as lr
-    weight: what a client counts in the mean: 1, or its number of training samples
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     phases: Phases = (("personal", epochs if head_epochs is None else head_epochs), ("shared", epochs))
     return Partial(Fixed(head), phases, lr, personal_lr, weight, norm_stats, view=view)
@@ -241,16 +241,16 @@ def FedBABU(
     norm_stats: Stats = "local",
     server_average: Scalar = 0.0,
 ) -> Partial:
-    """Only the body is trained and averaged, under a head that keeps its initial value; clients fine-tune both at the end.
+    """Only the body is trained and averaged, with the head fixed at its initial value; clients fine-tune both for evaluation.
 
-    epochs: passes of the body a round
+    epochs: local epochs of the body per round
     lr: learning rate of the body
-    finetune: passes of fine-tuning; none: as epochs; 0: no fine-tuning
+    finetune: epochs of fine-tuning; none: as epochs; 0: no fine-tuning
     finetune_lr: learning rate of fine-tuning; none: as lr
-    answers: own: the reported model answers only with classes that the client trains on
-    weight: what a client counts in the mean: 1, or its number of training samples
+    answers: own: the reported model predicts only classes that occur in the client's training data
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    server_average: weight of the past in a moving mean of the aggregate, which the merged view takes in its place
+    server_average: decay of a moving average of the aggregate, which the merged model uses instead of the latest aggregate
     """
     tune: Phases = (("all", epochs if finetune is None else finetune),)
     return Partial(
@@ -271,19 +271,19 @@ def LGFedAvg(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """Body personal, head averaged, both trained together: the FedSelect paper's reading of a name with four meanings.
+    """The body is personal and the head averaged; both train together. This is how the FedSelect paper interprets LG-FedAvg.
 
     The authors' CIFAR code shares the convolutions instead (shared="convolutions") and starts from a model trained by
-    FedAvg (warmup: rounds in which every parameter is averaged; statistics follow norm_stats then too).
+    FedAvg (warmup: all parameters are averaged in these rounds; statistics still follow norm_stats).
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate of the shared part
     personal_lr: learning rate of the personal part; none: as lr
     shared: what is averaged: the head, or the convolutions
-    warmup: rounds at first in which every parameter is averaged; statistics follow norm_stats
-    weight: what a client counts in the mean: 1, or its number of training samples
+    warmup: rounds at the start in which all parameters are averaged; statistics follow norm_stats
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     check_choice(("head", "convolutions"), shared=shared)
     select = Fixed(body if shared == "head" else not_convolutions, warmup)
@@ -301,15 +301,15 @@ def PersonalLayers(
     norm_stats: Stats = "local",
     view: View = "local",
 ) -> Partial:
-    """The paper's layer ablation: chosen layers personal, trained as FedSelect trains (A, B, C, D, or names with commas).
+    """The paper's layer ablation: chosen layers are personal, trained in the same way as in FedSelect.
 
-    layers: A, B, C, D, or names of parameters with commas between; * stands for anything
-    epochs: pairs of passes (personal, shared) a round
+    layers: A, B, C, D, or parameter names separated by commas; * matches anything
+    epochs: pairs of local epochs (personal, then shared) per round
     lr: learning rate of the shared part
     personal_lr: learning rate of the personal part; none: as lr
-    weight: what a client counts in the mean: 1, or its number of training samples
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     alternate: Phases = (("personal", 1), ("shared", 1)) * epochs
     chosen = [LAYERS.get(name.strip(), name.strip()) for name in layers.split(",")]
@@ -327,23 +327,23 @@ def FedProx(
 ) -> Partial:
     """FedAvg with a pull towards the global model received: 0.5 mu ||w - w_t||^2.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
     mu: strength of the pull
-    weight: what a client counts in the mean: 1, or its number of training samples
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
     return Partial(Fixed(nothing), (("all", epochs),), lr, None, weight, norm_stats, mu=mu, view=view)
 
 
 @alias
 def FedBN(epochs: int = 3, lr: Scalar = 0.01, weight: Weight = "uniform", view: View = "local") -> Partial:
-    """Norm layers personal, affine parameters and statistics; everything else averaged.
+    """Norm layers are personal, with their affine parameters and statistics; everything else is averaged.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    weight: what a client counts in the mean: 1, or its number of training samples
-    view: the model reported: after local training, or merged with the aggregate
+    weight: weight of a client in the mean: 1, or its number of training samples
+    view: reported model: after local training, or merged with the aggregate
     """
     return Partial(Fixed(norms), (("all", epochs),), lr, None, weight, "local", view=view)

@@ -15,22 +15,22 @@ from fedselect.models import Model
 from fedselect.training.work import Work
 
 LEAST = 0.05
-"""A mixture without any of the personal model would never train it, nor find out that more of it would help."""
+"""With alpha = 0 the personal model would get no gradient, and alpha could never rise again."""
 
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """A mixture of a personal model v and a global one w for every client: alpha v + (1 - alpha) w, alpha learned.
+    """Each client mixes its personal model v with the global w: alpha v + (1 - alpha) w, and learns alpha.
 
     The copy of w trains and is averaged. Then v trains to reduce the loss of the mixture, and alpha takes a step down the same
     loss. Clients that resemble the others end near FedAvg; clients that do not end near training alone.
 
-    epochs: passes of each of the two models a round
+    epochs: local epochs of each of the two models per round
     lr: learning rate of both
-    alpha: what the personal model counts at first, from 0.05 to 1
-    alpha_lr: learning rate of alpha, one step a round; 0: it stays
-    weight: what a client counts in the mean, 1 or n_i
-    view: the model reported: after local training, or merged with the aggregate
+    alpha: initial weight of the personal model, from 0.05 to 1
+    alpha_lr: learning rate of alpha, one step per round; 0: alpha stays fixed
+    weight: weight of a client in the mean: 1, or its number of training samples
+    view: reported model: after local training, or merged with the aggregate
     """
 
     epochs: int = 3
@@ -47,7 +47,7 @@ class APFL(Method):
         check_shares(alpha=self.alpha)
         check_not_negative(alpha_lr=self.alpha_lr)
         if bool((check_number("alpha", self.alpha) < LEAST).any()):
-            raise InputError(f"alpha must be at least {LEAST}, not {self.alpha}: the personal model would never train.")
+            raise InputError(f"alpha must be at least {LEAST}, not {self.alpha}, or the personal model would never train.")
         if self.epochs < 1:
             raise InputError(f"epochs must be at least 1, not {self.epochs}.")
 
@@ -55,7 +55,7 @@ class APFL(Method):
         return {"params": clone(params)}
 
     def join(self, work: Work, params: Tree) -> State:
-        work.travel(self.epochs, self.lr)  # or say now what it needs
+        work.travel(self.epochs, self.lr)  # checks now what it needs later
         alpha = per_row(self.alpha, params[work.model.params[0]])
         return {"params": clone(params), "own": clone(params), "share": {"alpha": alpha}}
 
@@ -66,7 +66,7 @@ class APFL(Method):
         names, alpha = work.model.params, state["share"]["alpha"]
         shared = work.train(down["params"], whole_passes(work, self.epochs, self.lr))
         before = self._mixed(work.model, state, shared)
-        # a step of v at the rate lr, down alpha times the mixture's gradient, moves the mixture by alpha as much
+        # v's gradient is alpha times the mixture's, so a step of v moves the mixture by alpha^2 lr times its gradient
         rate = self.lr * alpha.double().square()
         after = work.train(before, whole_passes(work, self.epochs, rate))
         moved = {n: after[n] - before[n] for n in names}
@@ -90,14 +90,14 @@ class APFL(Method):
         return dict.fromkeys(model.names, True)
 
     def mask(self, model: Model, state: State) -> Mask:
-        """Every entry of the mixture a client uses is its own; the copy that travels is another model."""
+        """All entries of the mixture are personal; the copy that is uploaded is another model."""
         return dict.fromkeys(model.params, True)
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Its personal model and alpha; the mixture is made anew in each round."""
+        """The personal model and alpha; the mixture is computed again in each round."""
         return {"params": {}}
 
     def _mixed(self, model: Model, state: State, shared: Tree) -> Tree:
-        """alpha v + (1 - alpha) w, with statistics of the mixture's own."""
+        """alpha v + (1 - alpha) w, with the mixture's own BatchNorm statistics."""
         alpha, own = state["share"]["alpha"], state["own"]
         return {**own, **{n: torch.lerp(shared[n], own[n], torch.as_tensor(along(alpha, own[n]))) for n in model.params}}

@@ -1,8 +1,8 @@
-"""Which of its models a client reports: each client chooses on its own validation data.
+"""Each client chooses the model it reports, on its own validation data.
 
-A client has the model that local training left, the one merged with the aggregate, that one fine-tuned where the method
-fine-tunes, and mixtures of local and merged. It takes another one than the method reports only if that has a better headline
-metric; of models with the same, the one with the lowest loss.
+A client can choose the local model, the merged model, the merged model fine-tuned (if the method fine-tunes), or a mixture of
+local and merged. It replaces the model that the method reports only by one with a better headline metric; ties go to the lower
+loss.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CHOICES = ("local", "merged", "fine-tuned", *(f"{share:.0%} local" for share in 
 
 
 class Choice(NamedTuple):
-    """The merged models, those that were chosen, and which they are: (C,), places in CHOICES."""
+    """The merged models, the chosen models, and which they are: (C,), indices into CHOICES."""
 
     merged: Tree
     best: Tree
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 
 
 def candidates(method: Method, work: Work, state: State, down: State) -> dict[str, Tree]:
-    """The models that clients have, by their names in CHOICES."""
+    """The models that clients can choose from, by name in CHOICES."""
     local, merged = method.local(state), method.personal(work, state, down)
     found = {"local": local, "merged": merged}
     if (plain := _untuned(method)) is not None:
@@ -39,7 +39,7 @@ def candidates(method: Method, work: Work, state: State, down: State) -> dict[st
 
 
 def _untuned(method: Method) -> Method | None:
-    """The method without its fine-tuning, where it has any."""
+    """The method without fine-tuning; None if it does not fine-tune."""
     tuned = getattr(method, "finetune", None)
     return altered(method, {"finetune": type(tuned)()}) if tuned and isinstance(tuned, int | tuple) else None
 
@@ -49,7 +49,7 @@ def _mixed(merged: Tree, local: Tree, share: float) -> Tree:
 
 
 def choose(method: Method, work: Work, state: State, down: State, headline: Metric) -> Choice:
-    """Each client's choice among its models; a client without validation data keeps the one that the method reports."""
+    """Each client's choice among its models; a client without validation data keeps the model that the method reports."""
     found = candidates(method, work, state, down)
     merged = found.get("fine-tuned", found["merged"])
     reported = "local" if method.view == "local" else "fine-tuned" if "fine-tuned" in found else "merged"
@@ -64,7 +64,7 @@ def choose(method: Method, work: Work, state: State, down: State, headline: Metr
 
 
 def pick(values: Tensor, losses: Tensor) -> Tensor:
-    """Of models (rows) for each client (columns): the highest value, of equal ones the lowest loss; the first unless beaten."""
+    """Per client (column), the model (row) with the highest value, ties by lowest loss; the first model unless beaten."""
     values, losses = values.nan_to_num(-torch.inf), losses.nan_to_num(torch.inf)
     best = values.max(0).values
     lowest = losses.masked_fill(values < best, torch.inf).argmin(0)

@@ -1,4 +1,4 @@
-"""Selection by persistent disagreement: personal is where a client keeps wanting to be elsewhere than the others."""
+"""Selection by persistent disagreement: a layer becomes personal if the client's pull in it repeats."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ from fedselect.models import Model
 from fedselect.training.work import Work
 
 WINDOW = ("first", "second", "trained", "energy", "pulls", "units")
-"""Stored until a client is tested: the sum of either half's pulls, the model it trained last, the pulls' size and number, and
-their size by rank."""
+"""Stored until a client is tested: the sum of the pulls of either half, the model it trained last, the size and number of its
+pulls, and their size per rank."""
 
 
 @dataclass(frozen=True)
 class Disagreement(Shown):
-    """For `window` rounds everything is shared; then each client keeps the last layer in which it persistently disagrees.
+    """Share everything for `window` rounds; then each client keeps the last layer in which it persistently disagrees.
 
-    In these rounds a client trains on either half of its samples, as two clients would, and shares the mean. A pull is what
-    a half trained less the aggregate of that round. Pulls d are taken of the first half and of the second in turn; with m and
-    m' their means, persistence is <m, m'> / E|d|^2: the share of a pull that is there in other rounds and in other samples
-    too. It is 1 for a constant pull; the noise of training, and what only some samples ask for, have mean 0.
+    In these rounds a client trains on each half of its samples as if they were two clients, and shares the mean. A pull is the
+    model that a half trained, minus the aggregate of that round. Pulls d are taken from the two halves in turn. With m and m'
+    the mean pulls of the halves, persistence is <m, m'> / E|d|^2: the part of a pull that repeats in other rounds and other
+    samples. It is 1 for a constant pull. The noise of training, and pulls caused by single samples, have mean 0.
 
-    Of the layers above the threshold the last becomes personal, the nearest to the output: while it is shared, clients
-    disagree in the layers below it too, and once it is personal they need not.
+    Of the layers above the threshold the last one becomes personal, the nearest to the output: while it is shared, clients
+    also disagree in the layers below it, and once it is personal they need not.
 
-    With unit=rank, persistence is that of each rank of an adapter, a column of B with a row of A. Of the last layer that has a
-    rank above the threshold, the ranks above it become personal; a layer without an adapter counts as one.
+    With unit=rank, persistence is computed per rank of an adapter (a column of B with a row of A). In the last layer with a
+    rank above the threshold, these ranks become personal; a layer without an adapter counts as one rank.
     """
 
     window: int = 10
@@ -47,7 +47,7 @@ class Disagreement(Shown):
         check_not_negative(window=self.window)
         check_shares(threshold=self.threshold)
         if self.window == 1:
-            raise InputError("window must be 0, or at least 2 rounds: one for each half of the samples.")
+            raise InputError("window must be 0 or at least 2: each half of the samples needs a round.")
 
     def start(self, work: Work, params: Tree) -> State:
         memory: State = {"mask": empty(work, params)}
@@ -73,7 +73,7 @@ class Disagreement(Shown):
         if "pulls" not in memory:
             return memory
         memory = _close(work.model, memory, received)
-        if work.round < self.window:  # nobody has so many pulls yet
+        if work.round < self.window:  # no client has enough pulls yet
             return memory
         memory = self._test(work, memory)
         left = _untested(memory)
@@ -85,7 +85,7 @@ class Disagreement(Shown):
         if "pulls" not in memory:
             return train(work), memory
         left = _untested(memory)
-        whose = left if work.round >= self.window else None  # all of them, known without waiting for a GPU
+        whose = left if work.round >= self.window else None  # None: all clients, which is known without waiting for the GPU
         halves = work.half(0, whose), work.half(1, whose)
         a, b = (train(half) for half in halves)
         work.loss = (halves[0].loss + halves[1].loss) / 2
@@ -103,9 +103,9 @@ class Disagreement(Shown):
         }
 
     def _test(self, work: Work, memory: State) -> State:
-        """Those who have all their pulls choose."""
+        """Clients that have all their pulls select their personal layer."""
         due = _untested(memory) & (memory["pulls"]["count"] >= self.window)
-        some = work.n > 1  # one sample has no halves
+        some = work.n > 1  # a single sample has no halves
         kept = self._chosen(work.model, memory, some)
         found = {n: torch.where(some, v, 0.0) for n, v in persistence(memory, {n: n for n in work.model.params}).items()}
         return {
@@ -115,7 +115,7 @@ class Disagreement(Shown):
         }
 
     def _chosen(self, model: Model, memory: State, some: Tensor) -> Tree:
-        """What becomes personal of each parameter."""
+        """The new mask of each parameter."""
         mask = memory["mask"]
         if self.unit == "layer":
             kept = self._choose(persistence(memory, layers(model.params)), some)
@@ -128,7 +128,7 @@ class Disagreement(Shown):
         """The last layer above the threshold: (C,) by layer."""
         above = torch.stack(list(found.values()), 1)
         above = (above > per_row(self.threshold, above).unsqueeze(1)) & some.unsqueeze(1)
-        later = above.flip(1).cumsum(1).flip(1)  # how many from here on
+        later = above.flip(1).cumsum(1).flip(1)  # number of layers above the threshold from here on
         return {layer: above[:, i] & (later[:, i] == 1) for i, layer in enumerate(found)}
 
 
@@ -143,7 +143,7 @@ def layers(names: Iterable[str]) -> dict[str, str]:
 
 
 def persistence(memory: State, groups: Mapping[str, str]) -> Tree:
-    """<m, m'> / E|d|^2 from the sums of a window, at most 1, of tensors put together in groups: (C,) by group."""
+    """<m, m'> / E|d|^2 from the sums of a window, at most 1, for groups of tensors: (C,) by group."""
     count = memory["pulls"]["count"]
     pairs = ((count / 2).ceil() * (count / 2).floor()).clamp_min(1)
     same: Tree = {}
@@ -156,7 +156,7 @@ def persistence(memory: State, groups: Mapping[str, str]) -> Tree:
 
 
 def persistence_of_ranks(model: Model, memory: State) -> Tree:
-    """The same of ranks of adapters, and of other layers: (C, r) by unit."""
+    """Persistence per rank of an adapter, or of a whole layer without one: (C, r) by unit."""
     count = memory["pulls"]["count"].unsqueeze(1)
     pairs = ((count / 2).ceil() * (count / 2).floor()).clamp_min(1)
     same = Units(model).sums({n: v.double() * memory["second"][n].double() for n, v in memory["first"].items()})
@@ -165,7 +165,7 @@ def persistence_of_ranks(model: Model, memory: State) -> Tree:
 
 
 def _by_unit(model: Model, memory: State, apart: Tree, weight: Tensor) -> State:
-    """The size of pulls by rank, where that is asked for, with the squares of these added."""
+    """The size of pulls per rank (if it is stored), with the squares of these pulls added."""
     if "units" not in memory:
         return {}
     found = Units(model).sums({n: v.double().square() for n, v in apart.items()})
@@ -173,9 +173,10 @@ def _by_unit(model: Model, memory: State, apart: Tree, weight: Tensor) -> State:
 
 
 def _close(model: Model, memory: State, received: Tree) -> State:
-    """Take the aggregate, now that it is known, from the last pull.
+    """Subtract the aggregate, now that it is known, from the last pull.
 
-    Of a pull's squared size, the part of the halves' difference was added when they trained; here follows that of their mean.
+    The squared size of a pull is the part from the difference of the halves, added during training, plus that from their mean,
+    added here.
     """
     count, last = memory["pulls"]["count"], memory["pulls"]["open"]
     whose = {"first": last * (count % 2), "second": last * (1 - count % 2)}  # the count includes the last
@@ -186,7 +187,7 @@ def _close(model: Model, memory: State, received: Tree) -> State:
 
 
 def _untested(memory: State) -> Tensor:
-    """Clients that are still in their window: (C,)."""
+    """Which clients are still in their window: (C,)."""
     return next(iter(memory["persistence"].values())).isnan()
 
 
@@ -195,5 +196,5 @@ def _square(v: Tensor) -> Tensor:
 
 
 def _along(each: Tensor, like: Tensor) -> Tensor:
-    """One value for each client, of the type of its tensor and shaped to meet it."""
+    """One value per client, with the dtype of the tensor and a shape that broadcasts with it."""
     return each.to(like.dtype).view(-1, *[1] * (like.ndim - 1))

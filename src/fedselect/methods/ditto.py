@@ -1,4 +1,4 @@
-"""Ditto: a global model by FedAvg, and beside it a personal model of every client, pulled towards the global one."""
+"""Ditto: FedAvg's global model, and a personal model per client that is pulled towards it."""
 
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -15,18 +15,18 @@ from fedselect.training.work import Pass, Work
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """A personal model of every client, pulled towards a global one that is trained by FedAvg beside it.
+    """Each client trains a personal model, pulled towards a global model that FedAvg trains alongside.
 
-    The global copy trains and is averaged, statistics included. The personal v takes the same batches:
-    v -= lr (grad f(v) + lam (v - w_t)), w_t the global model received this round.
+    The global copy is trained and averaged, BatchNorm statistics included. The personal v trains on the same batches:
+    v -= lr (grad f(v) + lam (v - w_t)), where w_t is the global model received this round.
 
-    epochs: passes of the global copy a round
+    epochs: local epochs of the global copy per round
     lr: learning rate of the global copy
     lam: strength of the pull towards the global model
     personal_lr: learning rate of the personal model; none: as lr
-    personal_epochs: passes of the personal model a round; none: as epochs
-    weight: what a client counts in the mean: 1, or its number of training samples
-    finetune: epochs in which the personal model is trained without the pull before it is evaluated
+    personal_epochs: local epochs of the personal model per round; none: as epochs
+    weight: weight of a client in the mean: 1, or its number of training samples
+    finetune: epochs of fine-tuning the personal model, without the pull, before evaluation
     finetune_lr: learning rate of fine-tuning; none: as personal_lr, or else lr
     """
 
@@ -39,7 +39,7 @@ class Ditto(Method):
     _: KW_ONLY
     finetune: int = 0
     finetune_lr: Scalar | None = None
-    view: View = field(default="local", init=False)  # aggregation does not touch the personal model: fine-tuning alone does
+    view: View = field(default="local", init=False)  # aggregation does not change the personal model; only fine-tuning does
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
@@ -82,7 +82,7 @@ class Ditto(Method):
         return dict.fromkeys(model.names, True)
 
     def mask(self, model: Model, state: State) -> Mask:
-        """Every entry of the model a client uses is its own; the global copy that travels is another model."""
+        """All entries of the personal model are personal; the global copy that is uploaded is another model."""
         return dict.fromkeys(model.params, True)
 
     @property

@@ -26,12 +26,12 @@ class FedAlike(Method):
     clients accordingly (`grouping`). With one group this is FedAvg, with one group per client FedPer; in between, clients
     share a head with those they agree with. If you know the groups, pass them (`heads`).
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    finetune: passes of fine-tuning; 0: no fine-tuning
+    finetune: epochs of fine-tuning; 0: no fine-tuning
     finetune_lr: learning rate of fine-tuning; none: as lr
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    heads: find out who shares a head, or a number for each client: "0 0 1 1"
+    heads: find: the server finds the groups; or one group number per client: "0 0 1 1"
     """
 
     epochs: int = 3
@@ -50,7 +50,7 @@ class FedAlike(Method):
         if self.epochs < 1:
             raise InputError(f"epochs must be at least 1, not {self.epochs}.")
         if self.heads != FIND and not all(word.isdecimal() for word in self.heads.split()):
-            raise InputError(f"heads is find, or a number for each client as in '0 0 1 1', not {self.heads!r}.")
+            raise InputError(f"heads must be 'find' or one group number per client, such as '0 0 1 1', not {self.heads!r}.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         model.need_head("FedAlike")
@@ -60,7 +60,7 @@ class FedAlike(Method):
         if self.heads != FIND:
             told = self.heads.split()
             if len(told) != clients:
-                raise InputError(f"heads has {len(told)} numbers for {clients} clients; give one for each.")
+                raise InputError(f"heads has {len(told)} numbers for {clients} clients; give one number per client.")
             group = torch.tensor([[int(n) for n in told].index(int(n)) for n in told]).to(group)
         return {"params": clone(params), "heads": heads, "who": {"group": group, "shape": group.new_zeros(2)}}
 
@@ -78,10 +78,10 @@ class FedAlike(Method):
         return Down({"params": server["params"]}, {"heads": {n: v[ids] for n, v in server["heads"].items()}, "told": told})
 
     def offers(self, server: State, clients: int) -> Down:
-        """The mean of all heads, then the head of each group of two or more: that of one client alone is its own."""
+        """The mean of all heads, then the head of each group of two or more clients; a single client's head stays its own."""
         group = server["who"]["group"]
         names, size = torch.unique(group, return_counts=True)
-        several = names[(size > 1) & (size < clients) & (names < clients)]  # `clients` stands for who has not taken part
+        several = names[(size > 1) & (size < clients) & (names < clients)]  # `clients` marks those that have not taken part
         share = torch.cat([torch.ones_like(group[None], dtype=torch.bool), group == several[:, None]]).double()
         share = share / share.sum(1, keepdim=True)
         heads = {n: torch.tensordot(share, v.double(), 1).to(v.dtype) for n, v in server["heads"].items()}
@@ -103,7 +103,7 @@ class FedAlike(Method):
         if self.heads == FIND:
             state = _grouped(state, ids, {n: v[at] for n, v in got.extra["profile"].items()})
         group = state["who"]["group"]
-        # whoever has not taken part yet begins with the mean of all heads
+        # clients that have not taken part yet start from the mean of all heads
         whose = torch.cat([group[ids], torch.full_like(ids, len(group))])
         count = torch.zeros(len(group) + 1, dtype=torch.float64, device=ids.device)
         count = count.index_add(0, whose, torch.ones_like(whose, dtype=torch.float64))
@@ -129,12 +129,12 @@ class FedAlike(Method):
         return {n: not model.is_head(n) if n in model.params else self.norm_stats == "shared" for n in model.names}
 
     def mask(self, model: Model, state: State) -> Mask:
-        """The head of a client whose group is not everybody."""
+        """The head, for clients whose group is not the whole federation."""
         apart, params = state["head"]["apart"], state["params"]
         return {n: _along(apart, params[n]).expand_as(params[n]) if model.is_head(n) else False for n in model.params}
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Of the model only statistics of the client's own: body and head come from the server."""
+        """Only the client's own BatchNorm statistics: body and head come from the server."""
         return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
     def groups(self, server: State) -> Tensor:
@@ -146,7 +146,7 @@ class FedAlike(Method):
 
 
 def _profile(work: Work, told: Tree) -> Tree:
-    """The profiles of clients that are asked for one; of others zeros."""
+    """The profiles of the clients that the server asks for one; zeros for the others."""
     if not bool(told["asked"].any()):
         rows, size = told["shape"][0].tolist()
         zeros = torch.zeros(len(work.ids), rows, size, device=work.ids.device)
@@ -155,7 +155,7 @@ def _profile(work: Work, told: Tree) -> Tree:
 
 
 def _grouped(state: State, ids: Tensor, sent: Tree) -> State:
-    """Take in the profiles of clients that are here for the first time, and put all whose profile is known in groups."""
+    """Store the profiles of clients that take part for the first time, and group all clients with a known profile."""
     group = state["who"]["group"]
     new = group[ids] == len(group)
     if not bool(new.any()):
@@ -170,10 +170,10 @@ def _grouped(state: State, ids: Tensor, sent: Tree) -> State:
 
 
 def _head(model: Model, tree: Tree) -> Tree:
-    """What clients share with their group alone."""
+    """The parameters that clients share only with their group."""
     return {n: tree[n] for n in model.params if model.is_head(n)}
 
 
 def _along(each: Tensor, like: Tensor) -> Tensor:
-    """One value for each row, shaped to meet it."""
+    """One value per row, shaped to broadcast with it."""
     return each.view(-1, *[1] * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""FedPAC: a shared body, features aligned to class prototypes, and for every client its own mixture of all clients' heads."""
+"""FedPAC: a shared body, features aligned to class prototypes, and for each client a mixture of all clients' heads."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -27,22 +27,23 @@ from fedselect.training.work import Pass, Work
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    """Body averaged; features drawn to class prototypes; each client's head is its own best mixture of everybody's heads.
+    """Average the body, align features to class prototypes, and give each client the best mixture of all heads.
 
-    Client: statistics of the received model, head epochs with the body frozen, body epochs with the head frozen and
-    lam * MSE(feature, prototype of the label) added (not in the first round), prototypes of the trained model.
-    Server: prototypes by class counts, and head_i = sum_j a_j head_j, a = argmin a'(diag(v) + D_i) a on the simplex.
+    Client: measure statistics of the received model; train the head for `head_epochs` with the body frozen; train the body for
+    `epochs` with the head frozen and lam * MSE(feature, prototype of the label) added to the loss (not in the first round);
+    compute prototypes with the trained model.
+    Server: average prototypes by class counts; head_i = sum_j a_j head_j with a = argmin a'(diag(v) + D_i) a on the simplex.
 
-    epochs: passes of the body a round
-    head_epochs: passes of the head a round
+    epochs: local epochs of the body per round
+    head_epochs: local epochs of the head per round
     lr: learning rate of the body
     head_lr: learning rate of the head; none: as lr
     lam: strength of the alignment
-    finetune: epochs in which the merged model is trained before it is evaluated; needs view=merged
+    finetune: epochs of fine-tuning the merged model before evaluation; needs view=merged
     finetune_lr: learning rate of fine-tuning; none: as lr
-    weight: what a client counts in the mean of bodies: 1, or its number of training samples
+    weight: weight of a client in the mean of bodies: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
 
     epochs: int = 3
@@ -56,7 +57,7 @@ class FedPAC(Method):
     weight: Weight = "samples"
     norm_stats: Stats = "local"
     view: View = "local"
-    not_negative = ("prototypes/count", "statistics/v")  # with a negative variance a mixture has no best
+    not_negative = ("prototypes/count", "statistics/v")  # with a negative variance there is no best mixture
 
     def __post_init__(self) -> None:
         check_choice(("uniform", "samples"), weight=self.weight)
@@ -115,7 +116,7 @@ class FedPAC(Method):
         for n, sent in got.extra["head"].items():
             heads[n][got.ids] = torch.einsum("ij,j...->i...", a, sent.double()).to(sent.dtype)
         means, counts = got.extra["prototypes"]["mean"].double(), got.extra["prototypes"]["count"].double()
-        total = counts.sum(0)  # a class nobody has keeps count 0: absent
+        total = counts.sum(0)  # a class that no client has keeps count 0: absent
         points = (counts.unsqueeze(-1) * means).sum(0) / total.clamp_min(1.0).unsqueeze(-1)
         dtype = got.extra["prototypes"]["mean"].dtype
         prototypes = {"mean": points.to(dtype), "count": total.to(dtype)}
@@ -138,34 +139,34 @@ class FedPAC(Method):
         return {n: model.is_head(n) for n in model.params}
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Of the model only statistics of the client's own: body and head come from the server."""
+        """Only the client's own BatchNorm statistics: body and head come from the server."""
         return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
     def _merged(self, model: Model, state: State, down: State) -> Tree:
         return {**merge(self.wants(model, state), down["params"], state["params"]), **down["head"]}
 
     def _head(self, model: Model, tree: Tree) -> Tree:
-        """What the server mixes of a model."""
+        """The parameters that the server mixes: the head."""
         return {n: v for n, v in tree.items() if model.is_head(n) and not self._stays(model, n)}
 
     def _stays(self, model: Model, name: str) -> bool:
-        """Whether this is a statistic that never leaves its client."""
+        """Whether this is a statistic that never leaves the client."""
         return self.norm_stats == "local" and name in model.stats
 
 
 def mixtures(h: Tensor, v: Tensor) -> Tensor:
-    """Every client's weights over all clients' heads, (m, m): rows are non-negative and sum to 1; below 1e-3 is 0.
+    """Each client's weights for all clients' heads, (m, m): rows are non-negative and sum to 1; weights below 1e-3 become 0.
 
-    h (m, K, D): class shares times class feature means; v (m,): the variance of that estimate.
+    h (m, K, D): class shares times class feature means; v (m,): variance of this estimate.
     """
     flat = h.double().flatten(1)
-    flat = flat - flat.mean(0)  # differences alone matter; fewer digits cancel
+    flat = flat - flat.mean(0)  # only differences matter; centered, fewer digits cancel
     gram = flat @ flat.T
     own = gram.diagonal()
     d = own.view(-1, 1, 1) - gram.unsqueeze(1) - gram.unsqueeze(2) + gram.unsqueeze(0)  # (h_i - h_j) . (h_i - h_l)
     a = simplex_qp(d + torch.diag(v.double()))
     kept = torch.where(a > 1e-3, a, 0.0)
-    kept = torch.where(kept.sum(1, keepdim=True) > 0, kept, a)  # of more than a thousand alike, none is above it
+    kept = torch.where(kept.sum(1, keepdim=True) > 0, kept, a)  # with over a thousand equal weights, none exceeds 1e-3
     return kept / kept.sum(1, keepdim=True)
 
 
@@ -195,5 +196,5 @@ def simplex_qp(p: Tensor, steps: int = 60) -> Tensor:
 
 
 def _reach(value: Tensor, change: Tensor) -> Tensor:
-    """How far each entry can go before it would be negative."""
+    """How far each entry can move before it becomes negative."""
     return torch.where(change < 0, -value / change, torch.inf)

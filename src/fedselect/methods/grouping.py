@@ -1,9 +1,9 @@
-"""Who is alike: clients whose targets look the same to one and the same model.
+"""Find groups of clients whose targets look the same to a given model.
 
-A client's profile says what its targets look like: for each class, the mean of the features of its samples. It is taken from
-either half of the samples. Halves share no sample, so products between them have no noise in the mean, and neither have
-products between clients. Clients are compared in the classes that both have, each class less the mean of these. So it is no
-difference that one of them lacks a class, has other numbers of samples, or that all its features are shifted alike.
+A client's profile says what its targets look like: for each class, the mean of the features of its samples, for each half of
+the samples. Halves share no sample, so noise has mean zero in products between them, as in products between clients. Clients
+are compared in the classes that both have, after subtracting the mean over these classes. Hence three things do not count as
+a difference: a class that one client lacks, different class counts, and a shift of all features.
 """
 
 import torch
@@ -16,22 +16,22 @@ from fedselect.training.layers import bmm
 from fedselect.training.work import Work
 
 LEAST = 0.1
-"""How quiet a feature may count as, beside the mean noise of all: quiet features count more, but one must not count for all."""
+"""Lower limit of a feature's noise, relative to the mean noise: quiet features count more, but none may dominate."""
 
 
 def profiles(work: Work) -> Tree:
-    """Profiles by the model that everybody started from: "first" and "second" of either half, "has" where both have the row."""
+    """Profiles computed by the common initial model: "first" and "second" per half; "has" marks rows that both halves have."""
     first, second = (profile(work.half(half), work.initial) for half in (0, 1))
-    has = first["has"] & second["has"] & (work.n > 1).unsqueeze(1)  # one sample has no halves
+    has = first["has"] & second["has"] & (work.n > 1).unsqueeze(1)  # a single sample has no halves
     halves = {"first": first["rows"], "second": second["rows"]}
     return {**{n: torch.where(has.unsqueeze(-1), rows, 0.0) for n, rows in halves.items()}, "has": has}
 
 
 def profile(work: Work, tree: Tree) -> Tree:
-    """What each target looks like to a model: "rows" (C, R, D), and which rows a client has: "has" (C, R).
+    """What each target looks like to a model: "rows" (C, R, D), and "has" (C, R), which rows a client has.
 
-    Of classes, a row is the mean of the features of the class. Of numbers (also of labels that are 0 or 1) a target has two
-    rows: half the slope of the features on it, upwards and downwards, so that 0 and 1 have the rows of two classes.
+    A class has one row: the mean of its features. A numeric target (also a 0/1 label) has two rows: half the slope of the
+    features on it, upwards and downwards, so that 0 and 1 have the rows of two classes.
     """
     total: Tree = {}
     for outputs, features, y, inside in work.seen(tree):
@@ -72,7 +72,7 @@ def profile(work: Work, tree: Tree) -> Tree:
 
 
 def _vectors(features: Tensor, places: torch.Size) -> Tensor:
-    """Features as vectors, one for each place: (C, places, D). If they have no positions, every position gets the sample's."""
+    """Features as vectors, one per position: (C, positions, D). Without positions, each gets the features of its sample."""
     if features.ndim > len(places) and features.shape[: len(places)] == places:
         return features.double().flatten(len(places)).flatten(1, -2)
     own = features.double().flatten(2)
@@ -81,14 +81,14 @@ def _vectors(features: Tensor, places: torch.Size) -> Tensor:
 
 
 def alike(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
-    """The group of each client, named by its first member: (M,). Profiles (M, R, D) and `has` (M, R) as from `profiles`."""
+    """The group of each client, by its first member: (M,). Profiles (M, R, D) and `has` (M, R) as from `profiles`."""
     return merged(votes(first, second, has))
 
 
 def votes(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
-    """By how much each two clients should share a head, (M, M); those with fewer than two rows in common do not care: 0.
+    """How strongly each pair of clients should share a head, (M, M); 0 for pairs with fewer than two rows in common.
 
-    Two are alike if their rows differ by less than half of what rows differ in among themselves:
+    Two clients vote for sharing if their rows differ by less than half as much as rows differ among themselves:
     |x_i - x_j|^2 < (|x_i|^2 + |x_j|^2) / 2, that is x_i x_j > (|x_i|^2 + |x_j|^2) / 4.
     """
     between, own = products(first, second, has)
@@ -97,9 +97,9 @@ def votes(first: Tensor, second: Tensor, has: Tensor) -> Tensor:
 
 
 def products(first: Tensor, second: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each two clients, in the rows that both have, each row less the mean of these: x_i x_j, and x_i x_i; both (M, M).
+    """x_i x_j and x_i x_i for each pair of clients, over the centered rows that both have; both (M, M).
 
-    The second is taken between the halves of i, so that noise has no part in its mean either. Quiet features count more.
+    The second is the product of the halves of i, so noise has mean zero in it too. Features with less noise count more.
     """
     mine = has.double()
     away = ((first - second).double().square() * mine.unsqueeze(-1)).sum((0, 1))
@@ -117,9 +117,9 @@ def products(first: Tensor, second: Tensor, has: Tensor) -> tuple[Tensor, Tensor
 
 
 def merged(votes: Tensor) -> Tensor:
-    """Groups with as many votes inside as merging two at a time finds: (M,), each client's group named by its first member.
+    """Groups found by greedy merging on votes: (M,), each client's group identified by its first member.
 
-    The two groups with most votes between them are merged while that is not negative; of equal ones the largest.
+    Merge the two groups with the most votes between them while that is not negative; ties go to the largest groups.
     """
     between, many = votes.clone(), len(votes)
     members, group = torch.ones(many, device=votes.device), torch.arange(many, device=votes.device)

@@ -1,4 +1,4 @@
-"""LotteryFL: every client prunes the global model to its own ticket, and entries are averaged over those who keep them."""
+"""LotteryFL: each client prunes the global model to its own ticket; entries are averaged over the clients that keep them."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -18,19 +18,20 @@ from fedselect.training.work import Pass, Work
 
 @dataclass(frozen=True)
 class LotteryFL(Method):
-    """Each client keeps a mask of weights: it prunes the smallest once it is good enough, and trains what it keeps.
+    """Each client prunes its smallest weights once it is accurate enough, and trains the weights it keeps.
 
-    Ticket = global model times mask. Where its accuracy on validation data is above `above` and the kept share above
-    `floor`, the share `rate` of smallest weights goes, tensor by tensor, and the rest starts again from its initial values.
+    A ticket is the global model times the client's mask. If its accuracy on validation data is above `above` and the kept
+    share above `floor`, the share `rate` of the smallest weights is pruned, tensor by tensor, and the rest restarts from its
+    initial values.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    rate: share of the kept weights that is pruned at a time, in each tensor, rounded down
+    rate: share of the kept weights pruned at a time in each tensor, rounded down
     floor: prune only while the kept share of the weights is above this
-    above: prune only where validation accuracy is above this
-    weight: what a client counts in the mean: 1, or its number of training samples
+    above: prune only if validation accuracy is above this
+    weight: weight of a client in the mean: 1, or its number of training samples
     norm_stats: BatchNorm statistics stay with the client, or are averaged
-    view: the model reported: after local training, or merged with the aggregate
+    view: reported model: after local training, or merged with the aggregate
     """
 
     epochs: int = 3
@@ -70,7 +71,7 @@ class LotteryFL(Method):
         share = count.double() / sum(m[0].numel() for m in kept.values())
         ready = (work.metric("accuracy", ticket) > self.above) & (share > self.floor)
         pruned = {n: prune(m, ticket[n].abs(), self.rate, ready) for n, m in kept.items()}
-        fewer = entries(pruned, kept) < count  # who pruned starts again from the initial values
+        fewer = entries(pruned, kept) < count  # clients that pruned restart from the initial values
         initial = work.initial
         start = {n: torch.where(_by(fewer, v), initial[n], v) if n in model.params else v for n, v in ticket.items()}
         start = {n: torch.where(pruned[n], v, 0.0) if n in pruned else v for n, v in start.items()}
@@ -94,16 +95,16 @@ class LotteryFL(Method):
         return {n: state["kept"].get(n, n not in local) for n in model.names}
 
     def mask(self, model: Model, state: State) -> Mask:
-        """What a client does not share: the entries it pruned."""
+        """The entries that a client does not share: those it pruned."""
         return {n: ~state["kept"][n] if n in state["kept"] else False for n in model.params}
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Of the model only statistics of the client's own: the ticket's values come from the server."""
+        """Only the client's own BatchNorm statistics: the values of the ticket come from the server."""
         return {"params": dict.fromkeys(model.stats, self.norm_stats == "local")}
 
 
 def prune(kept: Tensor, size: Tensor, rate: Scalar, who: Tensor) -> Tensor:
-    """Without the share `rate` of smallest kept entries, rounded down, for the clients in `who`; the earlier of equals goes."""
+    """`kept` without its share `rate` of smallest entries, rounded down, for clients in `who`; ties prune the earlier entry."""
     held = rows(kept)
     share = torch.as_tensor(rate, dtype=torch.float64, device=kept.device)
     count = (share * held.sum(1) + 1e-9).floor().to(torch.int64) * who

@@ -1,4 +1,4 @@
-"""Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one node of a network."""
+"""Method: frozen hyper-parameters and pure functions, written once for stacked clients and for one client in a network."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -17,23 +17,23 @@ from fedselect.training.work import Work
 
 View = Literal["local", "merged"]
 Carried = Mapping[str, bool | str]
-"""Of each tensor of a tree: whether all its entries are carried, or the tree of masks that marks those that are."""
+"""For each tensor of a tree: whether all its entries are carried, or the name of the mask tree that marks them."""
 M = TypeVar("M")
 
 
 @dataclass(frozen=True)
 class Up:
-    """What clients hand over. Entries of `values` marked in `sent` leave the client, and nothing else does."""
+    """What clients upload. Only the entries of `values` that `sent` marks leave the client, and `extra`."""
 
     values: Tree
     sent: Mask
     weight: Tensor  # (C,)
-    extra: State = field(default_factory=dict)  # side statistics, one row for each client
+    extra: State = field(default_factory=dict)  # side statistics, one row per client
 
 
 @dataclass(frozen=True)
 class Down:
-    """What the server hands out: the same for everybody, and rows of a client's own."""
+    """What clients download: values that are the same for all clients, and rows of their own."""
 
     shared: State
     rows: State = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Down:
 
 @dataclass(frozen=True)
 class Received:
-    """A round's uploads as the server sees them, folded entry by entry; rows of `extra` follow `ids`."""
+    """A round's uploads as the server sees them, aggregated entry by entry; rows of `extra` follow `ids`."""
 
     ids: Tensor
-    mean: Tree  # of the clients that sent the entry, or what else the aggregator makes of them; where nobody did, of no use
-    heard: Mask  # entries that anybody sent
+    mean: Tree  # the aggregate over the clients that sent an entry; undefined for entries that no client sent
+    heard: Mask  # entries that at least one client sent
     extra: State
 
 
 def for_clients(method: M, ids: Tensor) -> M:
-    """The method as these clients see it: of a hyper-parameter given one for each client, theirs."""
+    """The method for these clients: hyper-parameters with one value per client are reduced to theirs."""
     own: dict[str, Any] = {}
     for f in fields(method):  # type: ignore[arg-type]
         value = getattr(method, f.name)
@@ -62,7 +62,7 @@ def for_clients(method: M, ids: Tensor) -> M:
 
 
 def exact(method: M) -> M:
-    """The method with float32 numbers for each client as the decimals they were meant to be: 0.1, not the nearest float32."""
+    """The method with per-client float32 numbers as the decimals that were meant: 0.1, not the nearest float32."""
     own: dict[str, Any] = {}
     for f in fields(method):  # type: ignore[arg-type]
         value = getattr(method, f.name)
@@ -76,7 +76,7 @@ def exact(method: M) -> M:
 
 
 def altered(method: M, own: Mapping[str, Any]) -> M:
-    """The method with other values for some fields. They were checked when they came in; asking again would wait for a GPU."""
+    """The method with other values for some fields, unchecked: they were checked before, and a check would wait for the GPU."""
     out = copy.copy(method)
     for name, value in own.items():
         object.__setattr__(out, name, value)
@@ -84,115 +84,116 @@ def altered(method: M, own: Mapping[str, Any]) -> M:
 
 
 def check_method(method: object) -> None:
-    """What a method must be, said before it is run."""
+    """Refuse an object that cannot be run as a method."""
     if not isinstance(method, Method):
         raise InputError(f"method must be a method such as fs.FedSelect(), not {method!r}.")
     name = type(method).__name__
     if not is_dataclass(method):
-        raise InputError(f"{name} must be a dataclass, its options the fields: put @dataclass(frozen=True) before the class.")
+        raise InputError(f"{name} must be a dataclass of its options; put @dataclass(frozen=True) before the class.")
     if getattr(method, "view", None) not in ("local", "merged"):
-        raise InputError(f"{name} must say which model it reports: give it view = 'local' or view = 'merged'.")
+        raise InputError(f"{name} does not say which model it reports; add view = 'local' or view = 'merged' to the class.")
 
 
 def check_clients(method: object, clients: int) -> None:
-    """A hyper-parameter given for each client must have one for every client."""
+    """Refuse a per-client hyper-parameter that does not have one value per client."""
     for f in fields(method):  # type: ignore[arg-type]
         value = getattr(method, f.name)
         if isinstance(value, Tensor) and value.ndim == 1 and len(value) != clients:
-            raise InputError(
-                f"{f.name} has {len(value)} values for {clients} clients; give one number, or one for each client."
-            )
+            raise InputError(f"{f.name} has {len(value)} values for {clients} clients; give one number, or one per client.")
         if is_dataclass(value):
             check_clients(value, clients)
 
 
 def check_upload(up: Up, wanted: Mask, samples: Tensor) -> None:
-    """Refuse an upload that a deployment could not take; `wanted`: what the clients take from the server after it.
+    """Refuse an upload that a deployment could not handle; `wanted`: what the clients take from the server after it.
 
-    A server knows how many samples a client has, so it can check a weight of 1 or of that number and no other. And it knows
-    from an upload which entries to send back, so a client takes those that it sent.
+    A server knows how many samples a client has, so it can check a weight that is 1 or that number, and no other. It also
+    knows which entries to send back only from an upload, so a client must take exactly those that it sent.
     """
     weight = up.weight.double()
     if not (bool((weight == 1).all()) or bool((weight == samples).all())):
         raise InputError(
-            "a client's weight is 1 or the number of its samples (work.n.double()), which a server over a network can check; "
-            f"not {[round(w, 4) for w in weight.tolist()[:3]]}. Weigh values in `client`, or send what decides in `extra`."
+            "a client's weight must be 1 or its number of samples (work.n.double()), so that a server can check it, "
+            f"not {[round(w, 4) for w in weight.tolist()[:3]]}; scale values in `client`, or send the weights in `extra`."
         )
     for name in {**wanted, **up.sent}:
         ours, theirs = (torch.as_tensor(m.get(name, False), device=weight.device) for m in (wanted, up.sent))
         if not bool((ours == theirs).all()):
             raise InputError(
                 f"the method takes other entries of {name} from the server than it sends, which a server over a network cannot "
-                "know: let `wants`, given the state after a round, say what that round sent."
+                "know; let `wants`, given the state after a round, return what that round sent."
             )
 
 
 class Method(Shown, ABC):
-    """State goes in and comes out; nothing is kept on self.
+    """A federated method: its client half and its server half. State goes in and comes out; nothing is stored on self.
 
-    Client functions see trees with a leading axis over `work.ids`. In `down`, as a client gets it, everything carries
-    that axis too: shared values are views, one for each client.
+    A method is a frozen dataclass whose fields are its options. Implement `init`, `join`, `down`, `client`, `server`, `local`,
+    `personal` and `wants`; the other functions have defaults.
+
+    Trees in client functions have a leading client axis over `work.ids`. So does `down` as a client receives it: shared values
+    are views, one per client.
     """
 
     view: View
-    """Which model the tables show: as local training left it, or merged with the aggregate (and fine-tuned)."""
+    """The reported model: "local", after local training, or "merged" with the aggregate (and fine-tuned)."""
     not_negative: tuple[str, ...] = ()
-    """Side statistics ("statistics/v") that are never below 0: a server turns away a client that says otherwise."""
+    """Side statistics ("statistics/v") that are never negative: a server rejects an upload in which they are."""
 
     @abstractmethod
     def init(self, params: Tree, clients: int, model: Model) -> State:
-        """Server, once: its state from the common initial values."""
+        """Server, once: its initial state, from the common initial values."""
 
     @abstractmethod
     def join(self, work: Work, params: Tree) -> State:
-        """Client, once: its state from the common initial values."""
+        """Client, once: its initial state, from the common initial values."""
 
     @abstractmethod
     def down(self, server: State, ids: Tensor) -> Down:
-        """Server: what the clients `ids` get."""
+        """Server: what the clients `ids` download."""
 
     @abstractmethod
     def client(self, work: Work, state: State, down: State) -> tuple[State, Up]:
-        """Client: one round."""
+        """Client: train for one round; return the new state and the upload."""
 
     @abstractmethod
     def server(self, server: State, got: Received) -> State:
-        """Server: one round's uploads folded into its state."""
+        """Server: the new state after one round's uploads."""
 
     @abstractmethod
     def local(self, state: State) -> Tree:
-        """The clients' models as local training left them."""
+        """The local models: the clients' models after local training."""
 
     @abstractmethod
     def personal(self, work: Work, state: State, down: State) -> Tree:
-        """The clients' models merged with what the server holds now."""
+        """The merged models: the clients' models merged with the current aggregate."""
 
     @abstractmethod
     def wants(self, model: Model, state: State) -> Mask:
-        """Which entries of the shared "params" a client takes from the server; the others need not travel down."""
+        """Which entries of the shared "params" a client downloads."""
 
     @abstractmethod
     def mask(self, model: Model, state: State) -> Mask:
-        """Which parameters are personal from the next round on: for reports and `result.masks`."""
+        """Which parameters are personal from the next round on, for reports and `result.masks`."""
 
     def persistence(self, state: State) -> Tree:
-        """How much of its disagreement with the others persists in a client, by tensor: (C,), NaN until it is known.
+        """The persistence of each client's disagreement, by tensor: (C,), NaN until it is known.
 
-        For runs, reports and `result.persistence`; it stays with the client. By default a method does not measure it.
+        For runs, reports and `result.persistence`; it stays on the client. By default a method does not measure it.
         """
         return {}
 
     def groups(self, server: State) -> Tensor | None:
-        """Who shares with whom what not everybody shares: (N,), each client's group, named by its first member.
+        """Groups of clients that share parameters only with each other: (N,), each client's group by its first member.
 
-        -1 until it is known. For runs, reports and `result.groups`. By default a method makes no groups.
+        -1 until it is known. For runs, reports and `result.groups`. By default a method has no groups.
         """
         return None
 
     def offers(self, server: State, clients: int) -> Down:
-        """Server: what a client may begin with that was not there while the run lasted; rows are choices, not clients.
+        """Server: what a new client may start from; rows are alternatives, not clients.
 
-        By default one choice: of what clients have rows of their own, the mean.
+        By default there is one alternative: the mean over clients of the rows they have of their own.
         """
         device = next(v.device for tree in server.values() for v in tree.values())
         down = self.down(server, torch.arange(clients, device=device))
@@ -200,10 +201,10 @@ class Method(Shown, ABC):
         return Down(down.shared, rows)
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """What of its state a client needs again in a later round; a tree that is not named it needs whole.
+        """Which parts of its state a client needs in later rounds; a tree that is not named is kept whole.
 
-        {"params": {"conv.weight": "kept", "norm.mean": True}}: of the first the entries marked under that name in the
-        state's "kept", of the second all, of others nothing. The rest may be forgotten between rounds and come back as
-        zero, so that many clients fit in memory.
+        {"params": {"conv.weight": "kept", "norm.mean": True}} keeps, of "params", the entries of conv.weight that are marked
+        under that name in the state's "kept", all of norm.mean, and nothing else. What is not kept may come back as zero in
+        the next round, so that many clients fit in memory.
         """
         return {}

@@ -1,7 +1,7 @@
-"""Partial: one family for every method that keeps some entries personal and averages the others.
+"""Partial: all methods that keep some entries personal and average the others.
 
-A boolean mask says which entry is which. Nothing personal is FedAvg, everything is Local, the head FedPer, FedRep and
-FedBABU, the body LG-FedAvg, the norm layers FedBN; FedSelect learns it, entry by entry.
+A boolean mask marks the personal entries. None personal is FedAvg, all of them Local, the head FedPer, FedRep and FedBABU, the
+body LG-FedAvg, the norm layers FedBN; FedSelect learns the mask, entry by entry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,16 +32,16 @@ from fedselect.training.step import Rate
 from fedselect.training.work import Pass, Work
 
 Phases = tuple[tuple[Literal["personal", "shared", "all"], int], ...]
-"""Which part trains for how many epochs, in order. Each part counts its own epochs: the i-th walk of the personal
-part and the i-th of the shared part follow the same batches, as in the paper's LocalAlt."""
+"""Which part trains for how many epochs, in order. Each part counts its own epochs: the i-th epoch of the personal part and
+the i-th of the shared part use the same batches, as in the paper's LocalAlt."""
 
 
 @dataclass(frozen=True)
 class Partial(Method):
-    """Train in phases, average what is shared over exactly the clients that share it, let the selector grow the mask.
+    """Train in phases, average each shared entry over the clients that share it, and let the selector grow the mask.
 
-    A mask that grows in a round takes effect in the next one; an entry it adds starts there from the aggregate, because
-    merging uses the mask that was trained with.
+    If the mask grows in a round, it takes effect in the next one: an added entry starts there from the aggregate, because
+    merging uses the mask of the last training.
     """
 
     select: Selector
@@ -51,12 +51,12 @@ class Partial(Method):
     weight: Weight = "uniform"
     norm_stats: Stats = "local"
     _: KW_ONLY
-    finetune: Phases = ()  # trained on the merged model before it is evaluated, and then forgotten
+    finetune: Phases = ()  # fine-tuning of the merged model before evaluation; not stored
     finetune_lr: Scalar | None = None
     mu: Scalar = 0.0  # pull towards the merged model: 0.5 mu ||w - w_t||^2
-    server_average: Scalar = 0.0  # of its moving mean over rounds, which then takes its place in the merged view
-    freeze: Which = nothing  # what keeps its initial value until fine-tuning
-    answers: Answers = "all"  # own: the merged model, from fine-tuning on, with classes that the client trains on alone
+    server_average: Scalar = 0.0  # decay of a moving average of the aggregate, used instead of it in the merged model
+    freeze: Which = nothing  # parameters that keep their initial value until fine-tuning
+    answers: Answers = "all"  # own: the merged model predicts only classes that the client trains on
     view: View = "local"
 
     def __post_init__(self) -> None:
@@ -68,24 +68,24 @@ class Partial(Method):
         check_not_negative(mu=self.mu)
         check_shares(server_average=self.server_average)
         if sum(epochs for _, epochs in self.phases) < 1:
-            raise InputError("epochs must be at least 1: nothing would be trained.")
+            raise InputError("epochs must be at least 1, or nothing would be trained.")
         for part, epochs in (*self.phases, *self.finetune):
             if epochs < 0:
                 raise InputError(f"the epochs of the {part} phase must not be negative, not {epochs}.")
         check_finetune_view(sum(epochs for _, epochs in self.finetune), self.view)
         if self.view == "local" and self.answers == "own":
-            raise InputError("answers=own is of the merged model, which view=local does not report; use view=merged.")
+            raise InputError("answers=own changes the merged model, which view=local does not report; use view=merged.")
         if _given(self.server_average):
             if bool(torch.as_tensor(self.server_average >= 1).any()):
-                raise InputError(f"server_average must be less than 1, not {self.server_average}: nothing new would enter it.")
+                raise InputError(f"server_average must be less than 1, not {self.server_average}, or it would never change.")
             if self.view == "local":
-                raise InputError("server_average is of the merged model, which view=local does not report; use view=merged.")
+                raise InputError("server_average changes the merged model, which view=local does not report; use view=merged.")
 
     def init(self, params: Tree, clients: int, model: Model) -> State:
         if isinstance(self.server_average, Tensor) and self.server_average.ndim:
-            raise InputError("server_average belongs to the server: give one number, not one for each client.")
+            raise InputError("server_average is an option of the server; give one number, not one per client.")
         if self.answers == "own":
-            head_bias(model)  # or say that there is none
+            head_bias(model)  # raises if there is none
         state: State = {"params": clone(params)}
         if _given(self.server_average):
             state |= {"average": clone(params), "past": {"rounds": torch.zeros_like(params[model.params[0]].sum())}}
@@ -119,7 +119,7 @@ class Partial(Method):
         state: State = {"params": merge(got.heard, got.mean, server["params"])}
         if "average" in server:
             past = server["past"]["rounds"] + 1
-            step = (1 - self.server_average) / (1 - self.server_average**past)  # the first value has no weight of its own
+            step = (1 - self.server_average) / (1 - self.server_average**past)  # unbiased: the first aggregate replaces it
             state["average"] = {n: v + step.to(v.dtype) * (state["params"][n] - v) for n, v in server["average"].items()}
             state["past"] = {"rounds": past}
         return state
@@ -147,14 +147,14 @@ class Partial(Method):
         return state.get("persistence", {})
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Of the model what merging takes from the client. A mask grows, so the one trained with lies within the grown one."""
+        """The entries that merging takes from the client; the mask of the last training lies within the current one."""
         if "kept" not in state:
             return {"params": {n: m is not False for n, m in self._kept(model, state).items()}}
         params = {n: m if isinstance(m, bool) else "kept" for n, m in self._kept(model, state).items()}
         return {"params": params, "kept": dict.fromkeys(state["kept"], "mask")}
 
     def _kept(self, model: Model, state: State) -> Mask:
-        """The mask the client last trained with."""
+        """The mask of the client's last training."""
         return self._full(model, {**state, "mask": state["kept"]} if "kept" in state else state)
 
     def _full(self, model: Model, memory: State) -> Mask:
@@ -187,7 +187,7 @@ def _given(value: Scalar) -> bool:
 
 
 def _joint(mask: Mask, own: Scalar, lr: Scalar) -> Rate:
-    """Rates by entry for a pass that trains both parts together."""
+    """Learning rates per entry for epochs that train both parts together."""
 
     def pick(m: bool | Tensor) -> Scalar:
         if isinstance(m, bool):

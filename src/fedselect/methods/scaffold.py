@@ -1,4 +1,4 @@
-"""SCAFFOLD: one global model, whose clients correct their gradients by how they differ from everybody's."""
+"""SCAFFOLD: one global model; clients correct their gradients by how they differ from the mean gradient."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -17,15 +17,15 @@ from fedselect.training.work import Work
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """One global model by FedAvg, where every client's gradient is corrected by control variates: g - c_i + c (SCAFFOLD).
+    """FedAvg's global model, with each client's gradient corrected by control variates: g - c_i + c (SCAFFOLD).
 
-    c_i is the mean gradient of the client's last round, c the mean of c_i over all clients, also those that sat out. So a
-    client goes, within its round, where all clients together would.
+    c_i is the mean gradient of the client's last round, c the mean of c_i over all clients, including those not in the cohort.
+    So within its round, a client moves in the direction of the whole federation.
 
-    epochs: passes over the client's training data a round
+    epochs: local epochs per round
     lr: learning rate
-    finetune: epochs in which each client trains the global model before it is evaluated
-    finetune_lr: its learning rate; none: as lr
+    finetune: epochs of fine-tuning the global model on each client before evaluation
+    finetune_lr: learning rate of fine-tuning; none: as lr
     """
 
     epochs: int = 3
@@ -48,7 +48,7 @@ class Scaffold(Method):
         return {"params": clone(params), "control": control, "everybody": {"clients": count}}
 
     def join(self, work: Work, params: Tree) -> State:
-        work.travel(self.epochs, self.lr)  # or say now what it needs
+        work.travel(self.epochs, self.lr)  # checks now what it needs later
         return {"params": clone(params), "control": zeros({n: params[n] for n in work.model.params})}
 
     def down(self, server: State, ids: Tensor) -> Down:
@@ -86,11 +86,11 @@ class Scaffold(Method):
         return dict.fromkeys(model.params, False)
 
     def carries(self, model: Model, state: State) -> Mapping[str, Carried]:
-        """Its control; the model comes from the server."""
+        """The client's control variate; the model comes from the server."""
         return {"params": {}}
 
 
 def _gradient(moved: Tensor, way: Tensor, otherwise: Tensor) -> Tensor:
-    """The mean gradient of steps that moved entries so far; where a schedule lets nothing move, there is none to be read."""
+    """The mean gradient of steps that moved entries this far; `otherwise` if a schedule with rate 0 let nothing move."""
     way = torch.as_tensor(along(way, moved))
     return torch.where(way > 0, moved / way, otherwise)

@@ -1,4 +1,4 @@
-"""Selectors: which entries of a client's model are personal, at first and as training goes on."""
+"""Selectors: which entries of a client's model are personal, at the start and as training goes on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from fedselect.models import Model
 from fedselect.training.work import Work
 
 Which = Callable[[Model, str], bool]
-"""Whether an entry named so is personal, in this model."""
+"""Whether the parameter of this name is personal in this model."""
 Train = Callable[[Work], Tree]
-"""This round's local training, of the data that this door leads to: the model that comes out."""
+"""This round's local training on the data of a `Work`; returns the trained model."""
 Start = Literal["nothing", "head", "norms", "head+norms"]
 
 
@@ -35,7 +35,7 @@ def everything(model: Model, name: str) -> bool:
 
 
 def head(model: Model, name: str) -> bool:
-    model.need_head("a method that keeps the head or the body personal")
+    model.need_head("a method with a personal head or body")
     return model.is_head(name)
 
 
@@ -48,36 +48,39 @@ def norms(model: Model, name: str) -> bool:
 
 
 def not_convolutions(model: Model, name: str) -> bool:
-    """Everything but convolution kernels and their biases."""
+    """All parameters except convolution kernels and their biases."""
     return name not in model.convolutions
 
 
 class Selector(Protocol):
-    """Growing masks live in the client's state, entry by entry; fixed ones are known to everybody and stored nowhere."""
+    """Decides which entries of a client are personal.
+
+    A mask that grows is stored in the client's state, entry by entry. A fixed mask follows from the model and is not stored.
+    """
 
     def start(self, work: Work, params: Tree) -> State:
-        """What a client that joins must remember."""
+        """The memory of a client that joins."""
 
     def mask(self, model: Model, memory: State) -> Mask:
         """The mask over the model's parameters."""
 
     def begin(self, work: Work, memory: State, received: Tree) -> State:
-        """The memory to train this round with, now that the shared values are known."""
+        """The memory for this round's training, given the received shared values."""
 
     def grow(self, work: Work, memory: State, before: Tree, train: Train) -> tuple[Tree, State]:
-        """This round's local training, from `before` to `train(work)`, and the memory for the next round."""
+        """Train from `before` with `train(work)`; return the trained model and the memory for the next round."""
 
 
 @dataclass(frozen=True)
 class Fixed(Shown):
-    """The same whole tensors for every client, from the start or after some rounds in which nothing is personal."""
+    """The same whole tensors are personal for every client, from the start or `after` this many rounds without any."""
 
     personal: Which
     after: int = 0
 
     def __post_init__(self) -> None:
         if self.after < 0:
-            raise InputError(f"the rounds before anything is personal must not be negative, not {self.after}.")
+            raise InputError(f"the rounds before parameters become personal must not be negative, not {self.after}.")
 
     def start(self, work: Work, params: Tree) -> State:
         return {"mask": empty(work, params)} if self.after else {}
@@ -96,21 +99,21 @@ class Fixed(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Shown):
-    """How FedSelect's rule is read where the paper leaves it open.
+    """Choices that the FedSelect paper leaves open.
 
     scope: one threshold over all of a client's entries, or one for each tensor
     share: rate is a share of the entries still shared, or of all
-    strict: never pass the limit; no: checked over the whole model before growing, may be passed
-    since: movement in this round, or from the round after the last growth on
-    every: grow every so many rounds
-    first: the first round that grows the mask, counted from 0
+    strict: never exceed the limit; no: check it over the whole model before the mask grows, so it may be exceeded
+    since: measure movement over this round, or since the mask last grew
+    every: rounds from one growth of the mask to the next
+    first: first round in which the mask grows, counted from 0
     weights_only: yes: vectors (biases, norm layers) are never selected
-    counts: rate and limit are shares of all entries, or of those that can ever move
-    start_with: what is personal from the first round on
-    unit: what joins at a time: an entry, or a rank of an adapter (a column of B and a row of A) and any other layer as a whole;
-        rate and limit are then shares of these
-    relative: movement Δ as it is, or divided by the root mean square, in its tensor, of Δ over the shared entries, or of all
-        weights
+    counts: rate and limit are shares of all entries, or only of those that can move
+    start_with: parameters that are personal from the first round on
+    unit: unit that is added: an entry, or a rank of an adapter (a column of B and a row of A) or any other whole layer;
+        rate and limit are then shares of units
+    relative: movement Δ unchanged, or divided by the root mean square, within its tensor, of Δ over the shared entries, or of
+        all weights
     """
 
     scope: Literal["global", "tensor"] = "global"
@@ -128,10 +131,11 @@ class Reading(Shown):
 
 @dataclass(frozen=True)
 class DeltaSelect(Reading):
-    """FedSelect's choice: of the entries still shared, those that moved most in local training become personal.
+    """FedSelect's rule: of the entries still shared, those that moved most in local training become personal.
 
-    rate   p: the share of entries that joins at a time        limit  alpha: the largest personal share
-    by     most | least moved | random (the ablation)          and how the rule is read: see Reading
+    rate: share of entries added to the mask at a time
+    limit: largest share of personal entries
+    by: which entries are added: those that moved most, least, or random ones (ablations)
     """
 
     rate: Scalar = 0.05
@@ -154,15 +158,15 @@ class DeltaSelect(Reading):
             "all",
             False,
         ):
-            raise InputError("unit=rank goes with relative=no, scope=global, counts=all and weights_only=no; leave those out.")
+            raise InputError("unit=rank requires relative=no, scope=global, counts=all and weights_only=no, the defaults.")
         if self.by == "random" and (self.relative != "no" or self.since != "round"):
-            raise InputError("by=random looks at no movement; use relative=no and since=round with it.")
+            raise InputError("by=random ignores movement; use it with relative=no and since=round.")
         if self.every < 1 or self.first < 0:
             raise InputError(f"every must be at least 1 and first at least 0, not {self.every} and {self.first}.")
 
     def start(self, work: Work, params: Tree) -> State:
         if self.unit == "rank":
-            units_of(work.model, "FedSelect")  # or say that there are none
+            units_of(work.model, "FedSelect")  # raises if there are none
         memory = {"mask": empty(work, params)}
         for n, m in memory["mask"].items():
             m.fill_(self._at_first(work.model, n))
@@ -183,7 +187,7 @@ class DeltaSelect(Reading):
 
     def _grown(self, work: Work, memory: State, before: Tree, after: Tree) -> State:
         if self.since == "update":
-            fresh = memory["restart"][""]  # the mask grew last time: movement counts from this round's start
+            fresh = memory["restart"][""]  # the mask grew last time: measure movement from this round's start
             before = {n: torch.where(fresh.view(-1, *[1] * (a.ndim - 1)), before[n], a) for n, a in memory["anchor"].items()}
             memory["anchor"] = before
             memory["restart"] = {"": torch.full_like(fresh, self._due(work.round))}
@@ -230,7 +234,7 @@ class DeltaSelect(Reading):
 
 
 def RandomSelect(rate: Scalar = 0.05, limit: Scalar = 0.30) -> DeltaSelect:
-    """The ablation: masks grow as FedSelect's do, by entries drawn at random for each client."""
+    """The ablation: masks grow as in FedSelect, by random entries of each client."""
     return DeltaSelect(rate, limit, by="random")
 
 
@@ -247,12 +251,12 @@ def grow_mask(
     dead: Tree | None = None,
     since: Tree | None = None,
 ) -> Tree:
-    """Add, for each client, the shared entries with the highest score. Of equal scores the earlier entry wins.
+    """Add to each client's mask the shared entries with the highest score; ties go to the earlier entry.
 
-    A client adds ceil(rate * entries) of them, fewer where a strict limit leaves less room. A strict limit is a share of all
-    parameters (of each tensor, with scope = tensor); one that is not is only asked before growing, of all parameters.
-    With `since`, the score of an entry is how far it has moved from there. Entries marked in `dead`, (k,) for a tensor of k,
-    are never added, and no share counts them.
+    A client adds ceil(rate * entries) of them, or fewer if a strict limit leaves less room. A strict limit is a share of all
+    parameters (of each tensor with scope=tensor). A limit that is not strict is only checked before growing, over all
+    parameters. With `since`, the score of an entry is its distance from there. Entries marked in `dead`, (k,) for a tensor of
+    k, are never added and not counted.
     """
     dead = dead or {}
     names = [n for n in mask if n not in skip]
@@ -281,9 +285,9 @@ def grow_mask(
 
 
 def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor | None = None) -> Tensor:
-    """The `count[i]` largest entries of each row as a mask, besides those already taken; of equal ones the earlier wins.
+    """A mask of the `count[i]` largest entries of each row that are not `taken`; ties go to the earlier entry.
 
-    With `base`, those farthest from there.
+    With `base`, the entries farthest from it.
     """
     if kernels.serve(value) and value.dtype == torch.float32:
         from fedselect.kernels import select
@@ -294,7 +298,7 @@ def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor 
     if taken is not None:
         return taken | top(value.masked_fill(taken, -torch.inf), count)
     last = value.shape[1] - 1
-    if value.device.type == "cpu":  # selection row by row costs far less there than a sort
+    if value.device.type == "cpu":  # there, selecting row by row is much cheaper than a sort
         cut = torch.stack(
             [row.kthvalue(int(last + 1 - max(k - 1, 0))).values for row, k in zip(value, count.tolist(), strict=True)]
         )
@@ -308,7 +312,7 @@ def top(value: Tensor, count: Tensor, taken: Tensor | None = None, base: Tensor 
 
 
 def whole_number(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
-    """share * of as a whole number, float rounding aside."""
+    """share * of as an integer, without float rounding errors."""
     exact = torch.as_tensor(share, dtype=torch.float64)
     if isinstance(share, Tensor) and share.dtype == torch.float32:
         exact = exact.round(decimals=7)  # 0.1 is meant, not the nearest float32
@@ -317,12 +321,12 @@ def whole_number(share: Scalar, of: int | Tensor, up: bool = False) -> Tensor:
 
 
 def empty(work: Work, params: Tree) -> Tree:
-    """A mask for each client that marks nothing yet."""
+    """An empty mask for each client."""
     return together({n: torch.zeros_like(params[n], dtype=torch.bool) for n in work.model.params})
 
 
 def _size(v: Tensor, of: Tensor | None = None) -> Tensor:
-    """The root mean square of each client's entries, or of some of them, shaped to divide by; 1 where all of them are 0."""
+    """The root mean square of each client's entries, or of those in `of`, shaped to broadcast; 1 if they are all 0."""
     squares = rows(v).square()
     marks = torch.ones_like(squares) if of is None else rows(of).to(v.dtype)
     size = ((squares * marks).sum(1) / marks.sum(1).clamp_min(1)).sqrt()
@@ -335,7 +339,7 @@ def _vectors(tree: Tree) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ByName:
-    """Personal layers by name; equal where the names are, so that runs which choose the same stack."""
+    """Personal layers by name; equal if the names are, so that runs with the same layers can be batched."""
 
     patterns: tuple[str, ...]
 
@@ -347,20 +351,20 @@ class ByName:
 
 
 def layers(*patterns: str) -> Which:
-    """Personal layers by name, or by pattern with * for anything: layers('conv1.weight', 'layer4.*')."""
+    """Personal layers by name or pattern, where * matches anything: layers('conv1.weight', 'layer4.*')."""
     return ByName(patterns)
 
 
 @cache
 def _named(model: str, params: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[str]:
-    """The parameters that match any of these patterns, of which each must match one."""
+    """The parameters that match any of these patterns; each pattern must match at least one."""
     out: set[str] = set()
     for pattern in patterns:
         found = matching(pattern, params)
         if not found:
             near = nearest(pattern, params) or params
             raise InputError(
-                f"no parameter of {model} matches {pattern!r}; name layers that it has (layers='...', --layers), nearest: "
+                f"no parameter of {model} matches {pattern!r}; name layers of the model (layers='...', --layers), such as "
                 f"{', '.join(near[:5])}."
             )
         out.update(found)

@@ -1,4 +1,4 @@
-"""Units: entries that become personal together. Of an adapter its ranks, a row of A with a column of B; of other layers all."""
+"""Units: entries that become personal together: a rank of an adapter (a row of A with a column of B), or a whole layer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,18 +12,18 @@ from fedselect.models import Model
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A tree of units has (C, r) for an adapter of rank r, by the name of its weight, and (C, 1) for any other layer."""
+    """A model's units. A tree of units has (C, r) for an adapter of rank r, by weight name, and (C, 1) for other layers."""
 
     model: Model
 
     @cached_property
     def of(self) -> dict[str, tuple[str, int | None]]:
-        """Of each parameter, the name of its units, and along which of its own axes ranks lie."""
+        """For each parameter, the name of its units and the axis of its ranks (None: one unit)."""
         ranks = {a: (w, 0) for w, (a, _) in self.model.pairs.items()} | {b: (w, 1) for w, (_, b) in self.model.pairs.items()}
         return {n: ranks.get(n, (n.rpartition(".")[0] or n, None)) for n in self.model.params}
 
     def sums(self, entries: Tree) -> Tree:
-        """What entries add up to, unit by unit, in float64."""
+        """The sum of the entries of each unit, in float64."""
         found: Tree = {}
         for n, v in entries.items():
             unit, axis = self.of[n]
@@ -33,7 +33,7 @@ class Units:
         return found
 
     def spread(self, units: Tree, like: Tree) -> Tree:
-        """Each entry with the value of its unit."""
+        """A tree in which each entry has the value of its unit."""
         out: Tree = {}
         for n, v in like.items():
             unit, axis = self.of[n]
@@ -44,7 +44,7 @@ class Units:
         return out
 
     def marks(self, mask: Tree) -> Tree:
-        """Which units a mask marks, whose entries it marks together."""
+        """Which units a mask marks; it marks all entries of a unit or none."""
         found: Tree = {}
         for n, m in mask.items():
             unit, axis = self.of[n]
@@ -52,9 +52,9 @@ class Units:
         return found
 
     def moved(self, before: Tree, after: Tree) -> Tree:
-        """How far each unit moved: the root mean square over the entries of the weight that it moves.
+        """How far each unit moved: the root mean square over the entries of the weight it changes.
 
-        A rank moves its weight by the column of B times the row of A, whatever factor the two have shifted between them.
+        A rank changes its weight by its column of B times its row of A; a factor shifted between the two makes no difference.
         """
         squares = self.sums({n: (after[n] - before[n]).double().square() for n in before})
         size = self.sums({n: torch.ones_like(v[:1]) for n, v in before.items()})
@@ -72,13 +72,13 @@ class Units:
 def units_of(model: Model, who: str) -> Units:
     if not model.pairs:
         raise InputError(
-            f"{who} with unit=rank needs a model with low-rank adapters; add --adapt lora, in Python fs.lora(model)."
+            f"{who} with unit=rank needs a model with low-rank adapters; add --adapt lora (in Python: fs.lora(model))."
         )
     return Units(model)
 
 
 def last_of(above: Tree) -> Tree:
-    """Of units that are marked, those of the last layer that has any: (C, r) by name."""
+    """The marked units of the last layer that has any: (C, r) by name."""
     some = torch.stack([m.any(1) for m in above.values()], 1)
     later = some.flip(1).cumsum(1).flip(1)
     return {u: m & (later[:, i] == 1).unsqueeze(1) & some[:, i : i + 1] for i, (u, m) in enumerate(above.items())}

@@ -1,4 +1,4 @@
-"""Models: any nn.Module as a function of a Tree, and those that come with the package."""
+"""Models: any nn.Module as a function of a Tree, and the networks of this package."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +31,6 @@ __all__ = [
 
 
 def with_weights(model: Mapping[str, Any]) -> dict[str, Any]:
-    """hf:FOLDER stands for {"name": "hf", "weights": FOLDER}, and any other network's name with a file likewise."""
+    """Expand hf:FOLDER to {"name": "hf", "weights": FOLDER}, and NETWORK:FILE likewise."""
     name, colon, path = str(model.get("name", "")).partition(":")
     return {**model, "name": name, "weights": path} if colon else dict(model)

@@ -1,7 +1,7 @@
-"""Adapters: what trains of a model whose base is frozen. Low-rank adapters, some of its own layers, or both.
+"""Adapters: the trainable part of a model with a frozen base: low-rank adapters, some of its own layers, or both.
 
-An adapter of a layer with weight W adds scale * B A to it, of rank r: rank j is a row of A and a column of B.
-B starts at zero, so at first the model is its base. Merged weights, W + scale * B A, need no adapter and no code of ours.
+An adapter of a layer with weight W adds scale * B A to it, with rank r: rank j is a row of A and a column of B. B starts at
+zero, so training starts from the base. Merged weights, W + scale * B A, need no adapter and no code of this package.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ class AdaptedLinear(nn.Linear):
 
 
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """x W + scale * x A B; a rule for stacked clients takes its place where one is in force."""
+    """x W + scale * x A B; replaced by a rule for stacked clients if one is active."""
     given = (x, weight, a, b)
     if has_torch_function(given):
         return handle_torch_function(adapted_linear, given, x, weight, bias, a, b, scale)
@@ -62,7 +62,7 @@ class AdaptedConv2d(_AdaptedConvolution, nn.Conv2d): ...
 
 
 class AdaptedAttention(nn.MultiheadAttention):
-    """An nn.MultiheadAttention with adapters of its two projections, which it uses as matrices."""
+    """An nn.MultiheadAttention with adapters of its two projection matrices."""
 
     in_proj_lora_a: Tensor
     in_proj_lora_b: Tensor
@@ -93,13 +93,13 @@ _ADAPTED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: AdaptedConv2d,
     nn.MultiheadAttention: AdaptedAttention,
 }
-"""Layers that may have an adapter, and what they become."""
+"""Layers that can have an adapter, and the class that replaces them."""
 _PLAIN = {adapted: plain for plain, adapted in _ADAPTED.items()}
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which layers have an adapter, and which parameters train as they are; everything else is the frozen base."""
+    """Which layers have an adapter and which parameters train directly; everything else is the frozen base."""
 
     layers: tuple[str, ...] = ()
     trains: tuple[str, ...] = ()
@@ -114,13 +114,13 @@ class Adapters:
             self._adapt(module.get_submodule(path), path, seed)
         for m in module.modules() if self.layers else ():
             if isinstance(m, nn.TransformerEncoderLayer):
-                m.activation_relu_or_gelu = 0  # its shortcut for evaluation reads weights past their adapters
+                m.activation_relu_or_gelu = 0  # its fast path for evaluation would ignore the adapters
             if isinstance(m, nn.TransformerEncoder):
                 m.use_nested_tensor = False
         return module
 
     def _adapt(self, layer: nn.Module, path: str, seed: int) -> None:
-        if type(layer) not in _ADAPTED:  # it has its adapter already, with the values that it has now
+        if type(layer) not in _ADAPTED:  # it already has its adapter, with values
             return
         layer.__class__ = _ADAPTED[type(layer)]
         layer.scale = self.scale  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class Adapters:
         return module
 
     def pairs(self, module: nn.Module) -> dict[str, tuple[str, str]]:
-        """Of each weight with an adapter, the names of its A and its B."""
+        """For each weight with an adapter, the names of its A and B."""
         found: dict[str, tuple[str, str]] = {}
         for path in self.layers:
             layer = module.get_submodule(path)
@@ -155,7 +155,7 @@ class Adapters:
         return found
 
     def merged(self, values: Tree, pairs: Mapping[str, tuple[str, str]]) -> Tree:
-        """Values of a module without adapters: each weight with what its adapter adds, in float64 until the end."""
+        """Values of the module without adapters: each weight plus its adapter's product, added in float64."""
         inside = {n for pair in pairs.values() for n in pair}
         out = {n: v for n, v in values.items() if n not in inside}
         for weight, (a, b) in pairs.items():
@@ -173,7 +173,7 @@ class Adapters:
 
 
 def _weights(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    """The weights of a layer that get an adapter each, and the prefix of its name."""
+    """The weights of a layer that get an adapter, each with the prefix of the adapter's name."""
     if isinstance(layer, nn.MultiheadAttention):
         return [("in_proj_", layer.in_proj_weight), ("out_proj_", layer.out_proj.weight)]
     weight = layer.weight
@@ -182,7 +182,7 @@ def _weights(layer: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def adaptable(module: nn.Module) -> list[str]:
-    """The layers that may have an adapter: of exactly these kinds, as a subclass may compute something else."""
+    """The layers that can have an adapter: exactly these classes, since a subclass may compute something else."""
     return [path for path, m in module.named_modules() if type(m) in _ADAPTED and not _unfit(m)]
 
 
@@ -199,6 +199,6 @@ def check_rank(rank: int, module: nn.Module, layers: Collection[str]) -> None:
         most = min(min(len(w), w[0].numel()) for _, w in _weights(module.get_submodule(path)))
         if rank > most:
             raise InputError(
-                f"rank {rank} is more than {path} has, a matrix of rank {most} at most; give a smaller rank, or leave that "
-                "layer out of the targets."
+                f"rank {rank} is too large for {path}, a matrix of rank {most} at most; give a smaller rank, or leave it "
+                "out of the targets."
             )

@@ -1,7 +1,7 @@
-"""What of a model trains, the rest being a frozen base: low-rank adapters, biases, norm layers, the head, or chosen layers.
+"""Models with a frozen base: what trains is low-rank adapters, biases, norm layers, the head, or chosen layers.
 
-The base is one for all clients, whatever the seed. It lies once on the device, is never sent, and only its digest travels.
-BatchNorm in the base keeps its statistics and uses them in training too; where it trains, its statistics move as ever.
+The base is the same for all clients and seeds. It is stored once on the device and never sent; only its digest is. BatchNorm
+layers in the base keep their statistics, and use them in training too; BatchNorm layers that train update them as usual.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,19 +18,25 @@ Given = Model | nn.Module | Callable[[], nn.Module]
 
 
 def everything(model: Given) -> Model:
-    """All parameters train; nothing is frozen."""
+    """Train all parameters; nothing is frozen."""
     return _model(model)
 
 
 def lora(
     model: Given, rank: int = 8, targets: str | Iterable[str] = "*", alpha: float | None = None, beside: str = "head"
 ) -> Model:
-    """Low-rank adapters on a frozen base; a rank is a column of B and a row of A.
+    """Freeze the base and train low-rank adapters: a weight W becomes W + (alpha / rank) B A.
 
-    rank: of each adapter
-    targets: the layers that get one, by name, with commas between; * stands for anything
+    rank: rank of each adapter: the rows of A and columns of B
+    targets: layers that get an adapter: names separated by commas; * matches anything
     alpha: adapters are scaled by alpha / rank; none: twice the rank
-    beside: what else trains: head, nothing, or layers by name, with commas between
+    beside: what else trains: head, nothing, or layer names separated by commas
+
+    Examples:
+        >>> import fedselect as fs
+        >>> data = fs.load("digits", clients=2, seed=0)
+        >>> fs.lora(fs.models.mlp(data), rank=4, targets="0").params
+        ['0.lora_a', '0.lora_b', '2.weight', '2.bias']
     """
     made = _model(model)
     also = _beside(made, beside)
@@ -38,19 +44,19 @@ def lora(
     free = [n for n in adaptable(made.module) if n not in whole]
     patterns = _words(targets)
     if not free:
-        raise InputError(f"{made.name} has no Linear, convolution or attention that could have an adapter.")
+        raise InputError(f"{made.name} has no Linear, convolution or attention layer for an adapter; choose another --adapt.")
     layers = _matched(made, patterns, free, "layer", "--targets")
     check_rank(rank, made.module, layers)
     size = 2.0 * rank if alpha is None else alpha
     if not (isfinite(size) and size > 0):
-        raise InputError(f"alpha must be a positive number, not {alpha}.")
+        raise InputError(f"alpha must be positive, not {alpha}.")
     return made.adapted(Adapters(tuple(layers), tuple(also), rank, size / rank))
 
 
 def bias_only(model: Given, beside: str = "head") -> Model:
-    """Only biases train, on a frozen base (BitFit).
+    """Freeze the base and train only biases (BitFit).
 
-    beside: what else trains: head, nothing, or layers by name, with commas between
+    beside: what else trains: head, nothing, or layer names separated by commas
     """
     made = _model(model)
     biases = [n for n in made.params if n.rpartition(".")[2].endswith("bias")]
@@ -58,25 +64,25 @@ def bias_only(model: Given, beside: str = "head") -> Model:
 
 
 def norm_only(model: Given, beside: str = "head") -> Model:
-    """Only norm layers train, with their statistics, on a frozen base.
+    """Freeze the base and train only norm layers, with their statistics.
 
-    beside: what else trains: head, nothing, or layers by name, with commas between
+    beside: what else trains: head, nothing, or layer names separated by commas
     """
     made = _model(model)
     return _only(made, [n for n in made.params if n in made.norms], _beside(made, beside), "norm layer")
 
 
 def head_only(model: Given) -> Model:
-    """Only the head trains, on a frozen base."""
+    """Freeze the base and train only the head."""
     made = _model(model)
-    made.need_head("training the head alone")
+    made.need_head("training only the head")
     return _only(made, _beside(made, "head"), [], "head")
 
 
 def layers_only(model: Given, targets: str | Iterable[str]) -> Model:
-    """Only these layers train, on a frozen base.
+    """Freeze the base and train only these layers.
 
-    targets: layers or parameters by name, with commas between; * stands for anything
+    targets: layer or parameter names separated by commas; * matches anything
     """
     made = _model(model)
     return _only(made, _matched(made, _words(targets), made.params, "parameter", "--targets"), [], "layer")
@@ -87,13 +93,13 @@ def _model(given: Given) -> Model:
         raise InputError(f"give a model, not its name: fs.models.{given}(data).")
     made = given if isinstance(given, Model) else Model.wrap(given)
     if made.adapters is not None:
-        raise InputError(f"{made.name} has a frozen base already; begin with the model as it was before.")
+        raise InputError(f"{made.name} already has a frozen base; pass the original model.")
     return made
 
 
 def _only(model: Model, names: list[str], beside: list[str], what: str) -> Model:
     if not names:
-        raise InputError(f"{model.name} has no {what} that could train; choose another --adapt.")
+        raise InputError(f"{model.name} has no {what} to train; choose another --adapt.")
     chosen = {*names, *beside}
     return model.adapted(Adapters(trains=tuple(n for n in model.params if n in chosen)))
 
@@ -106,12 +112,12 @@ def _beside(model: Model, said: str) -> list[str]:
 
 
 def _matched(model: Model, patterns: list[str], names: list[str], what: str, flag: str) -> list[str]:
-    """The names that match any pattern, in the model's order; each pattern must match one."""
+    """The names that match any pattern, in the model's order; each pattern must match at least one."""
     found: set[str] = set()
     for pattern in patterns:
         own = matching(pattern, names)
         if not own:
-            raise InputError(f"no {what} of {model.name} matches {pattern!r} ({flag}); it has {some(names, 24)}.")
+            raise InputError(f"no {what} of {model.name} matches {pattern!r} ({flag}); choose from {some(names, 24)}.")
         found.update(own)
     return [n for n in names if n in found]
 
@@ -120,7 +126,7 @@ def _words(said: str | Iterable[str]) -> list[str]:
     words = [w.strip() for w in said.split(",")] if isinstance(said, str) else list(said)
     found = [w for w in words if w]
     if not found:
-        raise InputError("name at least one layer, or * for all of them.")
+        raise InputError("name at least one layer, or * for all.")
     return found
 
 

@@ -25,19 +25,19 @@ TEXT, TAGS, NEXT, IMAGES = (
 
 
 def hf(data: Shaped, weights: str | None = None, *, outputs: int | None = None) -> Model:
-    """A Hugging Face model from a local folder, for text or images: --model hf:FOLDER; its head is new.
+    """A Hugging Face model from a local folder, for text or images, with a new head: --model hf:FOLDER.
 
-    weights: the folder, with config.json and model.safetensors, as save_pretrained writes it
+    weights: folder with config.json and model.safetensors, as save_pretrained writes it
     """
     if not weights:
-        raise InputError("say where the model is: --model hf:FOLDER, a folder with config.json and model.safetensors.")
+        raise InputError("give the folder of the model, with config.json and model.safetensors: --model hf:FOLDER.")
     folder, transformers = Path(weights).expanduser(), need_transformers()
     config, kind, count = _config(folder, transformers), _kind_for(data), outputs or data.classes
     if kind == TAGS and count == getattr(config, "vocab_size", None):
         kind = NEXT
     config.num_labels = count
     if getattr(config, "pad_token_id", None) is None and kind == TEXT:
-        config.pad_token_id = getattr(config, "eos_token_id", None)  # or batches of several texts are refused
+        config.pad_token_id = getattr(config, "eos_token_id", None)  # without it, models refuse batches of several texts
     resized = _check_images(config, data) if kind == IMAGES else False
     start, head = _loaded(folder, config, kind, transformers)
     said = json.loads(config.to_json_string(use_diff=False))
@@ -46,9 +46,9 @@ def hf(data: Shaped, weights: str | None = None, *, outputs: int | None = None) 
 
 
 def build_hf(config: Mapping[str, Any], kind: str, resized: bool, start: Tree | None = None) -> nn.Module:
-    """A module of this configuration; `resized`: its position embeddings are interpolated to the size of the images.
+    """A module with this configuration; `resized`: interpolate its position embeddings to the size of the images.
 
-    What `start` does not have, the head above all, keeps its own random values.
+    Parameters that `start` lacks, above all the head, keep their random initial values.
     """
     transformers = need_transformers()
     made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
@@ -62,7 +62,7 @@ def build_hf(config: Mapping[str, Any], kind: str, resized: bool, start: Tree | 
 def need_transformers() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own parts, about themselves
+            warnings.simplefilter("ignore")  # warnings of transformers about its own parts
             import transformers
     except ImportError:
         raise InputError("Hugging Face models and tokenizers need transformers: pip install 'fedselect[hf]'.") from None
@@ -90,7 +90,7 @@ def _config(folder: Path, transformers: Any) -> Any:
             if kind
             else str(e).splitlines()[0]
         )
-        raise InputError(f"{folder} cannot be used: {why}.") from None
+        raise InputError(f"{folder} cannot be used: {why}; give another folder.") from None
 
 
 def _is_json(path: Path) -> bool:
@@ -102,7 +102,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _kind_for(data: Shaped) -> str:
-    """The task head that suits the data."""
+    """The kind of head that fits the data."""
     layout: Layout | None = getattr(data, "layout", None)
     if layout is None and len(data.shape) == 3:
         return IMAGES
@@ -110,25 +110,25 @@ def _kind_for(data: Shaped) -> str:
         return IMAGES
     if layout is None and not (getattr(data, "whole", False) and len(data.shape) == 1):
         raise InputError(
-            f"a Hugging Face model needs images or tokenised text, not inputs of shape {data.shape}; for text use "
-            "--data text:FILE with --tokenizer FOLDER."
+            f"a Hugging Face model needs images or tokenized text, not inputs of shape {data.shape}; for text, use "
+            "--data text:FILE --tokenizer FOLDER."
         )
     return TAGS if getattr(data, "target_shape", ()) and data.classes else TEXT
 
 
 def _check_images(config: Any, data: Shaped) -> bool:
-    """Whether images have another size than those that the model was made for."""
+    """Whether the images differ in size from those of the model's training."""
     layout: Layout | None = getattr(data, "layout", None)
     shape = data.shape if layout is None else next(f.shape for f in layout.fields if f.name == "pixel_values")
     channels, size = getattr(config, "num_channels", shape[0]), getattr(config, "image_size", None)
     if channels != shape[0]:
-        raise InputError(f"{config.model_type} takes images of {channels} channel(s), and the data has {shape[0]}.")
+        raise InputError(f"{config.model_type} takes images with {channels} channel(s), not {shape[0]} as the data has.")
     sides = (size, size) if isinstance(size, int) else tuple(size or shape[1:])
     return tuple(shape[1:]) != sides
 
 
 def _loaded(folder: Path, config: Any, kind: str, transformers: Any) -> tuple[Tree, str]:
-    """The values in the folder but for those of the head, and which part is the head."""
+    """The values in the folder except those of the head, and the name of the head."""
     try:
         with torch.random.fork_rng(devices=[]):
             net, found = getattr(transformers, kind).from_pretrained(
@@ -148,18 +148,18 @@ def _loaded(folder: Path, config: Any, kind: str, transformers: Any) -> tuple[Tr
     if other:
         warnings.warn(
             f"{folder} has no values for {', '.join(other[:4])}{' and others' if len(other) > 4 else ''}; they start from "
-            "random ones.",
+            "random values.",
             stacklevel=2,
         )
     return {n: v for n, v in net.state_dict().items() if n not in absent and n.split(".")[0] != head}, head
 
 
 def _head_of(net: nn.Module) -> str:
-    """What lies behind the pretrained model: its last part with parameters."""
+    """The head: the last submodule with parameters outside the pretrained model."""
     body = getattr(net, "base_model_prefix", "")
     parts = [n for n, m in net.named_children() if n != body and next(m.parameters(), None) is not None]
     if not parts:
-        raise InputError(f"{type(net).__name__} has no head of its own; wrap it in Python: fs.Model.wrap(module, head=...).")
+        raise InputError(f"{type(net).__name__} has no separate head; name one in Python: fs.Model.wrap(module, head=...).")
     return parts[-1]
 
 

@@ -1,6 +1,6 @@
-"""Layout: several inputs of a module as columns of one tensor, and back at the module's door.
+"""Layout: several inputs of a module packed as columns of one tensor, and unpacked when the module is called.
 
-So whatever lies between, from batches to a GPU's kernels, knows one tensor of inputs.
+So everything in between, from batches to GPU kernels, handles one tensor of inputs.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from torch import Tensor
 from fedselect.core.errors import DataError
 
 EXACT = 1 << 24
-"""Whole numbers below this are exact as float32."""
+"""Integers below this are exact in float32."""
 _WHOLE = (torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
 class Field:
-    """One input: its name (or place), the shape of one sample, and whether it is floats, integers or bools."""
+    """One input: its name or position, the shape of one sample, and whether it holds floats, integers or bools."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns hold which input. Named inputs are passed by name, those of a tuple in their order."""
+    """Which columns hold which input. Named inputs are passed by name, those of a tuple by position."""
 
     fields: tuple[Field, ...]
     named: bool
@@ -43,20 +43,20 @@ class Layout:
 
     @classmethod
     def of(cls, inputs: Any, who: str) -> "Layout":
-        """The layout of inputs such as these."""
+        """The layout of these inputs."""
         found = _by_name(inputs)
         if not found:
             what = f"an empty {type(inputs).__name__}" if are_several(inputs) else "one tensor, and those of others are several"
-            raise DataError(f"{who} are {what}; give a dict or a tuple of tensors to all clients.")
+            raise DataError(f"{who} are {what}; give all clients a dict or a tuple of tensors.")
         for name, v in found.items():
             if not isinstance(name, str):
-                raise DataError(f"{who} have the name {name!r}; names are those of the arguments of the model's forward.")
+                raise DataError(f"{who} have the name {name!r}; use the argument names of the model's forward.")
             _check_part(v, f"{who}, {name}:")
         return cls(tuple(Field(n, tuple(v.shape[1:]), _kind(v)) for n, v in found.items()), isinstance(inputs, Mapping))
 
     @property
     def mixed(self) -> bool:
-        """Whether whole numbers lie among floats."""
+        """Whether there are both integers and floats."""
         return len({f.kind == "floats" for f in self.fields}) > 1
 
     @property
@@ -64,7 +64,7 @@ class Layout:
         return sum(f.width for f in self.fields)
 
     def pack(self, inputs: Any, who: str = "the inputs") -> Tensor:
-        """Inputs as one tensor (N, columns): int64 where all are whole numbers, else floats."""
+        """Inputs as one tensor (N, columns): int64 if all are integers, else floats."""
         found = _by_name(inputs)
         if isinstance(inputs, Mapping) != self.named or found.keys() != {f.name for f in self.fields}:
             raise DataError(f"{who} are {_said(inputs)}; the first client trains on {self._said()}.")
@@ -73,10 +73,10 @@ class Layout:
             if len(v) != len(parts[0]):
                 raise DataError(f"{who} have {len(parts[0])} rows of {self.fields[0].name} but {len(v)} of {f.name}.")
             if v.device != parts[0].device:
-                raise DataError(f"{who} lie on {parts[0].device} and {v.device}; put all of them on one device.")
+                raise DataError(f"{who} are on {parts[0].device} and {v.device}; move all of them to one device.")
             if self.mixed and f.kind == "integers" and v.numel() and int(v.abs().max()) >= EXACT:
                 raise DataError(
-                    f"{who}, {f.name}: whole numbers beside floats must be smaller than {EXACT} (2**24), not "
+                    f"{who}, {f.name}: integers beside floats must be smaller than {EXACT} (2**24), not "
                     f"{int(v.abs().max())}; number them from 0, or give them as floats."
                 )
         floats = [v.dtype for v in parts if v.is_floating_point()]
@@ -86,14 +86,14 @@ class Layout:
         return torch.cat([v.detach().reshape(len(v), f.width).to(kind) for f, v in zip(self.fields, parts, strict=True)], 1)
 
     def parts(self, x: Tensor, floats: torch.dtype | None = None) -> list[Tensor]:
-        """The inputs in their order, each of its kind; `floats`: the type of those that are."""
+        """The inputs in order, each with its type; `floats`: the type of floating-point inputs."""
         ends = accumulate(f.width for f in self.fields)
         found = [x[:, end - f.width : end].reshape(len(x), *f.shape) for f, end in zip(self.fields, ends, strict=True)]
         kinds = {"floats": floats or x.dtype, "integers": torch.int64, "bools": torch.bool}
         return [v.to(kinds[f.kind]) for f, v in zip(self.fields, found, strict=True)]
 
     def unpack(self, x: Tensor, floats: torch.dtype | None = None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """What a module is called with: arguments by place, and by name."""
+        """The arguments of the module, by position and by name."""
         parts = self.parts(x, floats)
         return ((), dict(zip(self.names, parts, strict=True))) if self.named else (tuple(parts), {})
 
@@ -102,7 +102,7 @@ class Layout:
         return [f.name for f in self.fields]
 
     def example(self, rows: int) -> Tensor:
-        """Made-up inputs, packed: floats from -1 to 1, whole numbers 0, and masks that mask nothing."""
+        """Made-up inputs, packed: floats from -1 to 1, integers 0, and masks that mask nothing."""
         kinds = {"floats": torch.float32, "integers": torch.int64, "bools": torch.bool}
 
         def part(f: Field) -> Tensor:
@@ -127,7 +127,7 @@ class Layout:
         if tuple(v.shape[1:]) != field.shape or _kind(v) != field.kind:
             raise DataError(
                 f"{who} samples are {_kind(v)} of shape {tuple(v.shape[1:])}; the first client trains on {field.kind} of shape "
-                f"{field.shape}."
+                f"{field.shape}, so give the same."
             )
         return v  # type: ignore[no-any-return]
 
@@ -136,12 +136,12 @@ class Layout:
 
 
 def are_several(inputs: Any) -> bool:
-    """Whether inputs come as a dict or a tuple; a list is one input, a row for each sample."""
+    """Whether there are several inputs, a dict or a tuple; a list is one input with a row per sample."""
     return isinstance(inputs, Mapping | tuple)
 
 
 def each(inputs: Any, do: Callable[[Any, str], Any]) -> Any:
-    """What `do` makes of every input and its name, in the form that they come in; a sole input has the name ""."""
+    """Apply `do` to every input and its name, keeping the dict or tuple; a single input has the name ""."""
     if not are_several(inputs):
         return do(inputs, "")
     made = {name: do(v, str(name)) for name, v in _by_name(inputs).items()}
@@ -162,12 +162,12 @@ def _said(inputs: Any) -> str:
 
 def _check_part(v: Any, who: str) -> None:
     if not isinstance(v, Tensor):
-        raise DataError(f"{who} give a tensor, not a {type(v).__name__}; turn arrays into tensors with torch.as_tensor.")
+        raise DataError(f"{who} give a tensor, not a {type(v).__name__}; convert arrays with torch.as_tensor.")
     if v.ndim == 0:
-        raise DataError(f"{who} give a row for each sample, not a single number.")
+        raise DataError(f"{who} give one row per sample, not a single number.")
     if not (v.is_floating_point() or v.dtype in (*_WHOLE, torch.bool)):
         raise DataError(
-            f"{who} give floats, int64 or bools, not {v.dtype}; pictures as uint8 are scaled only as the sole input."
+            f"{who} give floats, int64 or bools, not {v.dtype}; uint8 pictures are scaled only if they are the single input."
         )
 
 

@@ -23,15 +23,15 @@ _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.Insta
 @dataclass(frozen=True)
 class Output:
     logits: Tensor
-    features: Tensor | None  # what the head was given; None for a model without a head
+    features: Tensor | None  # input of the head; None for a model without a head
 
 
 class Model:
-    """A network whose values live outside it, in a Tree of its trainable parameters and its running statistics.
+    """A network whose values are stored outside it, in a Tree of its parameters and running statistics.
 
-    `build` makes the module; its values come from `build` run under the seed. Parameters that do not require a
-    gradient and integer buffers are constants of the model: never trained, never sent. `adapters`: what trains on a frozen
-    base.
+    Use `Model.wrap(module)` for your own network. `build` creates the module; the initial values come from running `build`
+    under the seed. Parameters that do not require a gradient, and integer buffers, are constants: never trained, never sent.
+    `adapters` says what trains on a frozen base.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class Model:
     ) -> None:
         self.build_from = build
         self.name = name
-        self.output = output  # of what the module returns, which holds the outputs; None: what `outputs_of` finds
+        self.output = output  # which part of the returned value holds the outputs; None: as `outputs_of` finds it
         self.adapters = adapters
         self.module = self.assemble()
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
-            raise InputError("the model has lazy layers; run one batch through it first, so that it knows its shapes.")
+            raise InputError("the model has lazy layers without shapes; run one batch through it first.")
         for path, m in self.module.named_modules():
             if isinstance(m, _BATCH_NORMS) and not m.track_running_stats:
                 raise InputError(
-                    f"{path}: BatchNorm without running statistics makes a prediction depend on the others in its batch; "
-                    "use track_running_stats=True."
+                    f"{path}: BatchNorm without running statistics makes predictions depend on the rest of the batch; "
+                    "set track_running_stats=True."
                 )
             if isinstance(m, _BATCH_NORMS) and m.track_running_stats and m.momentum is None:
                 raise InputError(
-                    f"{path}: BatchNorm with momentum=None counts its batches, which a client's model cannot carry; "
-                    "give it a momentum such as 0.1."
+                    f"{path}: BatchNorm with momentum=None counts batches, and this count is not stored per client; set a "
+                    "momentum such as 0.1."
                 )
         self.params = [n for n, p in self.module.named_parameters() if p.requires_grad]
         persistent = self.module.state_dict(keep_vars=True)
@@ -68,13 +68,13 @@ class Model:
         floats = [n for n, b in self.module.named_buffers() if b.is_floating_point() and n in persistent]
         self.stats = [n for n in floats if n not in still]
         tree = set(self.params) | set(self.stats)
-        self.names = [*self.params, *self.stats]  # so a mask over the parameters lies along the front of a tree
+        self.names = [*self.params, *self.stats]  # parameters first, so that a mask over them covers the start of a tree
         named = {id(v): n for n, v in self.module.named_parameters()}
         self.tied = {n: named[id(v)] for n, v in persistent.items() if named.get(id(v), n) != n}
         rest = {n: v for n, v in persistent.items() if n not in tree and n not in self.tied}
         self.constants = {n: v.detach().to("cpu", copy=True) for n, v in rest.items()}
         if not self.params:
-            raise InputError("the model has no trainable parameter.")
+            raise InputError("the model has no trainable parameter; set requires_grad=True on some.")
         self.norms = self._of(_NORMS)
         self.convolutions = self._of((nn.Conv1d, nn.Conv2d, nn.Conv3d))
         self.size = sum(p.numel() for n, p in self.module.named_parameters() if n in tree)
@@ -88,18 +88,26 @@ class Model:
     def wrap(
         cls, module: nn.Module | Callable[[], nn.Module], head: str | None = None, *, output: str | int | None = None
     ) -> "Model":
-        """Any nn.Module as a Model.
+        """Make a Model of any nn.Module.
 
-        A module keeps the values it has, whatever the seed; a function that makes one is called under the seed.
-        `head` names the submodule that turns features into class scores; without it the last Linear is taken.
-        `output` says, of a module that returns several things, which of them holds the scores, by name or index; without it
-        that is what is called logits, or the first of a tuple.
+        Args:
+            module: A module, which keeps its values for every seed, or a function that creates one, called under the seed.
+            head: Name of the submodule that maps features to outputs; by default the last Linear.
+            output: For a module that returns several things, the name or index of the outputs; by default `logits`, or the
+                first element of a tuple.
+
+        Examples:
+            >>> import fedselect as fs
+            >>> from torch import nn
+            >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+            >>> fs.Model.wrap(net)
+            Model(Sequential, 2,410 parameters, head='3')
         """
         if isinstance(module, nn.Module):
             kept = copy.deepcopy(module)
             return cls(partial(copy.deepcopy, kept), head=head, name=type(module).__name__, output=output)
         if not callable(module):
-            raise InputError(f"a model is an nn.Module or a function that makes one, not {type(module).__name__}.")
+            raise InputError(f"a model must be an nn.Module or a function that creates one, not {type(module).__name__}.")
         return cls(module, head=head, name=getattr(module, "__name__", "model"), output=output)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +115,7 @@ class Model:
             pickle.dumps(self.build_from)
         except (pickle.PicklingError, AttributeError, TypeError) as e:
             raise InputError(
-                f"{self.name} is made by a function that pickle cannot store ({e}); define it with def at the top of a module, "
+                f"the function that creates {self.name} cannot be pickled ({e}); define it with def at the top of a module, "
                 "or wrap a module: fs.Model.wrap(MyNet())."
             ) from None
         return vars(self)
@@ -123,12 +131,12 @@ class Model:
         return f"Model({self.name}, {self.size:,} parameters{base}{head})"
 
     def build(self) -> nn.Module:
-        """A plain module of this kind, apart from this one and without adapters: what `state_dict` is for."""
+        """A new plain module without adapters, which can load `state_dict`."""
         made = _seeded(self.build_from, 0)
         return made if self.adapters is None else self.adapters.taken_from(made)
 
     def assemble(self, seed: int = 0) -> nn.Module:
-        """The module that trains, its adapters in place."""
+        """A new module with its adapters in place."""
         made = _seeded(self.build_from, seed)
         return made if self.adapters is None else self.adapters.put_into(made, seed)
 
@@ -143,18 +151,18 @@ class Model:
         return Model(build, head=self.head, name=self.name, output=self.output, adapters=self.adapters)
 
     def init(self, seed: int) -> Tree:
-        """The common initial values; without a client axis."""
+        """The common initial values, without a client axis."""
         values = self.assemble(seed).state_dict()
         return {n: values[n].detach().clone() for n in self.names}
 
     @cached_property
     def base(self) -> str:
-        """A digest of the frozen base; nothing where all parameters train."""
+        """A digest of the frozen base; empty if all parameters train."""
         if not self.frozen:
             return ""
         sum_ = hashlib.sha256()
         for n, v in self.constants.items():
-            if not n.endswith("num_batches_tracked"):  # a file may lack this counter, which nothing reads
+            if not n.endswith("num_batches_tracked"):  # a file may lack this counter, which is not used
                 sum_.update(f"{n} {tuple(v.shape)} {v.dtype}".encode())
                 sum_.update(v.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return sum_.hexdigest()
@@ -165,16 +173,15 @@ class Model:
     def need_head(self, who: str) -> None:
         if self.head is None:
             raise InputError(
-                f"{who} needs to know the model's head, and {self.name} has no Linear to take for it; "
-                "name it: Model.wrap(module, head='...')."
+                f"{who} needs the model's head, and {self.name} has no Linear; name it: Model.wrap(module, head='...')."
             )
 
     def outputs_of(self, returned: Any) -> Tensor:
-        """The tensor of outputs in what the module returned: a tensor, a tuple, a dict, or an object with attributes."""
+        """The outputs in what the module returned: a tensor, a tuple, a dict, or an object with attributes."""
         return outputs_of(returned, self.output, self.name)
 
     def state_dict(self, tree: Tree) -> Tree:
-        """One client's values as a state_dict that the plain module loads strictly; adapters are merged into weights."""
+        """One client's values as a state_dict that the plain module loads strictly; adapters are merged into the weights."""
         full = {**self.constants, **tree}
         full = {n: full[self.tied.get(n, n)].detach() for n in self.module.state_dict()}
         if self.adapters is not None:
@@ -189,18 +196,18 @@ class Model:
         )
 
     def linears(self) -> list[str]:
-        """The submodules that may be taken for the head."""
+        """The submodules that can be the head."""
         return [n for n, m in self.module.named_modules() if isinstance(m, nn.Linear)]
 
     def _still(self) -> list[str]:
-        """Of a frozen base, the BatchNorms that do not train: their statistics stay as they are."""
+        """The BatchNorm layers of a frozen base that do not train, and so keep their statistics."""
         if self.adapters is None:
             return []
         norms = [(path, m) for path, m in self.module.named_modules() if isinstance(m, _BATCH_NORMS)]
         return [path for path, m in norms if not any(p.requires_grad for p in m.parameters())]
 
     def _is_frozen(self, head: str) -> bool:
-        """Whether nothing of the head trains, because it belongs to the frozen base."""
+        """Whether the whole head belongs to the frozen base."""
         return self.adapters is not None and not any(n.startswith(head + ".") for n in self.params)
 
     def _find_head(self) -> str | None:
@@ -213,7 +220,7 @@ class Model:
                 f"cannot tell the head of {self.name}: its last layer {leaves[-1]!r} is not a Linear; name it: "
                 f"Model.wrap(module, head=...) with one of {', '.join(linears)}."
             )
-        if f"{linears[-1]}.weight" in self.tied:  # to embeddings, say: it is no part of its own
+        if f"{linears[-1]}.weight" in self.tied:  # tied, for example to embeddings, so not a separate part
             return None
         return linears[-1] or None
 

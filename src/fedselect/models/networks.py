@@ -1,6 +1,6 @@
-"""The small networks that come with the package, mlp, conv1d, gru and small_cnn, and how any of ours is built again.
+"""The small networks of this package, mlp, conv1d, gru and small_cnn, and how its networks are built again.
 
-`outputs`: how many numbers they return for an input; by default one for each class.
+`outputs`: numbers that a network returns per input; by default one per class.
 """
 
 import math
@@ -35,7 +35,7 @@ def _mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
 
 
 def conv1d(data: Shaped, width: int = 32, *, outputs: int | None = None) -> Model:
-    """Three convolutions with stride 2 over time, for signals (channels, time); then their mean and one layer."""
+    """Three convolutions with stride 2 over time, for signals (channels, time), their mean, and one layer."""
     if len(data.shape) != 2:
         raise InputError(f"conv1d needs signals of shape (channels, time), not {data.shape}; for images use small_cnn.")
     check_positive(width=width)
@@ -49,7 +49,7 @@ def gru(data: Shaped, width: int = 64, tokens: int | None = None, *, outputs: in
     tokens: number of different inputs; by default the number of classes, as for predicting the next one
     """
     if len(data.shape) != 1:
-        raise InputError(f"gru needs rows of whole numbers, inputs of shape (positions,), not {data.shape}.")
+        raise InputError(f"gru needs rows of integers, inputs of shape (positions,), not {data.shape}.")
     known = tokens or data.classes
     check_positive(width=width, tokens=known)
     return Model(partial(_GRU, known, width, outputs or data.classes), name="gru")
@@ -90,13 +90,13 @@ class _Conv1d(nn.Module):
 
 
 class _GRU(nn.Module):
-    """What torch's GRU computes, as products that run for all clients at once: nn.GRU itself would run client by client."""
+    """The GRU of torch, as products that run for all clients at once; nn.GRU would run client by client."""
 
     def __init__(self, tokens: int, width: int, classes: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, width)
         self.gates = nn.Linear(width, 3 * width)  # of the input: reset, update, new
-        self.back = nn.Linear(width, 3 * width)  # of the state before
+        self.back = nn.Linear(width, 3 * width)  # of the previous state
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,16 +138,16 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "vit": build_vit,
     "hf": build_hf,
 }
-"""What builds our networks, from plain numbers and texts."""
+"""The functions that build the networks, from numbers and texts."""
 
 
 def recipe(model: Model) -> dict[str, Any] | None:
-    """How to build a network of ours again, its values aside; None for a network of somebody else's."""
+    """How to build a network of this package again, without its values; None for other networks."""
     build = model.build_from
     name = next((n for n, f in NETWORKS.items() if isinstance(build, partial) and build.func is f), None)
     return None if name is None or not isinstance(build, partial) else {"network": name, "args": list(build.args)}
 
 
 def rebuilt(recipe: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    """What builds the network of a recipe."""
+    """A function that builds the network of a recipe."""
     return partial(NETWORKS[recipe["network"]], *recipe["args"])

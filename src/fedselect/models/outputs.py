@@ -1,4 +1,4 @@
-"""Which of what a module returns holds its outputs."""
+"""Find the outputs in what a module returns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from fedselect.core.errors import InputError
 def outputs_of(returned: Any, which: str | int | None, model: str) -> Tensor:
     """The tensor of outputs in a tensor, a tuple, a dict, or an object with attributes.
 
-    `which`: its name or index; None: what is called logits, or the first of a tuple. `model`: its name, for errors.
+    `which`: their name or index; None: `logits`, or the first element of a tuple. `model`: the model's name, for errors.
     """
     found = returned if isinstance(returned, Tensor) else _found(returned, "logits" if which is None else which)
     if which is None and found is None and isinstance(returned, tuple | list) and _are_rows(returned[:1]):
@@ -24,7 +24,7 @@ def outputs_of(returned: Any, which: str | int | None, model: str) -> Tensor:
 
 
 def _found(returned: Any, key: str | int) -> Any:
-    """What is there by this name or index; None if nothing is."""
+    """The value of this name or index; None if there is none."""
     try:
         return getattr(returned, key, None) if isinstance(key, str) and not isinstance(returned, Mapping) else returned[key]
     except (KeyError, IndexError, TypeError):
@@ -32,7 +32,7 @@ def _found(returned: Any, key: str | int) -> Any:
 
 
 def _are_rows(values: Sequence[Any]) -> bool:
-    """Whether these are tensors with a row for each sample, and not a loss."""
+    """Whether these are tensors with a row per sample, and not a loss."""
     return bool(values) and all(isinstance(v, Tensor) and v.ndim > 0 for v in values)
 
 
@@ -46,7 +46,7 @@ def _said(returned: Any) -> str:
 
 
 def _choices(returned: Any) -> str:
-    """What to type where the outputs were not found."""
+    """What to type if the outputs were not found."""
     named = (
         returned
         if isinstance(returned, Mapping)

@@ -1,4 +1,4 @@
-"""ResNet18 and ResNet50, with torchvision's names and initialisation."""
+"""ResNet18 and ResNet50, with torchvision's names and initialization."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ Stem = Literal["imagenet", "small"]
 
 
 def resnet18(data: Shaped, stem: Stem = "imagenet", weights: str | None = None, *, outputs: int | None = None) -> Model:
-    """ResNet18 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
+    """ResNet18 with torchvision's names and initialization; stem is imagenet (7x7, stride 2, pooling) or small (3x3).
 
     weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
     """
@@ -25,7 +25,7 @@ def resnet18(data: Shaped, stem: Stem = "imagenet", weights: str | None = None, 
 
 
 def resnet50(data: Shaped, stem: Stem = "imagenet", weights: str | None = None, *, outputs: int | None = None) -> Model:
-    """ResNet50 with torchvision's names and initialisation; stem = imagenet (7x7, stride 2, pooled) or small (3x3).
+    """ResNet50 with torchvision's names and initialization; stem is imagenet (7x7, stride 2, pooling) or small (3x3).
 
     weights: a .safetensors or .pth file with torchvision's names to start from; the head is always new.
     """
@@ -35,7 +35,7 @@ def resnet50(data: Shaped, stem: Stem = "imagenet", weights: str | None = None, 
 def _model(name: str, data: Shaped, stem: str, weights: str | None, outputs: int | None) -> Model:
     channels, _, _ = image_shape(data)
     if stem not in ("imagenet", "small"):
-        raise InputError(f"stem is imagenet or small, not {stem!r}.")
+        raise InputError(f"stem must be imagenet or small, not {stem!r}.")
     build = {"resnet18": build_resnet18, "resnet50": build_resnet50}[name]
     classes = outputs or data.classes
     start = {} if weights is None else read_weights(Path(weights), build(channels, stem, classes), head="fc")
@@ -51,7 +51,7 @@ def build_resnet50(channels: int, stem: str, classes: int, start: Tree | None = 
 
 
 def _started(net: nn.Module, start: Tree | None) -> nn.Module:
-    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
+    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its random values
     return net
 
 

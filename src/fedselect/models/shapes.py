@@ -1,4 +1,4 @@
-"""What a network is made for: the shape of one input and the number of classes."""
+"""What a network must know of the data: the shape of one input and the number of classes."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from fedselect.core.errors import InputError
 
 
 class Shaped(Protocol):
-    """Anything that knows the shape of one input and the number of classes: data, for one."""
+    """Anything with the shape of one input and the number of classes, such as data."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -28,9 +28,9 @@ def vit_tiny(
 ) -> Model:
     """A vision transformer of 5.5 million parameters: 12 blocks of width 192, 3 heads; timm's vit_tiny.
 
-    patch: side of the square patches; none: that of the weights; without weights 16 from 112 pixels on, 8 from 64, else 4
-    dropout: dropout behind attention and within the MLPs
-    drop_path: stochastic depth: probability that a sample skips the last block's branches; less in earlier blocks
+    patch: side of the square patches; none: as in the weights, else 16 from 112 pixels on, 8 from 64, else 4
+    dropout: dropout after attention and within the MLPs
+    drop_path: stochastic depth: probability that a sample skips the last block's branches; lower in earlier blocks
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
       size and the head is always new
     """
@@ -49,9 +49,9 @@ def vit_small(
 ) -> Model:
     """A vision transformer of 22 million parameters: 12 blocks of width 384, 6 heads; timm's vit_small.
 
-    patch: side of the square patches; none: that of the weights; without weights 16 from 112 pixels on, 8 from 64, else 4
-    dropout: dropout behind attention and within the MLPs
-    drop_path: stochastic depth: probability that a sample skips the last block's branches; less in earlier blocks
+    patch: side of the square patches; none: as in the weights, else 16 from 112 pixels on, 8 from 64, else 4
+    dropout: dropout after attention and within the MLPs
+    drop_path: stochastic depth: probability that a sample skips the last block's branches; lower in earlier blocks
     weights: a .safetensors or .pth file with timm's names to start from; position embeddings are interpolated to the image
       size and the head is always new
     """
@@ -68,8 +68,8 @@ def _model(
     check_positive(patch=side)
     if height % side or wide % side:
         raise InputError(
-            f"{name} cuts images into patches of {side}x{side}, and {height}x{wide} is no multiple of that; give a side that "
-            "divides both: --patch."
+            f"{name} cuts images into patches of {side}x{side}, and {height}x{wide} is not a multiple of that; give a side "
+            "that divides both: --patch."
         )
     for option, p in zip(("dropout", "drop_path"), drops, strict=True):
         if not 0.0 <= p < 1.0:
@@ -91,12 +91,12 @@ def build_vit(
 ) -> nn.Module:
     """`grid`: patches in rows and columns; `sizes`: width, depth and heads; `drops`: dropout and stochastic depth."""
     net = _ViT(channels, grid, patch, sizes, classes, drops)
-    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its own random values
+    net.load_state_dict(start or {}, strict=False)  # checked before; the head keeps its random values
     return net
 
 
 def _patch_of(found: Tree) -> int | None:
-    """The side of the patches that these weights were trained with."""
+    """The side of the patches in these weights."""
     kernel = found.get("patch_embed.proj.weight")
     return None if kernel is None else kernel.shape[-1]
 
@@ -110,7 +110,7 @@ def _fit_positions(found: Tree, net: nn.Module) -> Tree:
         return found
     side = math.isqrt(old.shape[1] - 1)
     if side * side != old.shape[1] - 1:
-        return found  # not a class token and a square: refused by its shape
+        return found  # not a class token and a square grid: refused later by its shape
     square = old[:, 1:].float().view(1, side, side, -1).permute(0, 3, 1, 2)
     new = F.interpolate(square, grid, mode="bicubic", antialias=True, align_corners=False)
     return {**found, name: torch.cat([old[:, :1].float(), new.flatten(2).transpose(1, 2)], 1)}

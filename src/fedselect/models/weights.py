@@ -1,4 +1,4 @@
-"""Pretrained weights from a file: read without running anything in it, and checked name by name."""
+"""Pretrained weights from a file: read without running code from it, and checked name by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +12,17 @@ from fedselect.core.tree import Tree
 
 
 def read_weights(path: Path, module: nn.Module, head: str) -> Tree:
-    """The tensors of a .safetensors or .pth file for everything but the head, in the module's types."""
+    """The tensors of a .safetensors or .pth file except those of the head, in the module's types."""
     return fitting(read_tensors(path), module, head, path)
 
 
 def fitting(
     found: Tree, module: nn.Module, head: str, path: Path | str | None, adapt: Callable[[Tree, nn.Module], Tree] | None = None
 ) -> Tree:
-    """Of these tensors those for everything but the head, in the module's types.
+    """The given tensors except those of the head, in the module's types.
 
-    Counters of batches may be missing; any other name or shape that differs is an error that says which. `adapt` first turns
-    tensors into what the module takes, such as position embeddings for another image size.
+    Batch counters may be missing; any other name or shape that differs is an error. `adapt` first converts tensors to what the
+    module takes, such as position embeddings for another image size.
     """
     found = {n: v for n, v in found.items() if n.split(".")[0] != head}
     found = found if adapt is None else adapt(found, module)
@@ -41,7 +41,7 @@ def fitting(
 
 
 def load_values(path: str | Path) -> Tree:
-    """The values of an exported model, once the checksum in its safetensors file is checked."""
+    """The values of an exported model, after checking the checksum in its safetensors file."""
     return tensors.read(Path(path), "export it again.")
 
 
@@ -52,7 +52,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raw = (
             tensors.read(path, "") if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
         )
-    except Exception:  # fed with something else, the readers may raise nearly anything
+    except Exception:  # on other files the readers may raise almost anything
         raise InputError(
             f"{path} cannot be read as weights: it is damaged, or holds something other than tensors; "
             "give a .safetensors file, or a .pth file with the state_dict of a model."
@@ -60,7 +60,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if isinstance(raw, dict) and isinstance(raw.get("state_dict"), dict):
         raw = raw["state_dict"]
     if not isinstance(raw, dict) or not all(isinstance(v, Tensor) for v in raw.values()):
-        raise InputError(f"{path} holds no table of tensors.")
+        raise InputError(f"{path} contains no table of tensors; give a .safetensors file, or a state_dict as .pth.")
     return raw
 
 

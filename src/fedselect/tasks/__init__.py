@@ -1,4 +1,4 @@
-"""What a model's outputs and a sample's target mean: tasks, losses and metrics."""
+"""Tasks: what outputs and targets mean, with losses and metrics."""
 
 from collections.abc import Callable
 

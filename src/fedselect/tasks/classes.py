@@ -1,4 +1,4 @@
-"""Tasks whose targets are classes: one of several for a sample, yes or no, several at once, or one for each position."""
+"""Classification tasks: one class per sample, yes or no, several labels at once, or one class per position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from fedselect.tasks.task import Targets, Task, at_hand, constant, read_numbers,
 
 BALANCED = "balanced"
 View = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What makes outputs and targets of a task those of classification: (N, K) scores and (N,) classes."""
+"""Converts outputs and targets of a task to those of classification: (N, K) scores and (N,) classes."""
 
 
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def _minus_log(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _one_hot(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A formula of what was said and what is true, (N, K) of yes or no each."""
+    """A metric from a formula of predicted and true classes, each (N, K) booleans."""
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
         classes = outputs.shape[1]
@@ -37,7 +37,7 @@ def _one_hot(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor
 
 
 def _one_against_rest(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A formula of scores and who is positive: of the second of two classes; of more, the mean over those that occur."""
+    """A metric from a formula of scores and positives: for the second of two classes, else the mean over classes that occur."""
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
         if len(there := torch.unique(targets).tolist()) < 2:
@@ -55,7 +55,7 @@ def _calibration(outputs: Tensor, targets: Tensor) -> Tensor:
 
 ACCURACY = Metric("accuracy", low=0.0, high=1.0, of=_correct, by_sample=True)
 LOG_LOSS = Metric("log_loss", more_is_better=False, low=0.0, of=lambda o, t: _minus_log(o.double(), t), by_sample=True)
-WHOLE = (  # of all outputs of a client
+WHOLE = (  # computed from all outputs of a client
     Metric("balanced_accuracy", low=0.0, high=1.0, of=_one_hot(formulas.recall)),
     Metric("f1", low=0.0, high=1.0, of=_one_hot(formulas.f1)),
     Metric("auroc", low=0.0, high=1.0, of=_one_against_rest(formulas.auroc)),
@@ -65,37 +65,37 @@ WHOLE = (  # of all outputs of a client
 
 
 def _seen(metric: Metric, view: View) -> Metric:
-    """A metric of classification for a task whose outputs and targets `view` makes such."""
+    """A classification metric for a task, via `view`, which converts its outputs and targets."""
     return replace(metric, of=lambda outputs, targets: metric.of(*view(outputs, targets)))
 
 
 @dataclass(frozen=True)
 class Weighted(Task):
-    """A task of classes that may count for more or less in the loss."""
+    """A classification task with optional class weights in the loss."""
 
-    class_weights: str | None = None  # balanced, or a number for each class, such as "1 3"; none: all count alike
+    class_weights: str | None = None  # balanced, or one number per class, such as "1 3"; none: equal weights
 
     def __post_init__(self) -> None:
         numbers = self._numbers
         if numbers is not None and (not any(numbers) or not all(0 <= w < float("inf") for w in numbers)):
             raise InputError(
-                f"class_weights is {BALANCED}, or a number for each class, such as '1 3', not {self.class_weights!r}."
+                f"class_weights must be {BALANCED} or one number per class, such as '1 3', not {self.class_weights!r}."
             )
 
     @property
     def _numbers(self) -> tuple[float, ...] | None:
-        """The weights; balanced ones are known once the task is fitted."""
+        """The class weights; balanced ones are known once the task is fitted."""
         return None if self.class_weights in (None, BALANCED) else read_numbers("class_weights", str(self.class_weights))
 
     def weights(self, like: Tensor) -> Tensor | None:
-        """One for each class, beside `like`."""
+        """One weight per class, on the device of `like`."""
         return None if self._numbers is None else constant(self._numbers, like.dtype, like.device)
 
     def unfit_data(self, data: Targets) -> str:
         if self._numbers is None or len(self._numbers) == data.classes:
             return ""
         return (
-            f"there are {data.classes} classes; give class_weights as many numbers, or {BALANCED}, not {self.class_weights!r}."
+            f"there are {data.classes} classes; give class_weights one number each, or {BALANCED}, not {self.class_weights!r}."
         )
 
     def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
@@ -105,7 +105,7 @@ class Weighted(Task):
         return torch.bincount(targets.long(), minlength=data.classes).double() / len(targets)
 
     def fitted(self, rows: Tensor, samples: Tensor) -> Task:
-        """With weights under which every class counts alike over all clients; of a class that nobody has, 0."""
+        """With weights that give every class the same total over all clients; 0 for a class that no client has."""
         if self.class_weights != BALANCED:
             return self
         count = (rows * samples.unsqueeze(1)).sum(0)
@@ -115,9 +115,9 @@ class Weighted(Task):
 
 @dataclass(frozen=True)
 class Classification(Weighted):
-    """One of several classes: a score for each, and cross-entropy. Reported: accuracy."""
+    """One class per sample: the model returns a score per class; the loss is cross-entropy. Headline: accuracy."""
 
-    label_smoothing: float = 0.0  # the share of a label that is spread over all classes
+    label_smoothing: float = 0.0  # share of the label that is spread over all classes
 
     metrics = (ACCURACY,)
     more = (*WHOLE, LOG_LOSS)
@@ -128,7 +128,7 @@ class Classification(Weighted):
             raise InputError(f"label_smoothing must lie in [0, 1), not {self.label_smoothing}.")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target), weighted by class and smoothed where that is asked for."""
+        """-log p(target), with class weights and label smoothing if set."""
         plain, weights = _minus_log(outputs, targets), self.weights(outputs)
         if weights is None and not self.label_smoothing:
             return plain
@@ -152,16 +152,16 @@ class Classification(Weighted):
         if data.classes and data.target_shape == ():
             return super().unfit_data(data)
         return (
-            "classification needs a whole number for each sample, its class, and these targets are something else; name the "
-            "task that they are for (task=..., --task)."
+            "classification needs one integer class per sample, and these targets are something else; choose the task for them "
+            "(task=..., --task)."
         )
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
         if outputs.shape[1:] == (data.classes,):
             return ""
         return (
-            f"labels from 0 to {data.classes - 1} need ({len(outputs)}, {data.classes}), or say how many classes there are: "
-            "Federation(clients, classes=...)."
+            f"labels from 0 to {data.classes - 1} need ({len(outputs)}, {data.classes}); change the model, or give the number "
+            "of classes: Federation(clients, classes=...)."
         )
 
     def example(self, data: Targets) -> Tensor:
@@ -169,7 +169,7 @@ class Classification(Weighted):
 
 
 def _logit(outputs: Tensor) -> Tensor:
-    """The one number of each sample: (N, 1) or (N,) -> (N,)."""
+    """The single output of each sample: (N, 1) or (N,) -> (N,)."""
     return outputs.flatten()
 
 
@@ -180,13 +180,13 @@ def _two_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Binary(Weighted):
-    """Yes or no, classes 1 and 0: one number for each sample, the logit of yes. Reported: accuracy."""
+    """Yes or no, classes 1 and 0: the model returns one number per sample, the logit of yes. Headline: accuracy."""
 
     metrics = (_seen(ACCURACY, _two_classes),)
     more = tuple(_seen(m, _two_classes) for m in (*WHOLE, LOG_LOSS))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target), weighted by class where that is asked for."""
+        """-log p(target), with class weights if set."""
         logit, weights = _logit(outputs), self.weights(outputs)
         plain = F.binary_cross_entropy_with_logits(logit, targets.to(logit.dtype), reduction="none")
         return plain if weights is None else plain * weights[targets]
@@ -195,7 +195,7 @@ class Binary(Weighted):
         return (_logit(outputs) > 0).long()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Of no and of yes: (N, 2)."""
+        """Probabilities of no and of yes: (N, 2)."""
         yes = _logit(outputs).sigmoid()
         return torch.stack([1 - yes, yes], -1)
 
@@ -205,17 +205,17 @@ class Binary(Weighted):
     def unfit_data(self, data: Targets) -> str:
         if data.classes == 2 and data.target_shape == ():
             return super().unfit_data(data)
-        return "the task binary needs targets 0 and 1, one for each sample, as whole numbers; these are something else."
+        return "the task binary needs one integer target per sample, 0 or 1; choose another task for these targets."
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
-        return "" if outputs[0].numel() == 1 else "the task binary needs one number for each."
+        return "" if outputs[0].numel() == 1 else "the task binary needs one number per sample."
 
     def example(self, data: Targets) -> Tensor:
         return torch.tensor([0, 1])
 
 
 def _by_label(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A formula of scores and who is positive: the mean over labels for which it is defined."""
+    """A metric from a formula of scores and positives: the mean over labels for which it is defined."""
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
         odds, truth = outputs.double(), targets.bool()
@@ -235,7 +235,7 @@ def _of_labels(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Multilabel(Task):
-    """Any of several labels: a number for each, the logit of yes; targets (N, labels) of 0 and 1. Reported: accuracy."""
+    """Any of several labels: the model returns one logit per label; targets (N, labels) are 0 or 1. Headline: accuracy."""
 
     metrics = (replace(ACCURACY, of=lambda o, t: ((o > 0) == t.bool()).double().mean(-1)),)
     more = (
@@ -259,18 +259,18 @@ class Multilabel(Task):
     def unfit_data(self, data: Targets) -> str:
         if len(data.target_shape) == 1 and not data.classes and all(bool(((y == 0) | (y == 1)).all()) for y in at_hand(data)):
             return ""
-        return "the task multilabel needs 0 or 1 for each label, targets of shape (N, labels); these are something else."
+        return "the task multilabel needs targets of shape (N, labels) that are 0 or 1; choose another task for these targets."
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
         wanted = tuple(data.target_shape)
-        return "" if outputs.shape[1:] == wanted else f"the task multilabel needs one number for each of {wanted[0]} labels."
+        return "" if outputs.shape[1:] == wanted else f"the task multilabel needs one number per label, that is {wanted[0]}."
 
 
 @dataclass(frozen=True)
 class Sequences(Task):
-    """A class for each position, such as a next character: targets (N, T), outputs (N, T, classes). Reported: accuracy."""
+    """A class per position, such as the next character: targets (N, T), outputs (N, T, classes). Headline: accuracy."""
 
-    ignore: int = -100  # a target that is none: such positions count neither in the loss nor in metrics
+    ignore: int = -100  # positions with this target count neither in the loss nor in metrics
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
@@ -298,33 +298,31 @@ class Sequences(Task):
     def unfit_data(self, data: Targets) -> str:
         if len(data.target_shape) == 1 and data.classes:
             strange = [int(v) for y in at_hand(data) for v in y[(y < 0) & (y != self.ignore)][:1]]
-            return f"there is the target {strange[0]}, which is no class; ignore such positions: --ignore." if strange else ""
+            return f"the target {strange[0]} is not a class; to ignore it, add --ignore {strange[0]}." if strange else ""
         return (
-            "the task sequences needs a class for each position, targets (N, positions) of whole numbers; these are something "
-            "else, or it is not said how many classes there are: Federation(clients, classes=...)."
+            "the task sequences needs integer targets (N, positions), a class per position, and a number of classes; correct "
+            "the targets, or give the number: Federation(clients, classes=...)."
         )
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
         wanted = (*data.target_shape, data.classes)
         if tuple(outputs.shape[1:]) == wanted:
             return ""
-        return (
-            f"the task sequences needs ({', '.join(map(str, (len(outputs), *wanted)))}): a number for each position and class."
-        )
+        return f"the task sequences needs ({', '.join(map(str, (len(outputs), *wanted)))}): one number per position and class."
 
     def example(self, data: Targets) -> Tensor:
         return torch.zeros(2, *data.target_shape, dtype=torch.int64)
 
     def counted(self, targets: Tensor) -> Tensor:
-        """Which positions have a class."""
+        """Which positions are not ignored."""
         return targets != self.ignore
 
     def _of_positions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) of each position; of those that are ignored some number."""
+        """-log p(target) of each position; ignored positions have an arbitrary value."""
         return _minus_log(outputs, torch.where(self.counted(targets), targets, 0))
 
     def _summed(self, values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Over each sample's positions: the sum of these values, and of how many it is."""
+        """The sum of these values over each sample's positions, and the number of positions."""
         counted = self.counted(targets)
         return torch.where(counted, values, 0).sum(-1), counted.sum(-1)
 

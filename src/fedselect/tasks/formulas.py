@@ -1,23 +1,23 @@
-"""The formulas behind metrics, for one client, in float64. What is not defined on its samples is NaN."""
+"""The formulas of metrics, for one client, in float64. A metric that is undefined on its samples is NaN."""
 
 import torch
 from torch import Tensor
 
 BINS = 15
-"""Of the calibration error: intervals of confidence of equal width."""
+"""Number of confidence intervals of equal width in the calibration error."""
 
 
 def auroc(score: Tensor, positive: Tensor) -> Tensor:
-    """The chance that a positive sample has a higher score than a negative one, equal scores counting half."""
+    """The probability that a positive sample has a higher score than a negative one; ties count half."""
     up, down = positive.sum().double(), (~positive).sum().double()
     _, place, count = torch.unique(score, return_inverse=True, return_counts=True)
-    rank = count.cumsum(0).double() - (count.double() - 1) / 2  # from 1; equal scores share their mean rank
-    found = (rank[place][positive].sum() - up * (up + 1) / 2) / (up * down)  # 0 / 0 where there is one kind alone
+    rank = count.cumsum(0).double() - (count.double() - 1) / 2  # ranks start at 1; equal scores share their mean rank
+    found = (rank[place][positive].sum() - up * (up + 1) / 2) / (up * down)  # 0 / 0 if all samples are of one kind
     return torch.where(score.isnan().any(), torch.nan, found)
 
 
 def average_precision(score: Tensor, positive: Tensor) -> Tensor:
-    """The mean over positive samples of the precision at their score; equal scores are one threshold."""
+    """The mean over positive samples of the precision at their score; equal scores share one threshold."""
     values, place = torch.unique(score, return_inverse=True)
     hits = torch.zeros(len(values), dtype=torch.float64, device=score.device)
     here, positives = hits.index_add(0, place, torch.ones_like(score)), hits.index_add(0, place, positive.double())
@@ -27,17 +27,17 @@ def average_precision(score: Tensor, positive: Tensor) -> Tensor:
 
 
 def f1(said: Tensor, truth: Tensor) -> Tensor:
-    """The mean F1 of the classes that occur in either; (N, classes) of yes or no."""
+    """The mean F1 over the classes that occur in predictions or targets, both (N, classes) booleans."""
     return (2 * (said & truth).sum(0).double() / (said.sum(0) + truth.sum(0))).nanmean()
 
 
 def recall(said: Tensor, truth: Tensor) -> Tensor:
-    """The mean recall of the classes that occur: balanced accuracy; (N, classes) of yes or no."""
+    """Balanced accuracy: the mean recall over the classes that occur, from (N, classes) booleans."""
     return ((said & truth).sum(0).double() / truth.sum(0)).nanmean()
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
-    """How far the share of right answers is from the confidence, over intervals of confidence, weighted by their samples."""
+    """The mean distance between accuracy and confidence over confidence intervals, weighted by their samples."""
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device=confidence.device)[1:-1]
     gaps = torch.zeros(BINS, dtype=torch.float64, device=confidence.device)
     gaps = gaps.index_add(0, torch.bucketize(confidence, edges), right.double() - confidence)
@@ -45,10 +45,10 @@ def calibration_error(confidence: Tensor, right: Tensor) -> Tensor:
 
 
 def log_odds(scores: Tensor) -> Tensor:
-    """(N, K) scores of K classes: how much more likely each is than all others together, as a logarithm.
+    """The log odds of each of K classes against all others together, from (N, K) scores.
 
-    Unlike probabilities they do not saturate. Others are summed from the least to the greatest, against the greatest: samples
-    that are equal but for a common shift or the order of the others then have equal odds to the bit, and are tied.
+    Unlike probabilities they do not saturate. The other scores are summed from smallest to largest, relative to the largest,
+    so that samples which differ only by a common shift or by the order of the others get exactly equal odds, and tie.
     """
     count, classes = scores.shape
     order = scores.argsort(1)

@@ -1,4 +1,4 @@
-"""What local training minimises beside the task's loss. Written for one client and lifted over the cohort by the step."""
+"""What local training minimizes besides the task's loss. Written for one client; the step lifts it over the cohort."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from fedselect.tasks.task import Task
 Objective = Callable[[Output, Tensor, Tree, State], Tensor]
 """(what the model returned, targets, the client's parameters, the method's context for this client) -> a scalar.
 
-A context with the groups "anchor" (by name of parameter) and "pull" ("mu") adds 0.5 mu ||w - anchor||^2 to what is
-minimised, whatever the objective. The step knows its gradient, so it is no part of the loss. Nor is the group "correction"
-(by name of parameter), which is added to the gradient.
+A context with the groups "anchor" (by parameter name) and "pull" ("mu") adds 0.5 mu ||w - anchor||^2 to what is minimized,
+whatever the objective. The step knows its gradient, so it is not part of the loss. Neither is the group "correction" (by
+parameter name), which is added to the gradient.
 """
 
 
@@ -27,7 +27,7 @@ def align(out: Output, y: Tensor, params: Tree, ctx: State) -> Tensor:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a step minimises: the mean of the task's loss, or a method's objective in its place, and a penalty on top."""
+    """What a step minimizes: the mean of the task's loss, or a method's own objective, plus a penalty."""
 
     task: Task
     objective: Objective | None = None

@@ -1,4 +1,4 @@
-"""Metrics: numbers that say how good a client's model is on a client's data."""
+"""Metrics: numbers that measure a client's model on a client's data."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,18 +14,18 @@ LOSS = "test_loss"
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a plain number that a float32 can hold, so that a mean of such numbers is one too."""
+    """Whether a value is a number within the range of float32, so that a mean of such numbers is finite too."""
     return type(value) in (int, float) and abs(value) <= torch.finfo(torch.float32).max
 
 
 def known(value: float) -> float | None:
-    """A number as it is recorded; None where it is not defined: NaN, infinite or too large."""
+    """A number as recorded; None if it is undefined: NaN, infinite or too large."""
     return round(value, 6) if is_number(value) else None
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a number is called, the range it lies in and which way is better: all that tables and pages need."""
+    """The name, range and direction of a number: all that tables and pages need."""
 
     name: str
     more_is_better: bool = True
@@ -34,12 +34,12 @@ class Measure:
 
     @property
     def percent(self) -> bool:
-        """Numbers from 0 to 1 are shown in percent."""
+        """Whether to show it in percent: numbers from 0 to 1."""
         return (self.low, self.high) == (0.0, 1.0)
 
     @property
     def title(self) -> str:
-        """The name as the head of a column."""
+        """The name as a column header."""
         return f"{self.name} %" if self.percent else self.name
 
     def show(self, value: float) -> str:
@@ -54,15 +54,15 @@ class Measure:
         return max(values) if self.more_is_better else min(values)
 
     def unfit(self, value: Any) -> str:
-        """Why a recorded value cannot be this number, in words; nothing where it can. None stands for an undefined one."""
+        """Why a recorded value cannot be this number, or an empty text. None stands for an undefined value."""
         if value is None or (is_number(value) and self.low <= value <= self.high):
             return ""
         mend = (
-            'if this loss may be negative, set lowest_loss = float("-inf") in the task.'
+            'if the loss may be negative, set lowest_loss = float("-inf") in the task.'
             if self.name == LOSS
             else "correct the metric, or low and high of its fs.Metric."
         )
-        return f"{self.name} {value!r}, which does not lie in {self.low:g} to {self.high:g}; {mend}"
+        return f"{self.name} {value!r}, which is outside {self.low:g} to {self.high:g}; {mend}"
 
     def to_json(self) -> dict[str, Any]:
         low, high = (v if math.isfinite(v) else None for v in (self.low, self.high))
@@ -75,17 +75,23 @@ class Measure:
 
 
 Each = Tensor | tuple[Tensor, Tensor]
-"""One number for each sample, or two: what is added up, and what that sum is divided by."""
+"""One number per sample, or two: the summand and the weight that the sum is divided by."""
 
 
 @dataclass(frozen=True)
 class Metric(Measure):
-    """A measure and how to compute it for one client: `of(outputs, targets)`, each with a row for each sample.
+    """A metric and how to compute it for one client: `of(outputs, targets)`, each with one row per sample.
 
-    It returns one number; or, with `by_sample`, one for each sample, whose mean is the metric. Prefer that where it is
-    possible: it is computed for all clients at once. Where samples count for more or less, as texts of other lengths do, it
-    returns two for each: what is added up, and what that sum is divided by. A metric that is not defined on some data
-    returns NaN there.
+    `of` returns one number; or, with `by_sample=True`, one per sample, whose mean is the metric. Prefer the latter: it is
+    computed for all clients at once. If samples have different weights, as texts of different lengths do, it returns two
+    numbers per sample: the summand, and the weight that the sum is divided by. Where the metric is undefined, return NaN.
+
+    Examples:
+        >>> import fedselect as fs
+        >>> import torch
+        >>> error = fs.Metric("error", of=lambda out, y: (out.argmax(-1) != y).double(), by_sample=True)
+        >>> error.value(torch.eye(3), torch.tensor([0, 1, 0]))
+        0.3333333333333333
     """
 
     of: Callable[[Tensor, Tensor], Each] = None  # type: ignore[assignment]
@@ -93,12 +99,12 @@ class Metric(Measure):
 
     def __post_init__(self) -> None:
         if not callable(self.of):
-            raise InputError(f"the metric {self.name} needs of=..., a function of outputs and targets.")
+            raise InputError(f"the metric {self.name} needs a function of outputs and targets: of=...")
         if not self.name.isidentifier():
-            raise InputError(f"the name of a metric is a column of files: letters, digits and _, not {self.name!r}.")
+            raise InputError(f"the name of a metric must consist of letters, digits and _, not {self.name!r}.")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """By sample: what is added up, and what that sum is divided by; None where every sample counts once."""
+        """Per sample: the summand and its weight; None if all samples have weight 1."""
         found = self.of(outputs, targets)
         return (found[0].double(), found[1].double()) if isinstance(found, tuple) else (found.double(), None)
 

@@ -1,4 +1,4 @@
-"""Regression: targets that are numbers, learned in units of their own spread and reported in theirs."""
+"""Regression: numeric targets, learned in standardized units and reported in their own."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from fedselect.tasks.task import Targets, Task, constant, read_numbers, write_nu
 
 
 def _flat(values: Tensor) -> Tensor:
-    """One row of targets for each sample: (N,) and (N, ...) -> (N, numbers)."""
+    """One row of targets per sample: (N,) and (N, ...) -> (N, numbers)."""
     return values.reshape(len(values), -1)
 
 
@@ -20,12 +20,12 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _rmse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The root of the mean squared error of each target; of several, their mean."""
+    """The root mean squared error, averaged over targets."""
     return _errors(outputs, targets).square().mean(0).sqrt().mean()
 
 
 def _r2(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of a target's variance that is explained; of several, the mean over those that vary."""
+    """The explained share of a target's variance, averaged over the targets that vary."""
     y = _flat(targets).double()
     left, total = _errors(outputs, targets).square().sum(0), (y - y.mean(0)).square().sum(0)
     varies = y.amax(0) > y.amin(0)
@@ -34,14 +34,14 @@ def _r2(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """One or several numbers for each sample, and squared errors. Reported: the mean absolute error.
+    """One or several numbers per sample; the loss is the squared error. Headline: mean absolute error.
 
-    A model learns (target - mean) / scale: the mean and standard deviation over all clients' training targets, found
-    before the first round, or given. Metrics, exported models and `predicted` are in the units of the targets.
+    The model learns (target - mean) / scale, with the mean and standard deviation over all clients' training targets, found
+    before the first round or given. Metrics, exported models and `predicted` are in the units of the targets.
     """
 
-    target_mean: str | None = None  # of each target, such as "12 0.5"; none: of all clients' training targets
-    target_scale: str | None = None  # the same for what they are divided by
+    target_mean: str | None = None  # mean of each target, such as "12 0.5"; none: computed from all clients' training targets
+    target_scale: str | None = None  # standard deviation of each target, likewise
 
     metrics = (
         Metric("mae", more_is_better=False, low=0.0, of=lambda o, t: _errors(o, t).abs().mean(1), by_sample=True),
@@ -51,12 +51,12 @@ class Regression(Task):
 
     def __post_init__(self) -> None:
         if (self.target_mean is None) != (self.target_scale is None):
-            raise InputError("target_mean and target_scale belong together; give both, or neither.")
+            raise InputError("target_mean and target_scale belong together; give both or neither.")
         if self.units is not None and (len(self.units[0]) != len(self.units[1]) or not all(s > 0 for s in self.units[0])):
-            raise InputError("target_mean and target_scale are a number for each target, scales above 0.")
+            raise InputError("target_mean and target_scale must have one number per target, and scales must be positive.")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over targets of the squared error, in units of their scale."""
+        """The squared error in standardized units, averaged over targets."""
         wanted = _flat(targets).to(outputs.dtype)
         if self.units is not None:
             scale, mean = (constant(numbers, outputs.dtype, outputs.device) for numbers in self.units)
@@ -76,11 +76,11 @@ class Regression(Task):
         wanted = self.outputs(data)
         if self.units is None or len(self.units[0]) == wanted:
             return ""
-        return f"there are {wanted} targets a sample; give target_mean and target_scale as many numbers."
+        return f"each sample has {wanted} targets; give target_mean and target_scale {wanted} numbers each."
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
         wanted = self.outputs(data)
-        return "" if outputs[0].numel() == wanted else f"the task regression needs as many numbers as a target has: {wanted}."
+        return "" if outputs[0].numel() == wanted else f"the task regression needs one number per target, that is {wanted}."
 
     def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
         """Means, then variances."""

@@ -1,4 +1,4 @@
-"""Spread: one metric over the clients of a federation, in a few numbers."""
+"""Spread: the distribution of one metric over the clients of a federation."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from fedselect.tasks.metrics import Measure
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric over clients. Those for whom it is not defined are left out, and counted: `defined` of `clients` have it."""
+    """A metric over clients. It is defined for `defined` of `clients`; the others are left out."""
 
     mean: float | None
-    worst_tenth: float | None  # the mean of the worst tenth of clients, at least of one
-    weighted: float | None  # the mean weighted by test samples; None where they are not known
+    worst_tenth: float | None  # mean over the worst tenth of clients, at least one
+    weighted: float | None  # mean weighted by test samples; None if their numbers are unknown
     defined: int
     clients: int
 
     @classmethod
     def of(cls, measure: Measure, values: Sequence[float | None], tested: Sequence[int | None] | None = None) -> "Spread":
-        """values: one for each client, None where it is not defined; tested: their numbers of test samples."""
+        """values: one per client, None if undefined; tested: the clients' numbers of test samples."""
         there = [v for v in values if v is not None]
         worst = sorted(there, reverse=not measure.more_is_better)[: math.ceil(len(there) / 10)]
         pairs = [(v, n) for v, n in zip(values, tested or [None] * len(values), strict=True) if v is not None]

@@ -1,13 +1,13 @@
-"""Which task targets are for, where that is clear from the targets."""
+"""Choose the task from the targets, if they make it clear."""
 
 from fedselect.tasks.task import Known
 
 
 def suited(data: Known) -> str | None:
-    """The name of the task that this data is for; None where it is not clear.
+    """The name of the task for this data; None if it is not clear.
 
-    One whole number a sample is a class; one float, or several, are regression; several of 0 and 1 alone are labels; other
-    whole numbers in a row are a class for each position.
+    One integer per sample is a class; one float, or several, are regression; rows of 0 and 1 only are labels; other rows of
+    integers are a class per position.
     """
     found = list(data.targets())
     floats, sides = found[0].is_floating_point(), len(data.target_shape)

@@ -14,13 +14,13 @@ from fedselect.core.shown import Shown
 from fedselect.tasks.metrics import LOSS, Each, Metric
 
 COLUMNS = ("train_loss", "share", "bytes_up", "bytes_down", "round", "seconds", "clients")
-"""What every record of a round has, whatever the task."""
+"""Columns that every record has, whatever the task."""
 
 
 class Targets(Protocol):
-    """What a task asks of a federation's data: the shape of an input and of a target, and how many classes there are.
+    """What a task needs to know of the data: the shape of an input and of a target, and the number of classes.
 
-    With 0 classes targets are something else.
+    With 0 classes, targets are not class labels.
     """
 
     @property
@@ -33,87 +33,88 @@ class Targets(Protocol):
 
 @runtime_checkable
 class Known(Targets, Protocol):
-    """Data whose targets are at hand."""
+    """Data whose targets are available."""
 
     def targets(self) -> Iterable[Tensor]: ...
 
 
 class Task(Shown, ABC):
-    """A loss, metrics, and what data and model must look like. The first metric is a run's headline, unless it names another.
+    """What outputs and targets mean: a loss, metrics, and checks of data and model.
 
-    Outputs and targets have a row for each sample of one client. Every task is also measured by its loss: `test_loss`.
+    Outputs and targets have one row per sample of one client. The first metric is the headline of a run unless it names
+    another. Every task also reports its loss, as `test_loss`. Implement `loss` and `metrics`; the rest has defaults.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     more: ClassVar[tuple[Metric, ...]] = ()
-    """Metrics that are computed where a run asks for them, by name or as its headline."""
+    """Metrics that are computed only if a run asks for them, by name or as its headline."""
     lowest_loss: ClassVar[float] = 0.0
-    """No loss may be below it; of one that may be negative, float("-inf")."""
+    """Lower bound of the loss; float("-inf") if it may be negative."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What training minimises, for each sample: (N, ...), (N, ...) -> (N,)."""
+        """The loss of each sample, which training minimizes: (N, ...), (N, ...) -> (N,)."""
 
     def outputs(self, data: Targets) -> int:
-        """How many numbers a model returns for one input: by default as many as a target has."""
+        """How many numbers the model returns per input; by default as many as a target has."""
         return torch.Size(data.target_shape).numel()
 
     def unfit_data(self, data: Targets) -> str:
-        """Why this task has no use for such targets, in words; nothing where they fit."""
+        """Why this task cannot use these targets, in a sentence; empty if it can."""
         return ""
 
     def unfit_outputs(self, outputs: Tensor, data: Targets) -> str:
-        """Why a model's outputs do not fit the targets, in words; nothing where they do."""
+        """Why the model's outputs do not fit the targets, in a sentence; empty if they do."""
         return ""
 
     def example(self, data: Targets) -> Tensor:
-        """Two targets to rehearse a round with, before there is any data."""
+        """Two made-up targets, to try a round before there is any data."""
         return torch.zeros(2, *data.target_shape)
 
     def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
-        """What the task must know of a client's training targets before anything trains: one row of numbers, or None.
+        """What the task must know of a client's training targets before training: one row of numbers, or None.
 
-        Over a network this row travels to the server, beside the client's number of samples.
+        In a deployment the client sends this row to the server, with its number of samples.
         """
         return None
 
     def fitted(self, rows: Tensor, samples: Tensor) -> "Task":
-        """The task that knows what clients' statistics say: rows (clients, numbers) and samples (clients,), in float64."""
+        """The task fitted to the clients' statistics: rows (clients, numbers) and samples (clients,), in float64."""
         return self
 
     @property
     def units(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(scale, shift) where outputs * scale + shift, not the outputs, are in the units of targets."""
+        """(scale, shift) if outputs * scale + shift are in the units of the targets; None if the outputs are."""
         return None
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """The outputs in the units of targets: what metrics are computed from."""
+        """The outputs in the units of the targets, from which metrics are computed."""
         if self.units is None:
             return outputs
         scale, shift = (constant(numbers, outputs.dtype, outputs.device) for numbers in self.units)
         return outputs * scale + shift
 
     def decided(self, outputs: Tensor) -> Tensor:
-        """What a model says: classes for a task of classes, else its outputs in the units of targets."""
+        """The predictions: classes for classification, else the outputs in the units of the targets."""
         return self.predicted(outputs)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """How likely each class is, (N, ..., K)."""
+        """Class probabilities, (N, ..., K)."""
         raise InputError(f"the task {type(self).__name__} has no probabilities; use predict.")
 
     def measured(self, headline: str | None = None, asked: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """The metrics of a run, its headline first: those of the task, and of its others those that are asked for."""
+        """The metrics of a run, headline first: those of the task, and those of `more` that were asked for."""
         known = self._known()
         for name in (*asked, *([headline] if headline else [])):
             if name not in known:
-                raise InputError(f"this task has no metric {name!r}; it has {', '.join(known)}.")
+                raise InputError(f"this task has no metric {name!r}; choose from {', '.join(known)}.")
         first = headline or (self.metrics[0].name if self.metrics else LOSS)
         more = {m.name for m in self.more} - set(asked) - {first}
         found = {name: metric for name, metric in known.items() if name not in more}
         return (found.pop(first), *found.values())
 
     def metric(self, name: str) -> Metric | None:
-        """One of all the task's metrics, if it has it."""
+        """The task's metric of this name; None if it has none."""
         return self._known().get(name)
 
     def _known(self) -> dict[str, Metric]:
@@ -121,7 +122,7 @@ class Task(Shown, ABC):
             found = getattr(self, kind)
             if not isinstance(found, tuple | list) or not all(isinstance(m, Metric) for m in found):
                 raise InputError(
-                    f"{type(self).__name__}.{kind} must be a tuple of metrics, with a comma also after one alone: "
+                    f"{type(self).__name__}.{kind} must be a tuple of metrics, with a comma even after a single one: "
                     f"{kind} = (fs.Metric(...),)"
                 )
         of_loss = Metric(LOSS, False, self.lowest_loss, of=self.loss, by_sample=True)
@@ -130,14 +131,14 @@ class Task(Shown, ABC):
         taken = [name for name in known if name in COLUMNS or name.endswith(("_local", "_merged"))]
         if taken or len(known) != len(own) + 1:
             twice = [m.name for i, m in enumerate(own) if m.name in (LOSS, *(o.name for o in own[:i]))]
-            raise InputError(f"{type(self).__name__}: two columns would be called {(taken or twice)[0]}; rename that metric.")
+            raise InputError(f"{type(self).__name__}: two columns would be named {(taken or twice)[0]}; rename the metric.")
         return known
 
     def _after(self, of: Callable[[Tensor, Tensor], Each]) -> Callable[[Tensor, Tensor], Each]:
         return lambda outputs, targets: of(self.predicted(outputs), targets)
 
     def check(self, outputs: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> None:
-        """Try the loss and these metrics on some samples, and complain in words where one does not return what it must."""
+        """Try the loss and these metrics on some samples; refuse a result of the wrong type or shape."""
         for metric in metrics:
             self._try(metric, outputs, targets)
 
@@ -145,7 +146,7 @@ class Task(Shown, ABC):
         count, what = len(outputs), f"the metric {metric.name}"
         if metric.name == LOSS:
             what = f"{type(self).__name__}.loss"
-        elif not metric.by_sample:  # it is computed on the host, client by client
+        elif not metric.by_sample:  # computed on the CPU, client by client
             outputs, targets = outputs.cpu(), targets.cpu()
         try:
             of = metric.of(outputs, targets)
@@ -158,38 +159,38 @@ class Task(Shown, ABC):
             ) from e
         found = next((part for part in parts if part != (count,)), parts[0])
         if metric.by_sample and found != (count,):
-            mend = "not their mean." if metric.name == LOSS else "or leave by_sample out of its fs.Metric."
-            raise InputError(f"{what} returns {found} for {count} samples; return ({count},), one number for each, {mend}")
+            mend = "not their mean." if metric.name == LOSS else "or remove by_sample from its fs.Metric."
+            raise InputError(f"{what} returns {found} for {count} samples; return ({count},), one number per sample, {mend}")
         if not metric.by_sample and found != ():
             raise InputError(
-                f"{what} returns {found} for {count} samples; return one number for all, or, where these are one for each "
-                "sample, give its fs.Metric by_sample=True."
+                f"{what} returns {found} for {count} samples; return one number for all of them, or, if it returns one per "
+                "sample, set by_sample=True in its fs.Metric."
             )
 
 
 def at_hand(data: Targets) -> Iterable[Tensor]:
-    """All clients' targets, where the data itself is here and not only what it looks like."""
+    """All clients' targets, if the data itself is available and not only its shapes."""
     return data.targets() if isinstance(data, Known) else ()
 
 
 def learned(plain: Task, fitted: Task) -> dict[str, Any]:
-    """The options of a task that were found from clients' statistics."""
+    """The options of a task that were computed from the clients' statistics."""
     names: list[str] = [f.name for f in fields(plain)] if is_dataclass(plain) else []
     return {n: getattr(fitted, n) for n in names if getattr(fitted, n) != getattr(plain, n)}
 
 
 @lru_cache(maxsize=256)
 def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """These numbers as a tensor, made once: while a GPU's step is recorded, nothing may be copied there."""
+    """These numbers as a tensor, created once: nothing may be copied to the GPU while a step is recorded."""
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def read_numbers(name: str, text: str) -> tuple[float, ...]:
-    """Numbers with spaces between, from an option."""
+    """Numbers from an option, separated by spaces."""
     try:
         return tuple(float(word) for word in text.split())
     except ValueError:
-        raise InputError(f"{name} is numbers with spaces between, such as '0.5 2', not {text!r}.") from None
+        raise InputError(f"{name} must be numbers separated by spaces, such as '0.5 2', not {text!r}.") from None
 
 
 def write_numbers(numbers: Sequence[float]) -> str:
