@@ -53,7 +53,7 @@ class Traced:
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes down each operation as a line of Python: v7 = f3(v1, v5, k2)."""
+    """Takes down each operation as a line of Python: v7 = k3(v1, v5, k2)."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
