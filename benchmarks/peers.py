@@ -15,6 +15,7 @@ import importlib.machinery
 import io
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from fedselect.simulate import Simulation
 from fedselect.training.recorded import RECORD_AFTER
 
 BATCH, EPOCHS, LR, SAMPLES = 16, 3, 0.05, 48
+ROUNDS = 200  # as in an ordinary run; ours traces its step at once where many more are to come
 METHODS = {"fedavg": fs.FedAvg, "fedper": fs.FedPer, "fedselect": fs.FedSelect}
 ABSENT = ("torchvision", "h5py")
 Round = Callable[[], None]
@@ -64,7 +66,7 @@ def pictures(clients: int) -> fs.Federation:
 def ours(method: str, model: fs.Model, data: fs.Federation) -> Round:
     training = fs.Training(batch_size=BATCH, momentum=0.0)
     made = METHODS[method](lr=LR, **({"epochs": EPOCHS} if method == "fedavg" else {}))
-    simulation = Simulation(made, model, data, training=training, device="cpu")
+    simulation = Simulation(made, model, data, training=training, device="cpu", rounds=ROUNDS)
     return lambda: simulation.step(evaluate=False)
 
 
@@ -178,7 +180,6 @@ def compete(method: str, name: str, clients: int, chosen: dict[str, Callable[...
     with contextlib.redirect_stdout(io.StringIO()):
         contest = {who: run for who, make in made.items() if (run := make(method, model, data)) is not None}
     first = turns(contest, 1)
-    early = turns(contest, count)
     steps = EPOCHS * SAMPLES // BATCH
     for _ in range(RECORD_AFTER["cpu"] // steps + 1):  # as in a run of some length: the step is traced
         contest["fedselect"]()
@@ -186,11 +187,11 @@ def compete(method: str, name: str, clients: int, chosen: dict[str, Callable[...
     rows = []
     for who in contest:
         row = {"method": method, "model": name, "clients": clients, "framework": who}
-        for stage, found in (("first", first), ("early", early), ("steady", steady)):
+        for stage, found in (("first", first), ("steady", steady)):
             row[stage] = {"wall_ms": round(1e3 * found[who][0], 2), "cpu_ms": round(1e3 * found[who][1], 2)}
         rows.append(row)
         print(f"{method:<9} {name:<9} {clients:>3} clients  {who:<9}  " + "  ".join(
-            f"{stage} {row[stage]['wall_ms']:>8} ms (CPU {row[stage]['cpu_ms']})" for stage in ("first", "early", "steady")),
+            f"{stage} {row[stage]['wall_ms']:>8} ms (CPU {row[stage]['cpu_ms']})" for stage in ("first", "steady")),
             flush=True)  # fmt: skip
     return rows
 
@@ -220,7 +221,15 @@ def main() -> None:
             sys.path.append(str(folder / inside))
             chosen[peer], versions[peer] = make, getattr(how, f"{peer}_commit") or commit(folder)
     timed(ours("fedavg", fs.models.mlp(data := pictures(2)), data))  # torch's own start
-    rows = [r for m in how.methods for n in how.models for c in how.clients for r in compete(m, n, c, chosen, how.turns)]
+    rows: list[dict] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for m in how.methods:
+            for n in how.models:
+                for c in how.clients:
+                    rows += compete(m, n, c, chosen, how.turns)
+    except KeyboardInterrupt:
+        print("stopped early; here is what was measured", flush=True)
     print(json.dumps({
         "benchmark": "peers", "date": str(date.today()), "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__, "threads": how.threads, "commits": {"fedselect": commit(Path(__file__).parent), **versions},

@@ -67,3 +67,18 @@ assert fs.training.step is fedselect.training.step
 
 def test_a_star_import_gives_the_public_names():
     assert python("from fedselect import *\nprint(FedAvg, Training, __version__)").startswith("<function FedAvg")
+
+
+def test_tracing_a_step_does_not_load_the_compiler():
+    out = python("""
+import sys
+import fedselect as fs
+import torch
+part = torch.randn(8, 5), torch.arange(8) % 2
+data = fs.Federation([fs.ClientData(part, part)] * 2, 2)
+run = fs.Simulation(fs.FedAvg(epochs=9), fs.models.mlp(data), data, training=fs.Training(batch_size=4), device="cpu")
+run.step(evaluate=False)
+print([type(made).__name__ for made in run._programs._recorded.values()])
+print("loaded:", {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys())
+""")
+    assert out.splitlines() == ["['Traced']", "loaded: set()"]

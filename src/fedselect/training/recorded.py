@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedselect import kernels
 from fedselect.core import random
@@ -28,17 +27,16 @@ from fedselect.training.buffers import Room
 from fedselect.training.fitted import Fitted
 from fedselect.training.settings import Training
 from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shortcuts, forward, one_by_one, step
+from fedselect.training.traced import Body, Traced
 
-RECORD_AFTER = {"cuda": 1, "cpu": 200}
-"""Steps of one kind before it is recorded. Tracing takes seconds, which short runs on a CPU should not pay."""
-SOON = 20
-"""The same on a CPU if the run has at least twice as many steps of this kind to come, so that tracing surely pays."""
+RECORD_AFTER = {"cuda": 1, "cpu": 10}
+"""Steps of one kind after which it is recorded. On a CPU a trace costs about ten steps as written."""
+SOON = 2
+"""The same on a CPU if at least twice RECORD_AFTER such steps are still to come, so that tracing surely pays."""
 TRIES = {"cuda": 2, "cpu": 1}
 """Attempts: a capture may fail because of something else on the GPU at the time; a trace that fails always fails."""
-KEPT = 64
+KEPT = {"cuda": 64, "cpu": 256}
 """Recordings kept at a time; clients of unequal size need one for each number of clients that are still training."""
-Body = Callable[[State], Any]
-"""A program: works in place on tensors, by group and name."""
 
 
 class Walk(NamedTuple):
@@ -86,8 +84,8 @@ class Programs:
         return {name: self._zeros(_memory(name), like) for name in self.training.the_optimizer.memory}
 
     def _zeros(self, group: str, like: Tree) -> Tree:
-        first = next(iter(like.values()))
-        if not self._captures(first):
+        first = next(iter(like.values()), None)
+        if first is None or not self._captures(first):
             return {n: torch.zeros_like(v) for n, v in like.items()}
         room = self._room(group, like)
         room.memory.zero_()
@@ -202,7 +200,7 @@ class Programs:
         if key in self._recorded:
             return self._recorded[key]
         self._seen[key] = self._seen.get(key, 0) + 1
-        if len(self._seen) > 4 * KEPT:
+        if len(self._seen) > 4 * KEPT[device.type]:
             self._seen.pop(next(iter(self._seen)))
         wait = RECORD_AFTER[device.type]
         if self._seen[key] <= (min(wait, SOON) if left >= 2 * wait else wait):
@@ -212,7 +210,7 @@ class Programs:
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
                 made: Callable[[State, int], Any] | None = _Captured(ready(inputs), inputs, self._pool)
             else:
-                made = _Traced(ready(inputs), inputs)
+                made = Traced(ready(inputs), inputs)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as e:  # a user's model may do anything that a recording does not allow
@@ -222,8 +220,10 @@ class Programs:
                 return None
             self._say_slow(str(e).splitlines()[0] if str(e) else type(e).__name__)
             made = None
-        if len(self._recorded) >= KEPT:
-            self._recorded.pop(next(iter(self._recorded)))
+        if len(self._recorded) >= KEPT[device.type]:
+            oldest = next(iter(self._recorded))
+            del self._recorded[oldest]
+            self._seen.pop(oldest, None)  # should it come back, it has to prove again that it is worth a recording
         self._recorded[key] = made
         return made
 
@@ -292,49 +292,6 @@ def nothing_let_go() -> Iterator[None]:
     finally:
         if on:
             gc.enable()
-
-
-class _Traced:
-    """A program as the list of its tensor operations."""
-
-    def __init__(self, body: Body, inputs: State) -> None:
-        names = [(k, n) for k, tree in inputs.items() for n in tree]
-
-        def flat(*tensors: Tensor) -> None:
-            out: State = {k: {} for k in inputs}
-            for (k, n), v in zip(names, tensors, strict=True):
-                out[k][n] = v
-            body(out)
-
-        self.program = make_fx(flat)(*(v.clone() for tree in inputs.values() for v in tree.values()))
-        for node in list(self.program.graph.nodes):  # drop views of a tensor as itself
-            same = node.target is torch.ops.aten.detach.default or (
-                node.target is torch.ops.aten.permute.default and node.args[1] == sorted(node.args[1])
-            )
-            if same:
-                node.replace_all_uses_with(node.args[0])
-                self.program.graph.erase_node(node)
-        self.program.recompile()
-
-        self._check(body, inputs)
-
-    def _check(self, body: Body, inputs: State) -> None:
-        """Check that the trace does on other numbers what the body does; it would not if the model computed outside torch."""
-        others = {k: {n: v * 0.99 if k == "tree" else v.clone() for n, v in tree.items()} for k, tree in inputs.items()}
-        others["sums"]["at"] += 1
-        ours = {k: {n: v.clone() for n, v in tree.items()} for k, tree in others.items()}
-        body(others)
-        self(ours, 1)
-        for k, tree in others.items():
-            for n, v in tree.items():
-                if not torch.equal(v.nan_to_num(), ours[k][n].nan_to_num()):
-                    raise RuntimeError("part of it is computed outside torch")
-
-    def __call__(self, inputs: State, times: int) -> None:
-        tensors = [v for tree in inputs.values() for v in tree.values()]
-        with torch.no_grad():
-            for _ in range(times):
-                self.program(*tensors)
 
 
 def _shapes(inputs: State) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from fedselect.training.layers import bmm
 from fedselect.training.optim import SGD
 from fedselect.training.per_sample import LOOKS, Guard
 from fedselect.training.recorded import Programs, Walk
-from fedselect.training.step import Aim, Rate, one_by_one, take_rate
+from fedselect.training.step import Aim, Rate, one_by_one, take_rate, trained
 
 EVAL_BATCH, LEAST_EVAL = 256, 16
 
@@ -273,7 +273,8 @@ class Work:
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
         out = ordered(tree)
-        memory = self._programs.rest({n: out[n][:1] for n in self.model.params})
+        moving = {n for p in passes for n in trained(self.model, p.only)}
+        memory = self._programs.rest({n: out[n][:1] for n in self.model.params if n in moving})
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
             for v in (v for past in memory.values() for v in past.values()):
                 v.zero_()
