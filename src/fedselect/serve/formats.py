@@ -30,7 +30,7 @@ def write(form: str, model: Standalone, example: tuple[Tensor, ...], path: Path,
     elif form == "pt2":
         try:
             program = torch.export.export(model, example, dynamic_shapes=model.shapes())
-        except torch._dynamo.exc.UserError as e:  # type: ignore[attr-defined]
+        except torch._dynamo.exc.UserError as e:
             raise RunError(
                 f"the model cannot be exported for batches of any size ({str(e).splitlines()[0]}); write x.shape[0] in place "
                 "of len(x) in its forward, or export its values: --format safetensors."
