@@ -30,6 +30,7 @@ from fedselect.simulate.stack import Stack, stacks
 RANK = 8
 LORA = {"name": "lora", "rank": RANK}
 FRESH = (0, 1, 2)
+RATES = (0.003, 0.01, 0.03, 0.1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Way:
     rate_of: str | None = None  # the way whose rate it takes
 
 
-RATES = (0.003, 0.01, 0.03, 0.1)
 FT = {"finetune": 3}
 WAYS = {
     "full, shared + FT": Way({"name": "all"}, {"name": "fedavg+ft", **FT}),
@@ -54,6 +54,7 @@ WAYS = {
     "LoRA, shared + FT, exact": Way(LORA, {"name": "fedavg+ft", **FT}, "product", rate_of="LoRA, shared + FT"),
     "LoRA, personal": Way(LORA, {"name": "local"}),
     "LoRA, personal head": Way(LORA, {"name": "fedper"}),
+    "LoRA, Ditto": Way(LORA, {"name": "ditto"}),
     "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,fc"}),
     "LoRA, FedPersist by rank": Way(LORA, {"name": "fedpersist", "unit": "rank", "window": 6, **FT}),
     "LoRA, FedPersist by layer": Way(LORA, {"name": "fedpersist", "window": 6, **FT}),
@@ -72,6 +73,8 @@ class Place:
     epochs: int = 1
     shifts: tuple[str, ...] = ("",)
     seeds: tuple[int, ...] = (100, 101)  # of the choice of rates
+    rates: tuple[float, ...] = RATES
+    batch: int = 32
 
 
 PLACES = {
@@ -79,7 +82,10 @@ PLACES = {
         {"name": "domains", "path": "pacs_96.parquet", "size": 64, "train": 150, "test": 200},
         {"train": 250, "val": 100}, 20,
     ),
-    "audiomnist": Place({"name": "audiomnist", "clients": 20, "train": 30}, {"train": 60, "val": 30}, 20, epochs=3),
+    "audiomnist": Place(  # of a size that a CPU can do
+        {"name": "audiomnist", "clients": 5, "train": 30, "test": 60}, {"train": 60, "val": 30}, 8,
+        seeds=(100,), rates=(0.003, 0.01), batch=8,
+    ),
     "cifar10": Place(
         {"name": "cifar10", "clients": 10, "train": 100, "test": 100, "classes_per_client": 5},
         {"train": 160, "val": 60}, 20, 1, ("labels", "meaning", "camera", "groups"), (100,),
@@ -104,7 +110,7 @@ def simulation(case: Case, weights: Path, folder: Path) -> fs.Simulation:
     rates = {"lr": case.rate} | ({"personal_lr": case.rate} if way.method["name"] in ("fedselect", "layers") else {})
     raw = {
         "method": {**way.method, **rates, "epochs": place.epochs}, "data": data, "model": {"name": "mlp"}, "score": case.score,
-        "aggregate": {"name": way.aggregate}, "training": {"batch_size": 32, "momentum": 0.9}, "seed": case.seed,
+        "aggregate": {"name": way.aggregate}, "training": {"batch_size": place.batch, "momentum": 0.9}, "seed": case.seed,
     }  # fmt: skip
     config = Config.from_dict(raw, str(case))
     found = in_colour(config.make_data())
@@ -172,7 +178,7 @@ def planned(rows: list[dict[str, Any]], places: list[str], ways: list[str]) -> I
         place = PLACES[name]
         for way in ways:
             if WAYS[way].rate_of is None:
-                every = itertools.product(place.shifts, RATES, place.seeds)
+                every = itertools.product(place.shifts, place.rates, place.seeds)
                 yield [Case(name, shift, way, seed, rate, "val") for shift, rate, seed in every]
             if (rate := chosen(rows, name, way)) is not None:
                 yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in FRESH]
@@ -196,7 +202,7 @@ def main() -> None:
     began = time.perf_counter()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     said = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     made = {"commit": args.commit or said.strip(), "machine": machine, "torch": torch.__version__,
             "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat()}  # fmt: skip
     for cases in planned(rows, args.places.split(","), args.ways.split(";")):

@@ -10,8 +10,10 @@ turn of each counts. Memory is what a GPU held at most, above the data, by clien
 
 import argparse
 import copy
+import datetime
 import json
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -156,7 +158,10 @@ def main() -> None:
     parser.add_argument("--peft", action="store_true")
     args = parser.parse_args()
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    print(json.dumps({"machine": machine, "torch": torch.__version__, "threads": torch.get_num_threads()}))
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    made = {"torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit.strip(), "date": date}
+    print(json.dumps({"machine": machine, **made}))
     for name in args.models.split(","):
         print(json.dumps(measured(name, args.clients, args.turns, args.passes, args.peft)), flush=True)
 

@@ -63,6 +63,58 @@ def choice(rows: list[Row], place: str, way: str) -> tuple[str, float]:
     return ", ".join(f"{v:g}" for v in rates), best
 
 
+PAIRS = (
+    ("LoRA, shared + FT", "full, shared + FT", "LoRA against full fine-tuning, both shared and then fine-tuned"),
+    ("LoRA, shared + FT", "head, shared + FT", "LoRA against the head alone, both shared and then fine-tuned"),
+    ("LoRA, personal", "LoRA, shared", "An adapter for each client against one for all"),
+    ("LoRA, FedPersist by rank", "LoRA, FedPersist by layer", "Whole ranks that are personal against whole layers"),
+    ("LoRA, Ditto", "LoRA, personal", "Personal adapters pulled to a shared one (Ditto) against an adapter for each client"),
+    ("LoRA, shared, exact", "LoRA, shared", "Products averaged exactly against A and B averaged separately"),
+)
+"""What is compared, way against way, where both were run."""
+
+
+def lessons(rows: list[Row], place: str) -> str:
+    """What the rows of a place say: ways against each other, paired by seed and shift, and which rates are at an edge."""
+    ways = order(of(rows, place=place, score="test"), "way")
+    lines = [f"- {words}: {said}." for a, b, words in PAIRS if {a, b} <= set(ways) and (said := against(rows, place, a, b))]
+    edges = {w: edge for w in ways if w not in RATE_OF and (edge := at_edge(rows, place, w))}
+    for which in ("smallest", "largest"):
+        if names := [w for w, edge in edges.items() if edge == which]:
+            lines.append(f"- The best rate was the {which} one tried, so a better one may lie beyond: {'; '.join(names)}.")
+    held = of(rows, place=place, score="val")
+    if lost := [r["rate"] for r in held if r["accuracy"] is None]:
+        rates = ", ".join(f"{v:g} ({lost.count(v)})" for v in sorted(set(lost)))
+        lines.append(f"- Of {len(held)} runs on held-out samples, {len(lost)} diverged; by rate: {rates}.")
+    return "\n".join(lines)
+
+
+def against(rows: list[Row], place: str, way: str, other: str) -> str:
+    """The mean difference in points with its standard error, paired by seed and shift; nothing for fewer than two pairs."""
+    scores = []
+    for w in (way, other):
+        found = of(rows, place=place, way=w, rate=choice(rows, place, w)[1], score="test")
+        scores.append({(r["shift"], r["seed"]): r["accuracy"] for r in found if r["accuracy"] is not None})
+    gaps = [scores[0][k] - scores[1][k] for k in scores[0] if k in scores[1]]
+    if len(gaps) < 2:
+        return ""
+    mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
+    words = "more than two standard errors" if abs(mean) > 2 * error else "within two standard errors"
+    return f"{mean:+.1f} ± {error:.1f} points ({words})"
+
+
+def at_edge(rows: list[Row], place: str, way: str) -> str:
+    tried, best = choice(rows, place, way)
+    ends = [float(v) for v in tried.split(", ")]
+    return "" if len(ends) < 2 else {ends[0]: "smallest", ends[-1]: "largest"}.get(best, "")
+
+
+def made(rows: list[Row], place: str) -> str:
+    """The machines, commits and dates of a place's rows."""
+    own = of(rows, place=place)
+    return "; ".join(dict.fromkeys(f"{r['machine']}, torch {r['torch']}, commit {r['commit']}, {r['date']}" for r in own))
+
+
 def speeds(rows: list[Row]) -> str:
     """Stacked and in a loop, by model."""
     lines = ["| model | trains | frozen | stacked | one after another | | MB a client |", "|---|--:|--:|--:|--:|--:|--:|"]
@@ -80,9 +132,10 @@ def rows_of(root: Path, file: str = RESULTS) -> list[Row]:
 def page(root: Path) -> str:
     rows = rows_of(root)
     template = Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True)
-    tables = "\n\n".join(f"**{TITLES[p]}**\n\n{table(rows, p)}" for p in TITLES if of(rows, place=p, score="test"))
+    places = [p for p in TITLES if of(rows, place=p, score="test")]
+    tables = "\n\n".join(f"**{TITLES[p]}**\n\n{table(rows, p)}\n\n{lessons(rows, p)}\n\n{made(rows, p)}." for p in places)
     machine, *timed = rows_of(root, SPEED)
-    return template.render(tables=tables, made=rows[-1], speeds=speeds(timed), on=machine)
+    return template.render(tables=tables, speeds=speeds(timed), on=machine)
 
 
 def stale(root: Path) -> list[str]:

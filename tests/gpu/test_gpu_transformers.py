@@ -62,8 +62,9 @@ def test_a_transformer_trains_as_on_a_cpu(build, dropout, recompute):
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(("precision", "off"), [("tf32", 0.02), ("bf16", 0.1)])
+@pytest.mark.parametrize(("precision", "off"), [("tf32", 0.005), ("bf16", 0.02)])
 def test_less_precision_leads_to_about_the_same_loss(build, precision, off):
+    """At this rate, weights that are off by 0.2% change the losses by 0.001%; at a rate of 0.1 by 0.7%, more in each round."""
     want, _ = trained("cpu", BUILDS[build], lr=0.01)
     got, run = trained("cuda", BUILDS[build], lr=0.01, precision=precision)
     assert got == pytest.approx(want, rel=off)

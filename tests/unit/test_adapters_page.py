@@ -18,6 +18,21 @@ def test_the_page_is_what_the_results_say():
     assert adapters.stale(ROOT) == []
 
 
+def test_what_the_page_says_follows_from_the_rows():
+    def row(way, seed, rate, score, accuracy):
+        return {"place": "pacs", "shift": "", "way": way, "seed": seed, "rate": rate, "score": score, "accuracy": accuracy}
+
+    rows = [row("LoRA, personal", 100, r, "val", a) for r, a in ((0.01, 60.0), (0.03, None))]
+    rows += [row("LoRA, shared", 100, r, "val", a) for r, a in ((0.01, 50.0), (0.03, 55.0), (0.1, 20.0))]
+    rows += [row("LoRA, personal", s, 0.01, "test", a) for s, a in ((0, 60.0), (1, 66.0), (2, 63.0))]
+    rows += [row("LoRA, shared", s, 0.03, "test", a) for s, a in ((0, 50.0), (1, 52.0), (2, 54.0))]
+    said = adapters.lessons(rows, "pacs").splitlines()
+    # 10, 14 and 9 points: mean 11, standard error sqrt(7 / 3)
+    assert said[0].endswith("against one for all: +11.0 ± 1.5 points (more than two standard errors).")
+    assert said[1].endswith("smallest one tried, so a better one may lie beyond: LoRA, personal.")
+    assert said[2] == "- Of 5 runs on held-out samples, 1 diverged; by rate: 0.03 (1)."
+
+
 def test_every_way_to_train_a_part_has_its_row():
     table = PAGE.split("| `--adapt` |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(fs.ADAPTERS)

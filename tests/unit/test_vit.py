@@ -72,6 +72,14 @@ def test_the_network_is_the_maths_written_out():
         torch.testing.assert_close(got, slow(picture, dict(net.state_dict()), 2, 2, 4))
 
 
+def test_an_exported_transformer_takes_batches_of_any_size():
+    net = build_vit(*TINY, [0.0, 0.0]).eval()
+    x = torch.randn(7, 3, 8, 12)
+    program = torch.export.export(net, (x[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for n in (1, 7):
+        torch.testing.assert_close(program.module()(x[:n]), net(x[:n]))
+
+
 @pytest.mark.parametrize(
     ("shape", "patch"), [((3, 32, 32), 4), ((1, 28, 28), 4), ((3, 48, 96), 4), ((3, 96, 96), 8), ((3, 224, 224), 16)]
 )

@@ -191,7 +191,7 @@ class _ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], 1) + self.pos_embed
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], 1) + self.pos_embed
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])  # type: ignore[no-any-return]

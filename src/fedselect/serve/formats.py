@@ -28,7 +28,13 @@ def write(form: str, model: Standalone, example: tuple[Tensor, ...], path: Path,
         notes = {"classes": json.dumps(said["class_names"]), ABOUT: text}
         path.write_bytes(tensors.to_bytes({**model.net.state_dict(), **model.beside}, notes))
     elif form == "pt2":
-        program = torch.export.export(model, example, dynamic_shapes=model.shapes())
+        try:
+            program = torch.export.export(model, example, dynamic_shapes=model.shapes())
+        except torch._dynamo.exc.UserError as e:
+            raise RunError(
+                f"the model cannot be exported for batches of any size ({str(e).splitlines()[0]}); write x.shape[0] in place "
+                "of len(x) in its forward, or export its values: --format safetensors."
+            ) from None
         with path.open("wb") as f:
             torch.export.save(program, f, extra_files={ABOUT: text})
     else:
