@@ -379,7 +379,7 @@ def test_a_resumed_run_goes_on_to_the_bit(named, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"headline": "mse"}, "this task has no metric 'mse'; it has mae, r2, test_loss"),
+        ({"headline": "mse"}, "this task has no metric 'mse'; choose from mae, r2, test_loss"),
         ({"task": {"name": "robst"}}, "robust"),
         ({"task": "robust"}, "task must be a table"),
     ],

@@ -339,7 +339,7 @@ def test_fixed_masks_are_whole_tensors(which, personal):
 
 
 def test_a_layer_name_does_not_match_half_a_name():
-    with pytest.raises(fs.InputError, match=r"no parameter of Sequential matches '3\.wei'; .*--layers\), nearest: 3\.weight"):
+    with pytest.raises(fs.InputError, match=r"no parameter of Sequential matches '3\.wei'; .*--layers\), such as 3\.weight"):
         fs.Fixed(layers("3.wei")).mask(NET, {})
 
 

@@ -148,7 +148,7 @@ def test_fedalike_needs_no_classes():
         ),
         (fs.Sequences(), kinds, 2, "the task sequences needs integer targets"),
         (fs.Regression(), two_numbers, 1, "needs one number per target, that is 2"),
-        (fs.Regression(target_mean="1", target_scale="2"), two_numbers, 2, "there are 2 targets a sample"),
+        (fs.Regression(target_mean="1", target_scale="2"), two_numbers, 2, "each sample has 2 targets"),
         (fs.Classification(class_weights="1 2 3"), kinds, 2, "there are 2 classes; give class_weights one number each"),
         (fs.Classification(), labels, 3, "classification needs one integer class per sample"),
     ],
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_in_words(task, make, outputs, said):
     ("make", "said"),
     [
         (lambda: fs.Regression(target_mean="1"), "target_mean and target_scale belong together"),
-        (lambda: fs.Regression(target_mean="1", target_scale="0"), "scales above 0"),
+        (lambda: fs.Regression(target_mean="1", target_scale="0"), "scales must be positive"),
         (lambda: fs.Regression(target_mean="one", target_scale="1"), "target_mean must be numbers separated by spaces"),
         (lambda: fs.Classification(class_weights="heavy"), "class_weights must be numbers separated by spaces"),
         (lambda: fs.Classification(class_weights="-1 2"), "class_weights must be balanced or one number per class"),
@@ -329,7 +329,7 @@ def test_a_headline_may_be_a_metric_that_is_computed_on_demand():
     ("how", "said"),
     [
         ({"metrics": "auroc"}, r"metrics is a list of names, such as \['auroc', 'f1'\], not 'auroc'"),
-        ({"metrics": ["auc"]}, "this task has no metric 'auc'; it has accuracy, balanced_accuracy, f1, auroc"),
+        ({"metrics": ["auc"]}, "this task has no metric 'auc'; choose from accuracy, balanced_accuracy, f1, auroc"),
         ({"headline": "r2"}, "this task has no metric 'r2'"),
     ],
 )
