@@ -50,9 +50,9 @@ def layout(*rows):
         (json.dumps({"format": 1, "head": {}}), BODY, "cannot be read"),
         (TEXT.replace('"format": 1', '"format": 2'), BODY, "has format 2, this version reads 1"),
         (json.dumps({**json.loads(TEXT), "head": []}), BODY, "has no head"),
-        (TEXT, BODY[:-1], "has 24 bytes where its layout says 25"),
-        (TEXT, torch.cat([BODY, BODY]), "has 50 bytes where its layout says 25"),
-        (TEXT, BODY.float(), "has 25 bytes where its layout says 25"),
+        (TEXT, BODY[:-1], "has 24 bytes, but its layout needs 25"),
+        (TEXT, torch.cat([BODY, BODY]), "has 50 bytes, but its layout needs 25"),
+        (TEXT, BODY.float(), "has 25 bytes, but its layout needs 25"),
         (layout(["values", "object", [25]]), BODY, "holds values as object; allowed: uint8"),
         (layout(["values", "uint8", [-25]]), BODY, r"gives values the shape \[-25\]"),
         (layout(["values", "uint8", [25] + [1] * 8]), BODY, "gives values the shape"),
@@ -86,7 +86,7 @@ def test_a_letter_that_does_not_say_what_it_holds_is_refused(head):
 
 
 def test_values_in_another_form_are_refused():
-    with pytest.raises(fs.DataError, match="another form than flat bytes"):
+    with pytest.raises(fs.DataError, match="does not hold its values as flat bytes"):
         take_packet(Letter({"whole": ["w"], "partly": []}, {"values": torch.zeros(3)}))
 
 

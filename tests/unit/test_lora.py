@@ -229,7 +229,7 @@ def test_a_node_with_another_base_is_refused(tmp_path):
     again = type(made).from_flat(flat, "r")
     same = Home(0, tmp_path, weights=str(tmp_path / "0.safetensors")).adapt(again).assignment("cpu")
     assert same.model.adapters.rank == 2
-    with pytest.raises(InputError, match=r"another frozen base than at the server .* start with the same weights file"):
+    with pytest.raises(InputError, match=r"another frozen base here than on the server .* start with the same weights file"):
         Home(0, tmp_path, weights=str(tmp_path / "1.safetensors")).adapt(again).assignment("cpu")
     with pytest.raises(InputError, match="start the client with --weights FILE"):
         Home(0, tmp_path).adapt(again)

@@ -283,7 +283,7 @@ def test_statistics_that_cannot_be_are_turned_away(statistics, tmp_path):
     room.spoil = spoil
     server = Server(assigned, QUICK, tmp_path / "masks")
     outcome = server.step(room)
-    assert "where the task must know 4 numbers of its targets" in next(iter(outcome.rejected.values()))
+    assert "but the task needs 4 statistics of its targets" in next(iter(outcome.rejected.values()))
     assert sorted(outcome.uploads) == [0, 2]
 
 
