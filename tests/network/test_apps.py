@@ -265,12 +265,12 @@ def npz():
 def test_a_message_that_holds_no_letter_is_refused(sent):
     content = to_record(Letter({"kind": "hello"}))
     content.array_records["body"]["bytes"].data = sent
-    with pytest.raises(DataError, match="a Flower message (cannot be read|has no fedselect content)"):
+    with pytest.raises(DataError, match=r"a Flower message (cannot be read|has no fedselect content)"):
         from_record(content)
 
 
 def test_a_message_without_its_parts_is_refused():
-    with pytest.raises(DataError, match="a Flower message (cannot be read|has no fedselect content)"):
+    with pytest.raises(DataError, match=r"a Flower message (cannot be read|has no fedselect content)"):
         from_record(RecordDict())
 
 

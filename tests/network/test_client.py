@@ -164,7 +164,7 @@ def test_a_run_whose_numbers_run_away_is_not_told_to_resume(digits, tmp_path, lr
 
 def test_data_of_another_shape_or_number_of_classes_is_refused(small, digits, tmp_path):
     other = dataclasses.replace(alone(digits, 0), classes=11)
-    with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes; this federation has"):
+    with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes, but this federation has"):
         Node(small, 0, other, tmp_path)
 
 

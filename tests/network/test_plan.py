@@ -98,7 +98,7 @@ def test_a_node_configuration_that_cannot_be_used(flat, said):
 @pytest.mark.parametrize("data", [{"name": "folder", "path": "/etc"}, {"name": "cifar10", "data_dir": "/root"}])
 def test_a_server_cannot_choose_a_clients_files(tmp_path, data):
     wants = dataclasses.replace(config(), data=data).complete()
-    with pytest.raises(InputError, match="start the client with its own"):
+    with pytest.raises(InputError, match="start the client with: --data"):
         Home(0, tmp_path).load(Plan(wants, "site", "r", 2, DIGITS))
 
 

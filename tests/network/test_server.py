@@ -76,7 +76,10 @@ def test_a_client_that_joins_late_starts_from_the_aggregate(small, digits, room,
 def test_too_few_clients_stop_the_run_in_one_sentence(small, room, tmp_path):
     room.here = [0]
     server = Server(small, dataclasses.replace(QUICK, min_clients=2), tmp_path / "masks")
-    said = r"round 1: 1 clients are connected, at least 2 must be \(no other client is connected\); start the others, then continue with --resume"
+    said = (
+        r"round 1: 1 clients are connected, at least 2 must be \(no other client is connected\); "
+        "start the others, then continue with --resume"
+    )
     with pytest.raises(fs.RunError, match=said):
         server.step(room)
 
@@ -91,7 +94,8 @@ def test_clients_whose_vaults_are_of_another_method_are_told_what_to_do(small, d
         "each vault is for one federation, method, model and client: start this client with another --vault"
     )
     assert str(failed.value) == (
-        f"round 1: 0 clients are connected, at least 1 must be (node 100: {why}; node 101: {why}); fix that, then continue with --resume."
+        f"round 1: 0 clients are connected, at least 1 must be (node 100: {why}; node 101: {why}); "
+        "fix that, then continue with --resume."
     )
 
 

@@ -328,7 +328,7 @@ def test_a_headline_may_be_a_metric_that_is_computed_on_demand():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"metrics": "auroc"}, r"metrics is a list of names, such as \['auroc', 'f1'\], not 'auroc'"),
+        ({"metrics": "auroc"}, r"metrics must be a list of names, such as \['auroc', 'f1'\], not 'auroc'"),
         ({"metrics": ["auc"]}, "this task has no metric 'auc'; it has accuracy, balanced_accuracy, f1, auroc"),
         ({"headline": "r2"}, "this task has no metric 'r2'"),
     ],
