@@ -72,5 +72,5 @@ def test_compact_resumed_is_uninterrupted(case, model, plain, tmp_path):
     tensors, after = seen(second, history + rounds(second, len(plain[1]) - 1))
     assert_equal(tensors, plain[0])
     assert after == plain[1]
-    with pytest.raises(CheckpointError, match="in a compact store, and this run has a resident one"):
+    with pytest.raises(CheckpointError, match="in a compact store, but this run has a resident one"):
         checkpoint.load(place, other, checkpoint.Run({"who": "me"}))

@@ -184,7 +184,7 @@ def test_a_full_gpu_halves_the_chunk_and_nothing_else_changes(monkeypatch, tight
     sims = [Simulation(fs.FedSelect(), MODELS["mlp"](data), data, training=TRAINING, chunk=c) for c in (2, 6)]
     without_room(monkeypatch, sims[1], lambda job: job.what in tight_for and len(job.ids) > 2)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    with pytest.warns(UserWarning, match="memory is full; going on with"):
+    with pytest.warns(UserWarning, match="memory is full; continuing with"):
         got = sims[1].step()
     assert sims[1].chunk <= 2
     assert without_time(got) == without_time(sims[0].step())
@@ -204,7 +204,7 @@ def test_a_full_gpu_cuts_a_stack_once_and_for_all(monkeypatch):
     do = stack._do
     monkeypatch.setattr(stack, "_do", tight)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    with pytest.warns(UserWarning, match="memory is full; going on with 2 runs at a time"):
+    with pytest.warns(UserWarning, match="memory is full; continuing with 2 runs at a time"):
         first = stack.step()
     for records in (first, stack.step()):
         for got, run in zip(records, alone, strict=True):
@@ -236,7 +236,7 @@ def test_one_client_that_does_not_fit_ends_the_run_in_words(monkeypatch):
     sim = Simulation(fs.FedAvg(), MODELS["mlp"](data), data, training=TRAINING, chunk=1)
 
     without_room(monkeypatch, sim, lambda job: job.what == "client")
-    with pytest.raises(fs.RunError, match="one client alone does not fit"):
+    with pytest.raises(fs.RunError, match="not even one client fits"):
         sim.step()
 
 
@@ -246,7 +246,7 @@ def test_a_model_too_large_for_one_step_is_not_taken_for_one_that_cannot_stack(m
 
     data = federation()
     monkeypatch.setattr("fedselect.training.step.step", full)
-    with pytest.raises(fs.RunError, match="one client alone does not fit"):
+    with pytest.raises(fs.RunError, match="not even one client fits"):
         Simulation(fs.FedAvg(), MODELS["mlp"](data), data)
 
 

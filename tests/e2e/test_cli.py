@@ -338,9 +338,9 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--late", "3@1"], "late: 3 of 3 clients cannot join late"),
         (["--late", "1@50"], "late: a client that joins in round 50 of 30 never takes part"),
         (["--late", "soon"], "--late must be COUNT@ROUND, such as 2@10, not 'soon'"),
-        (["--rows", "personal", "--cross"], "not the models as they trained them; use view='merged' or rows=all"),
-        (["--device", "tpu"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'tpu'"),
-        (["--device", "cuda:"], "device is auto, cpu, cuda or one GPU such as cuda:0, not 'cuda:'"),
+        (["--rows", "personal", "--cross"], "not their local models; use view='merged' or rows=all"),
+        (["--device", "tpu"], "device must be auto, cpu, cuda or one GPU such as cuda:0, not 'tpu'"),
+        (["--device", "cuda:"], "device must be auto, cpu, cuda or one GPU such as cuda:0, not 'cuda:'"),
         (["--seed", "0,1"], "a run has one seed; for several: fedselect compare --methods NAME --seeds 0,1"),
         (["--seeds", "0,1"], "for several: fedselect compare --methods NAME --seeds 0,1"),
         (["--seed", "one"], "seed must be a whole number, not 'one'"),
@@ -623,7 +623,7 @@ DAMAGE = {
     "another format": (lambda r: reseal(manifest(r).parent, format=9), "has format 9, but this version reads 1"),
     "half a configuration": (lambda r: (r / "config.json").write_text('{"rounds'), "config.json cannot be read"),
     "a list for a configuration": (lambda r: (r / "config.json").write_text("[]"), "config.json"),
-    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), "no checkpoint is whole"),
+    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), "no checkpoint is intact"),
     "no text in metrics": (lambda r: flip(r / "metrics.jsonl", 5), "metrics.jsonl is damaged in line 1"),
 }  # fmt: skip
 
@@ -637,7 +637,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(cli, halfway,
     resumed = cli("resume", halfway, "-q")
     assert resumed.code == 0
     assert said in resumed.err
-    assert resumed.err.endswith("; the checkpoint before it is used, of round 1.\n")
+    assert resumed.err.endswith("; using the checkpoint before it, of round 1.\n")
     assert metrics(halfway) == metrics(tmp_path / "whole")
     last = "checkpoint/000003/state.safetensors"
     assert (halfway / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
@@ -647,8 +647,8 @@ def test_where_no_checkpoint_is_whole_the_run_can_begin_anew(cli, halfway):
     for place in (halfway / "checkpoint").iterdir():
         flip(place / "state.safetensors")
     said = cli("resume", halfway, "-q").sentence()
-    assert "no checkpoint is whole" in said
-    assert f"delete {halfway / 'checkpoint'}, and resume begins at the first round" in said
+    assert "no checkpoint is intact" in said
+    assert f"delete {halfway / 'checkpoint'}, and resume starts from the first round" in said
     shutil.rmtree(halfway / "checkpoint")
     assert cli("resume", halfway, "-q").code == 0
     assert [r["round"] for r in metrics(halfway)] == [1, 2, 3]
@@ -691,11 +691,11 @@ def test_a_configuration_that_was_changed_is_to_be_put_back_and_nothing_deleted(
     edit(halfway / "config.json", seed=5, method={**method, "limit": 0.7})
     said = cli("resume", halfway, "-q").sentence()
     assert (
-        f"000002 is of another configuration (limit was 0.3, is 0.7, seed was 0, is 5); put {halfway / 'config.json'}" in said
+        f"000002 has another configuration (limit was 0.3, is 0.7, seed was 0, is 5); restore {halfway / 'config.json'}" in said
     )
     assert "delete" not in said
     reseal(manifest(halfway).parent, without="config")  # as checkpoints were at first
-    assert "(config.json was changed since); put " in cli("resume", halfway, "-q").sentence()
+    assert "(config.json was changed since); restore " in cli("resume", halfway, "-q").sentence()
     edit(halfway / "config.json", seed=0, method=method)
     assert cli("resume", halfway, "-q").code == 0
 
@@ -727,7 +727,7 @@ def test_an_option_that_came_later_must_be_as_it_was_without_it(cli, halfway):
     as_of_a_version_without("first", halfway)
     method = read_json(halfway / "config.json", "")["method"]
     edit(halfway / "config.json", method={**method, "first": 5})
-    assert "000002 is of another configuration (first was 0, is 5); put " in cli("resume", halfway, "-q").sentence()
+    assert "000002 has another configuration (first was 0, is 5); restore " in cli("resume", halfway, "-q").sentence()
 
 
 def test_a_run_with_another_optimizer_and_a_schedule_is_read_back(cli, tmp_path):
@@ -750,7 +750,7 @@ def test_a_falling_rate_says_which_schedule_it_means(cli):
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_a_configuration_that_was_changed_after_the_run_is_refused(cli, done, command):
     edit(done / "config.json", rounds=3, device="cpu")
-    assert "000002 is of another configuration (rounds was 2, is 3); put " in cli(command, done).sentence()
+    assert "000002 has another configuration (rounds was 2, is 3); restore " in cli(command, done).sentence()
     edit(done / "config.json", rounds=2)  # where it ran does not matter
     assert cli(command, done).code == 0
 
@@ -772,7 +772,7 @@ def test_a_comparison_never_throws_away_what_was_trained_with_another_configurat
     edit(out / "compare.json", **{name: {**config, "rounds": 3, "device": "cpu"} for name, config in asked.items()})
     kept = {p: p.read_bytes() for p in (out / "local-seed0").rglob("*") if p.is_file()}
     said = cli("resume", out, "-q").sentence()
-    assert f"(rounds was 2, is 3); put {out / 'compare.json'} back as it was, or remove {out / 'local-seed0'} to" in said
+    assert f"(rounds was 2, is 3); restore {out / 'compare.json'} back as it was, or remove {out / 'local-seed0'} to" in said
     assert {p: p.read_bytes() for p in kept} == kept
     assert not (out / "fedavg-seed0").exists()
     edit(out / "compare.json", **{name: {**config, "device": "cpu"} for name, config in asked.items()})  # where it runs is free

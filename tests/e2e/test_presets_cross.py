@@ -142,7 +142,7 @@ def test_fedpac_wants_features_that_are_a_vector(digits):
         def forward(self, x):
             return self.fc(x.squeeze(1)).mean(1)
 
-    with pytest.raises(fs.InputError, match=r"features that are a vector, but the head of PerPixel is given \(8, 8\)"):
+    with pytest.raises(fs.InputError, match=r"feature vectors, but the head of PerPixel gets inputs of shape \(8, 8\)"):
         fs.run(fs.FedPAC(), model=fs.Model.wrap(PerPixel, head="fc"), data=digits, rounds=1)
 
 

@@ -251,7 +251,7 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_goes_on(cli, start, t
     (("table1", "--out", __file__), "is a file; choose a folder as --out"),
     (("table1", "--columns", "cifar10"), "the data is missing"),
     (("fig-iou",), "there is no data for fig-iou"),
-    (("table1", "--columns", "digits", "--device", "tpu"), "device is auto, cpu, cuda or one GPU"),
+    (("table1", "--columns", "digits", "--device", "tpu"), "device must be auto, cpu, cuda or one GPU"),
 ])  # fmt: skip
 def test_a_wrong_input_is_one_sentence(cli, tmp_path, monkeypatch, args, said):
     monkeypatch.setenv("FEDSELECT_DATA", str(tmp_path / "empty"))

@@ -278,7 +278,7 @@ KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own attention, under vmap
-@pytest.mark.filterwarnings("ignore:.*is on a slow path")  # grouped convolutions
+@pytest.mark.filterwarnings("ignore:.*is slow to train")  # grouped convolutions
 @pytest.mark.parametrize("training", [None, TRAINING], ids=["momentum", "momentum, decay, clip"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_any_kind_runs_stacked_as_on_a_cpu(kind, training, made):

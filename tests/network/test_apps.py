@@ -241,7 +241,7 @@ def test_who_missed_the_end_is_named_and_gets_its_model_when_the_run_is_closed_a
     assert not over(out)
     with pytest.raises(RunError, match="holds no finished model yet"):
         export_model(tmp_path / "vault-1", tmp_path / "model.safetensors", None, None)
-    with pytest.raises(RunError, match="0 of at least 1 clients are there"):
+    with pytest.raises(RunError, match="0 clients are connected, at least 1 must be"):
         deployed(made, tmp_path, monkeypatch, nodes={})
     assert len(history(out)) == ROUNDS  # what there was is there still
     homes = {100 + i: {"partition-id": i, "vault": str(tmp_path / f"vault-{i}"), "device": "cpu"} for i in (1, 2)}
@@ -265,17 +265,17 @@ def npz():
 def test_a_message_that_holds_no_letter_is_refused(sent):
     content = to_record(Letter({"kind": "hello"}))
     content.array_records["body"]["bytes"].data = sent
-    with pytest.raises(DataError, match="a message holds no letter"):
+    with pytest.raises(DataError, match=r"a Flower message (cannot be read|has no fedselect content)"):
         from_record(content)
 
 
 def test_a_message_without_its_parts_is_refused():
-    with pytest.raises(DataError, match="a message holds no letter"):
+    with pytest.raises(DataError, match=r"a Flower message (cannot be read|has no fedselect content)"):
         from_record(RecordDict())
 
 
 def test_a_client_that_starts_from_other_values_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(FedselectError, match="starts from other values here than at the server"):
+    with pytest.raises(FedselectError, match="starts from different values here than on the server"):
         deployed(config("fedavg", "mlp"), tmp_path, monkeypatch, initial="0" * 64)
 
 
@@ -286,7 +286,7 @@ def test_clients_refuse_a_run_that_is_not_the_one_its_server_prepared(tmp_path, 
     prepare(tmp_path / "runs" / "r", agreed)
     (tmp_path / "nodes.json").write_text("{}")
     monkeypatch.setenv("FEDSELECT_SERVER", str(tmp_path))
-    with pytest.raises(FedselectError, match="got a letter for plan"):
+    with pytest.raises(FedselectError, match="got a message for plan"):
         deployed(made, tmp_path, monkeypatch, **{"run": "r", "method.lr": 9.0})
 
 

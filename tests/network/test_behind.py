@@ -65,7 +65,7 @@ def test_one_client_that_is_ahead_does_not_stop_the_others(saved, small, room, t
         Server(small, QUICK, tmp_path / f"alone-{i}").step(Room(small, room.data, room.folder, [i]))
     room.here = [0, 1, 2]
     outcome = restored(small, tmp_path, 1).step(room)
-    has = "its vault has later rounds (up to 4) and no longer round 1, so its personal parameters begin anew; if you have"
+    has = "its vault has later rounds (up to 4) but no longer round 1, so its personal parameters start over; if you have"
     assert outcome.set_back.keys() == {"client 1"}
     assert outcome.set_back["client 1"].startswith(has)
     assert sorted(outcome.uploads) == [0, 1, 2]
@@ -84,7 +84,7 @@ def test_a_client_that_boasts_of_less_than_it_is_at_is_turned_away(saved, small,
 
 
 CLIENTS = 2
-GOES_ON = ", so it goes on from round 2; the rounds since run again"
+GOES_ON = ", so it continues from round 2 and repeats the rounds since"
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_where_no_checkpoint_is_whole_nobody_begins_anew(run):
     out, go = run
     for place in ("000002", "000003"):
         flip(out / "checkpoint" / place / "state.safetensors")
-    with pytest.raises(fs.CheckpointError, match=r"no checkpoint in .* is whole; put a copy of one back"):
+    with pytest.raises(fs.CheckpointError, match=r"no checkpoint in .* is intact; restore a copy"):
         go()
     assert read_json(out / "status.json", "")["status"] == "failed"
 

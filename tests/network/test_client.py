@@ -70,8 +70,8 @@ def test_a_client_that_lost_its_last_snapshot_goes_on_from_the_one_before(traine
     room.here = [0, 1, 2]
     outcome = server.step(room)
     assert outcome.rejected == {}
-    copy = "; if you have a copy of the vault, stop the client and put it back before the run ends"
-    assert outcome.set_back == {"client 1": f"its vault lost round 2, so it goes on from round 1{copy}"}
+    copy = "; if you have a copy of the vault, stop the client and restore it before the run ends"
+    assert outcome.set_back == {"client 1": f"its vault lost round 2, so it continues from round 1{copy}"}
     assert sorted(outcome.uploads) == [0, 1, 2]
 
 
@@ -83,7 +83,7 @@ def test_a_client_without_its_vault_joins_anew(trained, server):
     assert "has no state of round 2" in outcome.missed[1]
     outcome = server.step(room)
     assert outcome.rejected == {}
-    assert outcome.set_back["client 1"].startswith("its vault lost round 2, so its personal parameters begin anew; if you have")
+    assert outcome.set_back["client 1"].startswith("its vault lost round 2, so its personal parameters start over; if you have")
     assert 1 in outcome.uploads
     room.here = [0, 2]
     server.step(room)  # while it is stopped
@@ -91,25 +91,25 @@ def test_a_client_without_its_vault_joins_anew(trained, server):
     shutil.move(room.folder / "copy", room.folder / "vault-1")
     room.here = [0, 1, 2]
     outcome = server.step(room)
-    assert "goes on from round 2" in outcome.set_back["client 1"]
+    assert "continues from round 2" in outcome.set_back["client 1"]
     assert 1 in outcome.uploads
 
 
 def test_a_base_it_does_not_have_is_refused_by_name(trained):
     room, _ = trained
     last = letters_to(room, 1)[-1]
-    with pytest.raises(fs.CheckpointError, match=r"client 1 has no state of round 7 in .*, only of 1, 2"):
+    with pytest.raises(fs.CheckpointError, match=r"client 1 has no state of round 7 in .*; rounds there: 1, 2"):
         room.node(1).answer(Letter({**last.head, "round": 8, "base": 7}, last.parts))
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"run": "another"}, "got a letter for run 'another'; it is of 'run'"),
-        ({"plan": "another"}, "got a letter for plan 'another'; it is of ''"),
-        ({"federation": "another"}, "got a letter for federation 'another'"),
-        ({"client": 2}, "client 1 got a letter for client 2"),
-        ({"kind": "delete"}, "of an unknown kind 'delete'"),
+        ({"run": "another"}, "got a message for run 'another', but its own is 'run'"),
+        ({"plan": "another"}, "got a message for plan 'another', but its own is ''"),
+        ({"federation": "another"}, "got a message for federation 'another'"),
+        ({"client": 2}, "client 1 got a message for client 2"),
+        ({"kind": "delete"}, "of unknown kind 'delete'"),
         ({"round": -1}, "has the round -1"),
         ({"round": True}, "has the round True"),
         ({"base": 9}, "was asked for round 2 after round 9"),
@@ -129,7 +129,7 @@ def test_a_letter_that_is_not_for_it_is_refused(trained, changed, said):
         (lambda v: v[:-4], "bytes of values, but its mask marks"),
         (lambda v: torch.cat([v, v]), "bytes of values, but its mask marks"),
         (lambda v: torch.full_like(v.view(torch.float32), torch.nan).view(torch.uint8), "the server sent NaN in"),
-        (lambda v: v.view(torch.float32), "another form than flat bytes"),
+        (lambda v: v.view(torch.float32), "does not hold its values as flat bytes"),
     ],
 )
 def test_what_a_server_sends_is_checked_before_use(room, server, spoil, said):
@@ -158,13 +158,13 @@ def test_a_run_whose_numbers_run_away_is_not_told_to_resume(digits, tmp_path, lr
     with pytest.raises(fs.RunError) as failed:
         Server(made, QUICK, tmp_path / "masks").step(Room(made, digits, tmp_path))
     assert "lower the learning rate, or limit gradients with clip (--clip 1)" in str(failed.value)
-    assert str(failed.value).endswith("; begin another run with that changed; resumed, those numbers would run away again.")
+    assert str(failed.value).endswith("; start a new run with that changed; if resumed, training would diverge again.")
     assert "--resume" not in str(failed.value)
 
 
 def test_data_of_another_shape_or_number_of_classes_is_refused(small, digits, tmp_path):
     other = dataclasses.replace(alone(digits, 0), classes=11)
-    with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes; this federation has"):
+    with pytest.raises(fs.DataError, match=r"client 0 has inputs of shape \(1, 8, 8\) and 11 classes, but this federation has"):
         Node(small, 0, other, tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_a_missing_file_is_named(cli, root, started, part, name):
 
 def test_something_that_is_no_certificate(cli, root, started):
     (root / "server" / "server.crt").write_text("hello")
-    assert "is no certificate" in cli("deploy", "server", root / "server").sentence()
+    assert "is not a certificate" in cli("deploy", "server", root / "server").sentence()
 
 
 @pytest.mark.parametrize("command", ["server", "client", "run", "status", "renew"])
@@ -262,7 +262,7 @@ def zoo(tmp_path):
 def test_a_client_without_data_does_not_start(cli, zoo, started):
     said = cli("deploy", "client", zoo / "client-0")
     assert said.code == 2
-    assert "start the client with its own: --data folder:PATH" in said.err
+    assert "start the client with: --data folder:PATH" in said.err
     assert not started
 
 
@@ -299,7 +299,7 @@ def test_a_client_of_a_site_of_folders_brings_its_own(cli, tmp_path, started):
         "deploy", "init", tmp_path / "s", "--clients", 2, "--data", f"domains:{tmp_path / 'offices'}", "--size", 8, "--insecure"
     )
     part = tmp_path / "s" / "client-1"
-    assert "start the client with its own: --data folder:PATH" in cli("deploy", "client", part).err
+    assert "start the client with: --data folder:PATH" in cli("deploy", "client", part).err
     own = f"folder:{tmp_path / 'offices' / 'west'}"
     assert "agreed on (3, 8, 8)" in cli("deploy", "client", part, "--data", own, "--size", 16).err
     assert not started
@@ -314,7 +314,7 @@ def test_a_client_of_a_site_of_folders_brings_its_own(cli, tmp_path, started):
 def test_a_path_that_flower_cannot_carry(cli, zoo, tmp_path, started, name):
     folder = pictures(tmp_path / name, ["dog", "owl"])
     said = cli("deploy", "client", zoo / "client-1", "--data", f"folder:{folder}")
-    assert "has a character that Flower's node configuration cannot carry" in said.err
+    assert "has a character that Flower's node configuration does not allow" in said.err
 
 
 def test_data_that_is_not_there(cli, zoo, started):
@@ -379,7 +379,7 @@ def test_a_client_whose_server_does_not_answer_says_so_once_and_goes_on_trying(c
 
     monkeypatch.setattr(launch, "_process", pretend)
     said = cli("deploy", "client", root / "client-0").out
-    late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client goes on trying"
+    late = f"the server at {site.Site.read(root).address} does not answer (Connection refused); this client keeps trying"
     assert said.count(f"waiting for the server at {site.Site.read(root).address}") == 1
     assert said.count(late) == 1
     assert said.index(late) < said.index("client 0 is connected to the server")
@@ -402,7 +402,7 @@ def test_a_client_says_when_its_server_is_gone_and_when_it_is_back(cli, root, mo
 
     monkeypatch.setattr(launch, "_process", pretend)
     said = cli("deploy", "client", root / "client-0").out
-    found = re.findall(r"does not answer any more \((.+)\)|(answers again)", said)
+    found = re.findall(r"no longer answers \((.+)\)|(answers again)", said)
     assert found == [("Connection refused", ""), ("", "answers again"), ("no route", ""), ("", "answers again")]
 
 
@@ -635,7 +635,7 @@ def test_status_tells_a_run_that_goes_on_from_one_whose_server_was_killed(cli, e
         assert control.unfinished(ended, "broken").name == "broken"
         with locked(ended):
             said = cli("deploy", "status", ended).out
-            assert "broken is still going" in cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
+            assert "broken is still running" in cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
     assert "broken: running, round 0 of" in said
     assert "died" not in said
 
@@ -701,7 +701,7 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
     ("status", "text"),
     [
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
-        ({"status": "stopped", "error": "the run was stopped; go on"}, "the run was stopped; go on"),
+        ({"status": "stopped", "error": "the run was stopped; continue"}, "the run was stopped; continue"),
         ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
         ({"status": "submitted"}, "the server did not start the run"),
     ],
@@ -736,7 +736,7 @@ def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):
     monkeypatch.setattr(control, "ALIVE", 0.1)
     (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
     say(tmp_path, "submitted")
-    with pytest.raises(RunError, match="the server does not answer any more"):
+    with pytest.raises(RunError, match="the server no longer answers"):
         follow(launch, root / "server", tmp_path, None)
 
 

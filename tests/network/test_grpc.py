@@ -87,12 +87,12 @@ def test_a_letter_arrives_as_it_was_sent_in_pieces_of_any_size(tmp_path_factory,
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([b"x"], "holds no letter"),
-        ([HEAD.pack(1, 10, 91)], "a letter of 101 bytes came; at most 100 are taken"),
+        ([b"x"], "has no fedselect content"),
+        ([HEAD.pack(1, 10, 91)], "a message has 101 bytes; at most 100 are allowed"),
         ([HEAD.pack(1, 2**63, 2**63)], "at most 100"),
-        ([HEAD.pack(1, 2, 8), b"{}"], "other bytes than the 10 it announced"),
-        ([HEAD.pack(1, 2, 8), b""], "other bytes than the 10 it announced"),
-        ([HEAD.pack(1, 2, 8), b"0123456789x"], "other bytes than the 10 it announced"),
+        ([HEAD.pack(1, 2, 8), b"{}"], "does not have the 10 bytes that it announced"),
+        ([HEAD.pack(1, 2, 8), b""], "does not have the 10 bytes that it announced"),
+        ([HEAD.pack(1, 2, 8), b"0123456789x"], "does not have the 10 bytes that it announced"),
         ([HEAD.pack(1, 2, 0), b"\xff\xff"], "cannot be read"),
         ([HEAD.pack(1, 2, 0), b"{}"], "cannot be read"),
         ([HEAD.pack(1, 0, 0)], "cannot be read"),
@@ -203,7 +203,7 @@ def test_a_client_that_dies_is_noticed_at_once(root, sent):
 
     with opened(root) as switch, caller(root, 0, die):
         until(lambda: switch.present() == [0])
-        assert dict(nodes(switch).ask([(0, QUESTION)], LONG)) == {0: "is gone"}
+        assert dict(nodes(switch).ask([(0, QUESTION)], LONG)) == {0: "is disconnected"}
         assert switch.present() == []
         never.set()
 
@@ -229,7 +229,7 @@ def test_an_upload_that_does_not_end_is_cut_off_when_time_is_up(root):
 def test_a_reply_to_anothers_letter_is_not_taken(root, tmp_path):
     def lie(phone, number):
         for other in (number - 1, number + 1, 10**9):
-            with pytest.raises(grpc.RpcError, match="nobody waits for this reply"):
+            with pytest.raises(grpc.RpcError, match="no longer waits for this reply"):
                 phone.send(iter([HEAD.pack(other, 0, 0)]))
 
     wait = threading.Event()
@@ -243,7 +243,7 @@ def test_a_reply_to_anothers_letter_is_not_taken(root, tmp_path):
         with caller(root, 1, lie):
             until(lambda: switch.present() == [0, 1])
             replies = nodes(switch).ask([(0, QUESTION), (1, QUESTION)], LONG)
-            assert next(replies) == (1, "is gone")
+            assert next(replies) == (1, "is disconnected")
         wait.set()
         assert same(dict(replies)[0], QUESTION)
 
@@ -251,11 +251,11 @@ def test_a_reply_to_anothers_letter_is_not_taken(root, tmp_path):
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([], "a message holds no letter"),
-        ([lambda n: b"hello"], "a message holds no letter"),
-        ([lambda n: HEAD.pack(n, 1, 1 << 40)], "bytes came; at most"),
-        ([lambda n: HEAD.pack(n, 2, 0), lambda n: b"[]"], "a letter cannot be read"),
-        ([lambda n: HEAD.pack(n, 5, 0), lambda n: b"123"], "other bytes than the 5"),
+        ([], "the reply is not a fedselect message"),
+        ([lambda n: b"hello"], "the message has no fedselect content"),
+        ([lambda n: HEAD.pack(n, 1, 1 << 40)], "bytes; at most"),
+        ([lambda n: HEAD.pack(n, 2, 0), lambda n: b"[]"], "a message cannot be read"),
+        ([lambda n: HEAD.pack(n, 5, 0), lambda n: b"123"], "does not have the 5 bytes"),
     ],
 )
 def test_a_reply_that_is_no_letter_is_turned_away(root, frames, text):
@@ -334,7 +334,7 @@ def test_a_client_of_another_authority_is_refused(root, tmp_path):
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert switch.present() == []
     shutil.copy(other / "client-0" / "node.key", part / "node.key")
-    with pytest.raises(InputError, match=r"node\.crt is not of node\.key"):
+    with pytest.raises(InputError, match=r"node\.crt does not match node\.key"):
         node_identity(part)
 
 
@@ -381,7 +381,7 @@ def test_a_client_calls_again_and_says_when_the_server_is_gone_and_back(root, tm
     address = Site.read(root).address
     assert said[0] == f"waiting for the server at {address}"
     assert said[1] == "client 0 is connected to the server"
-    assert said[2].startswith(f"the server at {address} does not answer any more (")
+    assert said[2].startswith(f"the server at {address} no longer answers (")
     assert said[3] == f"the server at {address} answers again"
 
 
@@ -421,7 +421,7 @@ def test_a_run_is_asked_for_and_taken_once(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    with locked(tmp_path / "runs" / "a"), pytest.raises(RunError, match="a is still going; wait for its end"):
+    with locked(tmp_path / "runs" / "a"), pytest.raises(RunError, match="a is still running; wait for its end"):
         requests.start(tmp_path, "b")
     requests.start(tmp_path, "b")
     requests.clear(tmp_path)  # a server that starts anew

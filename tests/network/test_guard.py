@@ -38,7 +38,7 @@ def test_a_configuration_comes_through_as_it_was(tmp_path):
 def test_an_app_that_brings_code_is_refused(app):
     (app / "fedselect").mkdir()
     (app / "fedselect" / "evil.py").write_text("import os\n")
-    with pytest.raises(InputError, match=r"the app brings fedselect/evil\.py; this node runs installed code only"):
+    with pytest.raises(InputError, match=r"the app contains fedselect/evil\.py, but this node runs installed code only"):
         guard.check_bundle(build_fab_from_disk(app))
 
 

@@ -50,17 +50,17 @@ def layout(*rows):
         (json.dumps({"format": 1, "head": {}}), BODY, "cannot be read"),
         (TEXT.replace('"format": 1', '"format": 2'), BODY, "has format 2, this version reads 1"),
         (json.dumps({**json.loads(TEXT), "head": []}), BODY, "has no head"),
-        (TEXT, BODY[:-1], "has 24 bytes where its layout says 25"),
-        (TEXT, torch.cat([BODY, BODY]), "has 50 bytes where its layout says 25"),
-        (TEXT, BODY.float(), "has 25 bytes where its layout says 25"),
-        (layout(["values", "object", [25]]), BODY, "holds values as object; allowed: uint8"),
-        (layout(["values", "uint8", [-25]]), BODY, r"gives values the shape \[-25\]"),
-        (layout(["values", "uint8", [25] + [1] * 8]), BODY, "gives values the shape"),
-        (layout(["../x", "uint8", [25]]), BODY, r"names a tensor '\.\./x'"),
+        (TEXT, BODY[:-1], "has 24 bytes, but its layout needs 25"),
+        (TEXT, torch.cat([BODY, BODY]), "has 50 bytes, but its layout needs 25"),
+        (TEXT, BODY.float(), "has 25 bytes, but its layout needs 25"),
+        (layout(["values", "object", [25]]), BODY, "has values as object; allowed: uint8"),
+        (layout(["values", "uint8", [-25]]), BODY, r"gives values the invalid shape \[-25\]"),
+        (layout(["values", "uint8", [25] + [1] * 8]), BODY, "gives values the invalid shape"),
+        (layout(["../x", "uint8", [25]]), BODY, r"has a tensor with the invalid name '\.\./x'"),
         (layout(["a", "uint8", [20]], ["a", "uint8", [5]]), BODY, "names a tensor twice"),
         (layout(["a", "uint8", ["x"]]), BODY, "cannot be read"),
         (layout(["a", "uint8", [float("inf")]]), BODY, "cannot be read"),
-        (layout(["a", "uint8", [0, 1 << 63]]), BODY[:0], "gives a the shape"),
+        (layout(["a", "uint8", [0, 1 << 63]]), BODY[:0], "gives a the invalid shape"),
         ("[" * 200_000, BODY, "cannot be read"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_letter_that_does_not_say_what_it_holds_is_refused(head):
 
 
 def test_values_in_another_form_are_refused():
-    with pytest.raises(fs.DataError, match="another form than flat bytes"):
+    with pytest.raises(fs.DataError, match="does not hold its values as flat bytes"):
         take_packet(Letter({"whole": ["w"], "partly": []}, {"values": torch.zeros(3)}))
 
 

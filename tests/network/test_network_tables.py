@@ -124,9 +124,9 @@ def test_a_server_cannot_ask_for_other_columns_than_were_agreed(folder, tmp_path
     home = Home(0, tmp_path, {"name": "table", "path": str(folder / "a.csv")}, schema=digest_of(shape.schema))
     assert Home.from_flat(home.to_flat()) == home
     assert home.load(Plan(config(), "site", "r", 3, shape)).shape == shape.shape
-    with pytest.raises(InputError, match="reads other columns of tables than client 0 agreed to"):
+    with pytest.raises(InputError, match="reads different table columns than client 0 agreed to"):
         home.load(Plan(config(), "site", "r", 3, other))
-    with pytest.raises(InputError, match="start the client with its own: --data table:PATH"):
+    with pytest.raises(InputError, match="start the client with: --data table:PATH"):
         Home(0, tmp_path).load(Plan(config(), "site", "r", 3, shape))
 
 

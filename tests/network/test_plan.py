@@ -98,7 +98,7 @@ def test_a_node_configuration_that_cannot_be_used(flat, said):
 @pytest.mark.parametrize("data", [{"name": "folder", "path": "/etc"}, {"name": "cifar10", "data_dir": "/root"}])
 def test_a_server_cannot_choose_a_clients_files(tmp_path, data):
     wants = dataclasses.replace(config(), data=data).complete()
-    with pytest.raises(InputError, match="start the client with its own"):
+    with pytest.raises(InputError, match="start the client with: --data"):
         Home(0, tmp_path).load(Plan(wants, "site", "r", 2, DIGITS))
 
 
@@ -137,5 +137,5 @@ def test_a_folder_of_ones_own_is_numbered_as_the_federation_numbers(tmp_path):
 
 
 def test_more_nodes_than_parts(tmp_path):
-    with pytest.raises(InputError, match="client 2 has no part: the data is dealt to 2 clients"):
+    with pytest.raises(InputError, match="client 2 has no data: the data set is partitioned among 2 clients"):
         Home(2, tmp_path).load(Plan(config(train=20, test=10), "site", "r", 2, DIGITS))

@@ -140,7 +140,7 @@ PRIVATE |= {"classes": '["0", "1"]', "rounds": 2}
         ("epsilon=8,unit=sample", "epsilon=8", "this one is private with epsilon=8"),
         ("epsilon=8,unit=sample", "epsilon=8,unit=sample,delta=0.1", "at least as private as epsilon=8,unit=sample"),
         ("epsilon=8,unit=sample", "epsilon=8,unit=sample,seeded=yes", "at least as private as epsilon=8,unit=sample"),
-        ("", "epsilon=8,unit=sample,seeded=yes", "everybody who has the seed knows the noise"),
+        ("", "epsilon=8,unit=sample,seeded=yes", "everyone who has the seed knows the noise"),
     ],
 )
 def test_a_client_refuses_a_run_that_promises_less(tmp_path, own, asked, said):
@@ -168,7 +168,7 @@ def test_a_plan_says_what_it_promises_and_refuses_what_it_cannot(digits):
     assert made(None).promise() == ""
     with pytest.raises(fs.InputError, match="use --aggregate mean or adam, not ClippedMean"):
         made("epsilon=8", aggregate={"name": "clip"})
-    with pytest.raises(fs.InputError, match="looks at training or validation data"):
+    with pytest.raises(fs.InputError, match="uses training or validation data"):
         made("epsilon=8,unit=sample", method={"name": "fedpac"})
     with pytest.raises(fs.InputError, match="which noise on updates does not cover"):
         made("epsilon=8", method={"name": "scaffold"})

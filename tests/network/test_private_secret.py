@@ -235,7 +235,7 @@ def test_clients_take_part_in_no_round_twice_and_say_what_to_do(data, tmp_path):
     for _ in range(5):
         server.step(room)
         server.save(Vault(tmp_path / f"saved-{server.round}"), {})
-    for round, said in ((4, None), (3, "has opened or passed round 5"), (1, "takes part in no round twice, as sums")):
+    for round, said in ((4, None), (3, "has opened or passed round 5"), (1, "no client repeats a round, because the sums")):
         back = Server(assigned, QUICK, tmp_path / "masks")
         back.load(Vault(tmp_path / f"saved-{round}"), round)
         if said is None:
@@ -244,7 +244,7 @@ def test_clients_take_part_in_no_round_twice_and_say_what_to_do(data, tmp_path):
             continue
         with pytest.raises(fs.RunError, match=said) as e:
             back.step(room)
-        assert "begin another run" in str(e.value)
+        assert "start a new run" in str(e.value)
         assert "--go-back" not in str(e.value)
 
 

@@ -46,8 +46,8 @@ def test_a_process_that_was_killed(tmp_path):
     [
         (2, "ValueError: x", "raised an error: ValueError: x"),
         (3, "The sender may not have completed the upload before ...", "was cut off while it sent its reply"),
-        (3, "The requested message could not be found", "got no letter before its time was over; if that happens again, raise"),
-        (5, "no heartbeat", "is gone"),
+        (3, "The requested message could not be found", "got no message within its time-out; if that happens again, raise"),
+        (5, "no heartbeat", "is disconnected"),
         (6, "a mod said no", "failed: a mod said no (Flower's code 6)"),
         (99, "", "failed (Flower's code 99)"),
     ],

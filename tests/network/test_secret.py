@@ -113,9 +113,9 @@ def test_methods_that_send_rows_of_clients_refuse(name, data, tmp_path):
 
 def test_weights_by_samples_are_refused(data, tmp_path):
     method = fs.FedAvg(weight="samples")
-    with pytest.raises(fs.InputError, match="--secret counts every client alike; use --weight uniform"):
+    with pytest.raises(fs.InputError, match="--secret weights all clients equally; use --weight uniform"):
         Server(made(data, method), QUICK, tmp_path / "masks")
-    with pytest.raises(fs.InputError, match="--secret counts every client alike"):
+    with pytest.raises(fs.InputError, match="--secret weights all clients equally"):
         Simulation(method, "mlp", data, secret=True).step()
 
 
@@ -167,7 +167,7 @@ def test_with_two_thirds_or_fewer_the_round_is_asked_again_and_then_ends(room, s
     """Of four clients three must send; asked again with whom it reached, there are three and all must."""
     gone = {2, 3}
     room.spoil = lambda i, letter: "is gone" if i in gone and letter.head["kind"] == "update" else letter
-    with pytest.raises(fs.RunError, match=r"secret: 2 of \d clients sent their values, and --secret opens sums of 3 or more"):
+    with pytest.raises(fs.RunError, match=r"secret: 2 of \d clients sent their values, and --secret needs at least 3"):
         server.step(room)
     assert server.round == 0
     gone.clear()
@@ -176,7 +176,7 @@ def test_with_two_thirds_or_fewer_the_round_is_asked_again_and_then_ends(room, s
 
 def test_a_list_of_two_is_refused(room, server):
     room.here = [0, 1]
-    with pytest.raises(fs.RunError, match="client 0 was to add up with 1 others; it does so with 2 or more"):
+    with pytest.raises(fs.RunError, match="client 0 was listed with 1 other clients; it needs at least 2"):
         server.step(room)
 
 
@@ -235,7 +235,7 @@ def test_a_server_that_forgot_what_it_opened_is_refused(small, room, server, tmp
     other = Server(small, QUICK, tmp_path / "other-masks")
     other.load(vault, 1)
     room.here = [0, 1, 2]
-    with pytest.raises(fs.RunError, match="client 0 has opened or passed round 2 and takes part in no other sum of round 2"):
+    with pytest.raises(fs.RunError, match="client 0 has opened or passed round 2 and joins no other sum of round 2"):
         other.step(room)
 
 
@@ -261,7 +261,7 @@ def test_nonsense_that_adds_up_to_nothing_is_seen(room, server):
         if i == 3 and letter.head["kind"] == "update"
         else letter
     )
-    with pytest.raises(fs.RunError, match="what clients sent does not add up: one of them sent nonsense"):
+    with pytest.raises(fs.RunError, match="what clients sent does not add up: one of them sent invalid data"):
         server.step(room)
     assert server.round == 0
 
@@ -280,7 +280,7 @@ def test_a_client_that_is_sent_another_model_spoils_the_sum(room, server):
             yield from real([(number, letter)], timeout)
 
     room.ask = ask
-    with pytest.raises(fs.RunError, match=r"too few clients opened the sum .*client 2 has sent nothing under the list"):
+    with pytest.raises(fs.RunError, match=r"too few clients opened the sum .*client 2 was asked to open a list"):
         server.step(room)
     assert server.round == 1
 
@@ -342,11 +342,11 @@ LISTS = {
     "other key": (other_key, "the key of client 2 is not signed by a client of this federation"),
     "invented": (invented, "the key of client 9 is not signed by a client of this federation"),
     "borrowed": (borrowed, "the key of client 2 is not signed by a client of this federation"),
-    "few": (lambda rows: rows[:2], "was to add up with 1 others"),
-    "without it": (lambda rows: [rows[0], *rows[2:]], "has another key of client 1 than it has"),
+    "few": (lambda rows: rows[:2], "was listed with 1 other clients"),
+    "without it": (lambda rows: [rows[0], *rows[2:]], "has an outdated key of client 1"),
     "twice": (lambda rows: [*rows[:3], rows[0]], "that cannot be used"),
     "short": (lambda rows: [[i, p[:10], s] for i, p, s in rows], "that cannot be used"),
-    "many": (lambda rows: [*rows, [4, *rows[0][1:]]], "the server's list has 5 clients; in this run at most 4 add up"),
+    "many": (lambda rows: [*rows, [4, *rows[0][1:]]], "the server's list has 5 clients; this run allows at most 4"),
     "none": (lambda rows: None, "the server sent no list of clients"),
 }
 
@@ -371,14 +371,14 @@ def survivors(*ids):
 
 
 OPENINGS = {
-    "few": (survivors(0, 1), "was to open the sum of 2 of 4 clients; it opens that of 3 or more"),
-    "itself": (survivors(0, 2, 3), r"was sent \[0, 2, 3\] as survivors, which cannot be"),
-    "stranger": (survivors(0, 1, 2, 7), "as survivors, which cannot be"),
-    "twice": (survivors(0, 1, 1, 2), "as survivors, which cannot be"),
-    "no list": (lambda letter: Letter({**letter.head, "survivors": "all"}, letter.parts), "as survivors, which cannot be"),
-    "round": (lambda letter: Letter({**letter.head, "round": 2}, letter.parts), "has sent nothing under the list of round 2"),
-    "list": (lambda letter: Letter({**letter.head, "list": "00"}, letter.parts), "has sent nothing under the list of round 1"),
-    "bytes": (lambda letter: Letter(letter.head, {}), "0 bytes of sealed shares where"),
+    "few": (survivors(0, 1), "was asked to open the sum of 2 of 4 clients; it needs at least 3"),
+    "itself": (survivors(0, 2, 3), r"was sent \[0, 2, 3\] as survivors, which is invalid"),
+    "stranger": (survivors(0, 1, 2, 7), "as survivors, which is invalid"),
+    "twice": (survivors(0, 1, 1, 2), "as survivors, which is invalid"),
+    "no list": (lambda letter: Letter({**letter.head, "survivors": "all"}, letter.parts), "as survivors, which is invalid"),
+    "round": (lambda letter: Letter({**letter.head, "round": 2}, letter.parts), "was asked to open a list of round 2"),
+    "list": (lambda letter: Letter({**letter.head, "list": "00"}, letter.parts), "was asked to open a list of round 1"),
+    "bytes": (lambda letter: Letter(letter.head, {}), "0 bytes of sealed shares, expected"),
 }
 
 
@@ -395,14 +395,14 @@ def test_a_client_opens_a_round_once_also_after_a_restart(asked):
     first = room.node(1).answer(letters["open"])
     assert room.node(1).answer(letters["open"]).parts["shares"].equal(first.parts["shares"])  # asked again: the same
     others = Letter({**letters["open"].head, "survivors": [0, 1, 2]}, letters["open"].parts)
-    with pytest.raises(fs.DataError, match="client 1 has opened round 1 for other survivors; it does so once"):
+    with pytest.raises(fs.DataError, match="client 1 has opened round 1 for other survivors; it opens a round once"):
         room.node(1).answer(others)
 
 
 def test_a_client_whose_memory_of_it_is_damaged_says_so(asked):
     letters, room = asked
     (room.node(1).vault.folder / "secret.json").write_text("{")
-    with pytest.raises(fs.RunError, match=r"secret\.json cannot be read .* cannot tell what it has sent"):
+    with pytest.raises(fs.RunError, match=r"secret\.json cannot be read .* cannot know what it has sent"):
         room.node(1).answer(letters["open"])
 
 

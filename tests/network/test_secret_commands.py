@@ -72,11 +72,11 @@ def test_a_run_without_it_keeps_its_identity():
 def test_a_client_that_insists_refuses_a_run_without(tmp_path):
     home = Home(1, tmp_path, secret=True)
     plain = Plan(config(secret=False), "f", "r", CLIENTS, Shape((1, 8, 8), ("a", "b")))
-    with pytest.raises(InputError, match="client 1 takes part in runs with --secret alone, and this one is without"):
+    with pytest.raises(InputError, match="client 1 only takes part in runs with --secret, and this run is without it"):
         home.identity(plain)
     assert Home.from_flat(home.to_flat()) == home
     secret = Plan(config(), "f", "r", CLIENTS, Shape((1, 8, 8), ("a", "b")))
-    with pytest.raises(InputError, match="client 1 does not know its part of a site"):
+    with pytest.raises(InputError, match="client 1 does not know its folder of a site"):
         home.identity(secret)
 
 
@@ -84,7 +84,7 @@ def test_a_client_that_insists_refuses_a_run_without(tmp_path):
     ("given", "said"),
     [
         ({"method": {"name": "fedpac"}}, r"sends rows of single clients \(head, prototypes, statistics\)"),
-        ({"method": {"name": "fedavg", "weight": "samples"}}, "--secret counts every client alike"),
+        ({"method": {"name": "fedavg", "weight": "samples"}}, "--secret weights all clients equally"),
         ({"fraction": 0.5}, "at least 3 clients in a round, and this run has 2"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_plan_that_cannot_be_hidden_is_refused(given, said):
 
 def test_a_limit_on_lengths_is_refused():
     chosen = config()
-    with pytest.raises(InputError, match="--max-norm is the length of a client's update, which --secret hides"):
+    with pytest.raises(InputError, match="--max-norm limits the length of a client's update, which --secret hides"):
         plan(chosen, "f", "r", CLIENTS, Shape.of(chosen.make_data()), Limits(max_norm=3.0))
 
 
@@ -105,7 +105,7 @@ def test_a_limit_on_lengths_is_refused():
     [
         (("--secret", "--aggregate", "median"), "Median looks at the values of single clients, which --secret hides"),
         (("--secret", "--aggregate", "clip"), "ClippedMean looks at the values of single clients"),
-        (("--mean", "cohort"), "--mean cohort is of sums that --secret gives"),
+        (("--mean", "cohort"), "--mean cohort needs --secret"),
         (("--secret", "--mean", "median"), "mean"),
     ],
 )

@@ -77,7 +77,8 @@ def test_too_few_clients_stop_the_run_in_one_sentence(small, room, tmp_path):
     room.here = [0]
     server = Server(small, dataclasses.replace(QUICK, min_clients=2), tmp_path / "masks")
     said = (
-        r"round 1: 1 of at least 2 clients are there \(nobody else is connected\); start the others, then go on with --resume"
+        r"round 1: 1 clients are connected, at least 2 must be \(no other client is connected\); "
+        "start the others, then continue with --resume"
     )
     with pytest.raises(fs.RunError, match=said):
         server.step(room)
@@ -90,10 +91,11 @@ def test_clients_whose_vaults_are_of_another_method_are_told_what_to_do(small, d
         Server(other, QUICK, tmp_path / "others").step(Room(other, digits, tmp_path, here=[0, 1]))
     why = (
         "this client's vault belongs to method 'm', not 'fedavg'; "
-        "a vault is of one federation, method, model and client: start this client with another --vault"
+        "each vault is for one federation, method, model and client: start this client with another --vault"
     )
     assert str(failed.value) == (
-        f"round 1: 0 of at least 1 clients are there (node 100: {why}; node 101: {why}); mend that, then go on with --resume."
+        f"round 1: 0 clients are connected, at least 1 must be (node 100: {why}; node 101: {why}); "
+        "fix that, then continue with --resume."
     )
 
 
@@ -113,7 +115,8 @@ def test_a_round_that_nobody_can_answer_ends_the_run(small, room, tmp_path):
     room.spoil = lambda i, letter: "is gone" if letter.head["kind"] == "update" else letter
     server = Server(small, QUICK, tmp_path / "masks")
     with pytest.raises(
-        fs.RunError, match=r"round 1: 0 of at least 1 .*client 0: is gone.*; mend that, then go on with --resume"
+        fs.RunError,
+        match=r"round 1: 0 clients are connected, at least 1 .*client 0: is gone.*; fix that, then continue with --resume",
     ):
         server.step(room)
     assert server.round == 0
@@ -154,14 +157,14 @@ NONSENSE = {
     "mask count": (bits(lambda b: put(b, 0)), "bytes of values, but its mask marks"),
     "mask size": (bits(lambda b: b[:-1]), "bytes of mask instead of"),
     "norm": (values(lambda v: v * 1e6), "more than 100 times the model's"),
-    "tensors": (head(whole=["1.weight"]), "it sent other tensors than the method shares"),
+    "tensors": (head(whole=["1.weight"]), "it sent tensors other than those the method shares"),
     "client": (head(client=0), "it sent client 0 where 1 was asked for"),
     "stale": (head(round=1), "it sent round 1 where 2 was asked for"),
     "base": (head(base=0), "it sent base 0 where 1 was asked for"),
     "run": (head(run="another"), "it sent run 'another' where 'run' was asked for"),
     "kind": (head(kind="measured"), "it sent kind 'measured' where 'update' was asked for"),
     "type": (head(client=True), "it sent client True where 1 was asked for"),
-    "weight": (head(weight=1e9), "it sent the weight 1000000000.0 where 1.0 is due"),
+    "weight": (head(weight=1e9), "it sent the weight 1000000000.0, expected 1.0"),
     "weight nan": (head(weight=float("nan")), "it sent the weight nan"),
     "loss": (head(train_loss="low"), "it sent the training loss 'low'"),
     "loss inf": (head(train_loss=float("inf")), "it sent the training loss inf"),
@@ -210,7 +213,7 @@ def test_how_long_an_update_may_be_follows_what_is_usual(small, room, tmp_path):
     assert sorted(fixed.step(room).uploads) == [0, 1, 2]
     outcome = resumed.step(room)
     assert sorted(outcome.uploads) == [0, 2]
-    assert "more than 100 times what is usual" in outcome.rejected["client 1"]
+    assert "more than 100 times the usual" in outcome.rejected["client 1"]
     assert all(len(v) == n for v, n in zip(resumed.past.values(), (2, 3, 3), strict=True))  # what is refused does not count
 
 
@@ -239,10 +242,10 @@ HELLOS = {
     "text": (head(client="1"), "it says it is client '1'"),
     "samples": (head(samples=0), "it says it has 0 samples"),
     "many": (head(samples=10**12), "it says it has 1000000000000 samples"),
-    "base": (head(base=5, newest=5), "it says it is at round 5, but 0 was the last taken in"),
+    "base": (head(base=5, newest=5), "it says it is at round 5, but its last accepted round is 0"),
     "negative": (head(base=-1), "it says it is at round -1"),
     "mask": (bits(lambda b: b[:-1]), "bytes of mask instead of"),
-    "other": (head(client=0), "it says it is client 0, which another node is already"),
+    "other": (head(client=0), "it says it is client 0, but another node already is"),
 }
 
 
@@ -265,11 +268,11 @@ def test_a_client_that_says_it_is_another_is_known_by_its_key(small, room, tmp_p
 
 def test_something_that_is_no_letter_is_turned_away(room, server):
     rounds(server, room, 1)
-    room.spoil = lambda i, letter: fs.DataError("a letter has no head.") if i == 1 else letter
-    assert server.step(room).rejected == {"client 1": "a letter has no head."}
+    room.spoil = lambda i, letter: fs.DataError("a message has no head.") if i == 1 else letter
+    assert server.step(room).rejected == {"client 1": "a message has no head."}
 
 
-@pytest.mark.parametrize("kind", ["refused", "head", "no letter", "hello", "figures"])
+@pytest.mark.parametrize("kind", ["refused", "head", "no message", "hello", "figures"])
 def test_what_a_client_says_is_cut_and_escaped(small, room, tmp_path, kind):
     """Twenty megabytes would go into metrics.jsonl, and ESC sequences to the operator's terminal."""
     said = "\x1b[2J\u202egone\n" + "x" * 20_000_000
@@ -282,7 +285,7 @@ def test_what_a_client_says_is_cut_and_escaped(small, room, tmp_path, kind):
             "refused": said,
             "hello": said,
             "head": head(run=said)(letter),
-            "no letter": fs.DataError(said),
+            "no message": fs.DataError(said),
             "figures": head(measured={said: 1.0})(letter),
         }[kind]
 
@@ -299,7 +302,7 @@ def test_an_absurd_statistic_is_turned_away(digits, tmp_path):
     made = assignment(fs.FedPAC(), lambda d: fs.models.mlp(d, hidden=4), digits, seed=0, training=Training())
     for name, factor, why in (
         ("extra/head/3.weight", 1e6, "times the model's"),
-        ("extra/prototypes/mean", 1e12, "the largest taken"),
+        ("extra/prototypes/mean", 1e12, "the largest allowed"),
         ("extra/prototypes/count", -1.0, "it sent a negative number in extra/prototypes/count"),
         ("extra/statistics/v", -1e9, "it sent a negative number in extra/statistics/v"),
     ):
@@ -350,7 +353,7 @@ def test_a_momentum_that_runs_away_is_not_kept(small, room, tmp_path):
     server.step(room)
     server.memory = {"velocity": {n: torch.full_like(v, torch.inf) for n, v in server.memory["velocity"].items()}}
     before = server_state(server)
-    with pytest.raises(fs.RunError, match=r"together makes .* NaN or Inf; nothing of it was kept"):
+    with pytest.raises(fs.RunError, match=r"combines to NaN or Inf in .*, so it was discarded"):
         server.step(room)
     assert all(v.equal(before[n]) for n, v in server_state(server).items())
 

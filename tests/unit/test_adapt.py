@@ -199,7 +199,7 @@ def test_a_finished_run_of_a_servers_folder_is_shared(tmp_path):
     config = Config.from_dict({"method": {"name": "fedavg+ft"}, "data": asked, "model": {"name": "mlp"}, "rounds": 2}, "here")
     agreed = plan(config, "f", "r", 3, Shape.of(config.make_data()), Limits())
     prepare(tmp_path / "r", agreed)
-    with pytest.raises(fs.RunError, match="is not finished; go on with it first: fedselect deploy run"):
+    with pytest.raises(fs.RunError, match="is not finished; finish it first with: fedselect deploy run"):
         of_run(tmp_path / "r")
     simulation = config.simulation()
     simulation.step()

@@ -174,7 +174,7 @@ def test_a_run_directory_says_what_was_chosen_and_its_models_are_those(tmp_path)
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"view": "merged"}, "view is best or left out"),
+        ({"view": "merged"}, "view must be best or left out"),
         ({"view": "best", "rows": "personal"}, "rows=all"),
         ({"view": "best", "private": "epsilon=8"}, "--view best chooses a model on validation data"),
     ],

@@ -118,9 +118,11 @@ def test_batch_norm_with_one_sample_is_refused_stacked_or_not(digits, monkeypatc
     model = fs.Model.wrap(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
     for stackable in (True, False):
         monkeypatch.setattr(Fitted, "stackable", stackable)
-        with pytest.raises(fs.InputError, match=r"client Ada, one sample a step: BatchNorm needs more .* leave out clients"):
+        with pytest.raises(
+            fs.InputError, match=r"client Ada, with one sample per step: BatchNorm needs more .* leave out clients"
+        ):
             Simulation(fs.FedAvg(), model, one)
-        with pytest.raises(fs.InputError, match=r"client 0, one sample a step: .* raise batch_size"):
+        with pytest.raises(fs.InputError, match=r"client 0, with one sample per step: .* raise batch_size"):
             Simulation(fs.FedAvg(), model, digits, training=fs.Training(batch_size=1))
 
 
@@ -164,7 +166,7 @@ def test_a_word_beyond_the_embedding_is_said_with_its_client(part):
     clients = [fs.ClientData(**good), fs.ClientData(**bad), fs.ClientData(**good)]
     model = fs.Model.wrap(lambda: nn.Sequential(nn.Embedding(12, 4), nn.Flatten(), nn.Linear(8, 2)))
     with pytest.raises(
-        fs.InputError, match=r"no row for one of its inputs, which go from 0 \(client 0\) to 20 \(client Lyon\)"
+        fs.InputError, match=r"no row for one of its inputs, which range from 0 \(client 0\) to 20 \(client Lyon\)"
     ):
         fs.run(fs.FedAvg(), model=model, data=clients, rounds=1)
 
@@ -317,8 +319,8 @@ def test_one_of_several_gpus_is_made_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert pick_device("cuda:1") == torch.device("cuda")
     assert chosen == [1]
-    with pytest.raises(fs.InputError, match="there is no cuda:2 here; there is cuda:0 to cuda:1"):
+    with pytest.raises(fs.InputError, match="there is no cuda:2 here; choose from cuda:0 to cuda:1"):
         pick_device("cuda:2")
     monkeypatch.setattr(ranks, "world", lambda: 2)
-    with pytest.raises(fs.InputError, match="torchrun gives each process a GPU of its own; use --device cuda"):
+    with pytest.raises(fs.InputError, match="torchrun gives each process one GPU; use --device cuda"):
         pick_device("cuda:1")

@@ -228,7 +228,7 @@ def test_an_embedding_without_a_row_is_told_of_the_whole_numbers():
     strange["words"][3, 1] = 11
     clients = [client(9), fs.ClientData((strange, torch.arange(9) % 2), (inputs(4), torch.arange(4) % 2), name="Lyon")]
     with pytest.raises(
-        fs.InputError, match=r"no row for one of its inputs, which go from 0 \(client 0\) to 11 \(client Lyon\)"
+        fs.InputError, match=r"no row for one of its inputs, which range from 0 \(client 0\) to 11 \(client Lyon\)"
     ):
         fs.run(fs.FedAvg(), model=Both(), data=clients, rounds=1)
 

@@ -199,8 +199,8 @@ def test_runs_from_before_have_the_identity_that_they_had():
     [
         ({"keep": "best"}, r"keep=best and patience choose on validation data, and no client has any; .* --val 20"),
         ({"patience": 2}, "choose on validation data"),
-        ({"keep": "first"}, "keep is last, best or own, not 'first'"),
-        ({"patience": 0}, "patience is a number of evaluations, at least 1, not 0"),
+        ({"keep": "first"}, "keep must be last, best or own, not 'first'"),
+        ({"patience": 0}, "patience must be a number of evaluations, at least 1, not 0"),
         ({"patience": 2, "keep": "last"}, "use keep=best or own"),
     ],
 )

@@ -140,7 +140,9 @@ def test_mistakes_are_said_with_what_to_type(data):
         fs.lora(model, 0)
     with pytest.raises(InputError, match="rank 8 is too large for conv1"):
         fs.lora(model, 8)
-    with pytest.raises(InputError, match=r"no layer of small_cnn matches 'attn' \(--targets\); choose from conv1, conv2, hidden\."):
+    with pytest.raises(
+        InputError, match=r"no layer of small_cnn matches 'attn' \(--targets\); choose from conv1, conv2, hidden\."
+    ):
         fs.lora(model, 2, "attn")
     with pytest.raises(InputError, match="has no norm layer to train"):
         fs.norm_only(fs.models.mlp(data))
@@ -229,7 +231,7 @@ def test_a_node_with_another_base_is_refused(tmp_path):
     again = type(made).from_flat(flat, "r")
     same = Home(0, tmp_path, weights=str(tmp_path / "0.safetensors")).adapt(again).assignment("cpu")
     assert same.model.adapters.rank == 2
-    with pytest.raises(InputError, match=r"another frozen base than at the server .* start with the same weights file"):
+    with pytest.raises(InputError, match=r"another frozen base here than on the server .* start with the same weights file"):
         Home(0, tmp_path, weights=str(tmp_path / "1.safetensors")).adapt(again).assignment("cpu")
     with pytest.raises(InputError, match="start the client with --weights FILE"):
         Home(0, tmp_path).adapt(again)

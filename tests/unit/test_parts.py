@@ -86,7 +86,7 @@ def test_clients_without_validation_data_are_blank_and_nobody_is_refused():
         run([client(0, val=False)], val=True)
     with pytest.raises(fs.InputError, match="val is True or False, not 1"):
         run(val=1)
-    with pytest.raises(fs.InputError, match="with rows=personal clients keep what is personal"):
+    with pytest.raises(fs.InputError, match="with rows=personal clients keep their personal parameters"):
         run(method=fs.FedSelect(), val=True, rows="personal", chunk=1)
 
 
@@ -115,7 +115,7 @@ def test_a_method_model_task_and_aggregator_go_by_name():
         ({"method": 3}, r"method must be a method such as fs.FedSelect\(\), not 3"),
         ({"data": None}, r"from arrays: fs.Federation.from_arrays\(x, y, client\)"),
         ({"task": 3}, "task must be a task such as fs.Classification.*, or one of classification, binary"),
-        ({"model": 3}, "model must be a module, a function that makes one, or one of conv1d"),
+        ({"model": 3}, "model must be a module, a function that creates one, or one of conv1d"),
     ],
 )
 def test_names_that_are_not_there_are_answered(how, said):

@@ -24,15 +24,15 @@ from fedselect.private.words import LOUD, statement
     ("text", "said"),
     [
         ("unit=sample", "private needs a budget: --private epsilon=8."),
-        ("8", "private is given as epsilon=8, more options after commas; '8' has no value."),
+        ("8", "give private as epsilon=8, with more options after commas; '8' has no value."),
         ("epsilon=0", "epsilon must be positive, not 0.0."),
-        ("epsilon=1e6", "an epsilon of 1e+06 promises nothing; give at most 100, or inf for no noise."),
-        ("epsilon=8,delta=2", "delta is a probability between 0 and 1, not 2.0."),
+        ("epsilon=1e6", "an epsilon of 1e+06 promises nothing; use at most 100, or inf for no noise."),
+        ("epsilon=8,delta=2", "delta must be a probability between 0 and 1, not 2.0."),
         ("epsilon=8,clip=inf", "clip must be positive and finite, not inf."),
-        ("epsilon=8,quantile=1", "quantile must lie between 0 and 1, not 1.0."),
-        ("epsilon=8,unit=sample,quantile=0.5", "quantile is of the updates of clients; leave it out with unit=sample."),
+        ("epsilon=8,quantile=1", "quantile must be between 0 and 1, not 1.0."),
+        ("epsilon=8,unit=sample,quantile=0.5", "quantile is for updates of clients; leave it out with unit=sample."),
         ("epsilon=8,unit=person", "unit is client or sample, not 'person'."),
-        ("epsilon=8,colluding=-1", "colluding is a number of clients, 0 or more, not -1."),
+        ("epsilon=8,colluding=-1", "colluding must be a number of clients, 0 or more, not -1."),
         ("epsilon=8,clips=1", "there is no option of private 'clips'; did you mean 'clip'?"),
     ],
 )
@@ -296,8 +296,8 @@ def test_a_cohort_is_drawn_client_by_client():
 def test_the_statement_warns_where_it_is_hopeless():
     ten = client_guarantee(Private(8), 10, 1.0, 100, entries=11_000_000)
     assert 1900 < ten.ratio < 2200  # the noise of a mean over ten clients beside an update of ResNet18
-    assert "WARNING: such noise drowns" in statement(ten)
-    assert "WARNING: such noise will cost" in statement(client_guarantee(Private(8), 10, 1.0, 100, entries=1000))
+    assert "WARNING: this noise drowns" in statement(ten)
+    assert "WARNING: this noise will cost" in statement(client_guarantee(Private(8), 10, 1.0, 100, entries=1000))
     said = statement(client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000))
     assert "WARNING" not in said
     for word in (

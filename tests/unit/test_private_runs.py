@@ -250,12 +250,12 @@ def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
         (fs.FedAlike(), "epsilon=8", "which noise on updates does not cover"),
         (fs.Local(), "epsilon=8", "this method shares nothing"),
         (fs.FedAvg(weight="samples"), "epsilon=8", "use weight=uniform"),
-        (fs.FedPAC(), "epsilon=8,unit=sample", "looks at training or validation data beside its gradients"),
-        (fs.FedAlike(), "epsilon=8,unit=sample", "looks at training or validation data beside its gradients"),
-        (fs.FedPersist(), "epsilon=8,unit=sample", "looks at training or validation data beside its gradients"),
-        (fs.FedAvg(answers="own"), "epsilon=8,unit=sample", "looks at training or validation data beside its gradients"),
-        (fs.FedAvgFT(), "epsilon=8,unit=sample", "fine-tuning would use training data anew"),
-        (fs.FedBABU(), "epsilon=8,unit=sample", "fine-tuning would use training data anew"),
+        (fs.FedPAC(), "epsilon=8,unit=sample", "uses training or validation data outside its gradients"),
+        (fs.FedAlike(), "epsilon=8,unit=sample", "uses training or validation data outside its gradients"),
+        (fs.FedPersist(), "epsilon=8,unit=sample", "uses training or validation data outside its gradients"),
+        (fs.FedAvg(answers="own"), "epsilon=8,unit=sample", "uses training or validation data outside its gradients"),
+        (fs.FedAvgFT(), "epsilon=8,unit=sample", "fine-tuning would use training data again"),
+        (fs.FedBABU(), "epsilon=8,unit=sample", "fine-tuning would use training data again"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, fs.Method) else None,
 )
@@ -295,7 +295,7 @@ def test_a_round_is_not_chosen_on_data_that_no_noise_covers():
 
 def test_batch_norm_is_refused_and_what_suits_is_named(digits):
     model = fs.models.small_cnn(digits, norm="batch")
-    for private, said in (("epsilon=8,unit=sample", "BatchNorm mixes the samples"), ("epsilon=8", "keep them with the client")):
+    for private, said in (("epsilon=8,unit=sample", "BatchNorm mixes the samples"), ("epsilon=8", "keep them on the client")):
         with pytest.raises(fs.InputError, match=said):
             Simulation(fs.FedAvg(), model, digits, rounds=2, private=private)
     Simulation(fs.FedPer(), model, digits, rounds=2, private="epsilon=8").step()

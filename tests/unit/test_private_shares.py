@@ -269,10 +269,10 @@ def test_chunks_and_a_resumed_run_change_nothing_but_noise(digits, tmp_path):
 @pytest.mark.parametrize(
     ("private", "how", "said"),
     [
-        ("epsilon=8,quantile=0.5", {"secret": True}, "the clip cannot follow a quantile; give clip= in its place"),
-        ("epsilon=8,colluding=3", {"secret": True}, "a round of 3 clients is too small for noise of which 3 may be known"),
-        ("epsilon=8,colluding=0", {}, "it goes with --secret and unit=client"),
-        ("epsilon=8,unit=sample,colluding=0", {"secret": True}, "it goes with --secret and unit=client"),
+        ("epsilon=8,quantile=0.5", {"secret": True}, "the clip cannot follow a quantile; set clip= instead"),
+        ("epsilon=8,colluding=3", {"secret": True}, "a round of 3 clients is too small if the server may know the noise of 3"),
+        ("epsilon=8,colluding=0", {}, "use it with --secret and unit=client"),
+        ("epsilon=8,unit=sample,colluding=0", {"secret": True}, "use it with --secret and unit=client"),
         ("epsilon=8", {"secret": True, "method": fs.Scaffold()}, "which noise on updates does not cover"),
         ("epsilon=8", {"secret": True, "aggregator": "median"}, "looks at the values of single clients"),
     ],

@@ -85,9 +85,9 @@ def test_a_simulation_needs_no_cryptography_and_a_client_says_that_it_does(digit
     [
         ({"fraction": 0.4}, "at least 3 clients in a round, and this run has 1"),
         ({"aggregator": fs.Median()}, "Median looks at the values of single clients"),
-        ({"secret": "yes"}, "secret is True or False"),
-        ({"mean": "all"}, "mean is senders or cohort"),
-        ({"secret": False, "mean": "cohort"}, "--mean cohort is of sums that --secret gives"),
+        ({"secret": "yes"}, "secret must be True or False"),
+        ({"mean": "all"}, "mean must be senders or cohort"),
+        ({"secret": False, "mean": "cohort"}, "--mean cohort needs --secret"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(digits, how, said):

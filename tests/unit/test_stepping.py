@@ -80,7 +80,7 @@ def half(digits):
 def test_what_another_simulation_saved_is_refused(digits, tmp_path, other, said):
     simulation(digits).save(tmp_path)
     with pytest.raises(
-        fs.CheckpointError, match=rf"of another configuration \(.*{said}.*\); make it as it was .* another folder"
+        fs.CheckpointError, match=rf"another configuration \(.*{said}.*\); restore its old settings .* another folder"
     ):
         other(digits).resume(tmp_path)
 
@@ -100,7 +100,7 @@ def test_so_is_what_another_choice_of_personal_layers_saved(digits, tmp_path, on
 
     chosen(one).save(tmp_path)
     assert chosen(one).resume(tmp_path)
-    with pytest.raises(fs.CheckpointError, match=r"of another configuration \((personal|patterns) was .*, is "):
+    with pytest.raises(fs.CheckpointError, match=r"another configuration \((personal|patterns) was .*, is "):
         chosen(other).resume(tmp_path)
 
 

@@ -283,7 +283,7 @@ def test_statistics_that_cannot_be_are_turned_away(statistics, tmp_path):
     room.spoil = spoil
     server = Server(assigned, QUICK, tmp_path / "masks")
     outcome = server.step(room)
-    assert "where the task must know 4 numbers of its targets" in next(iter(outcome.rejected.values()))
+    assert "but the task needs 4 statistics of its targets" in next(iter(outcome.rejected.values()))
     assert sorted(outcome.uploads) == [0, 2]
 
 
@@ -328,7 +328,7 @@ def test_a_headline_may_be_a_metric_that_is_computed_on_demand():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"metrics": "auroc"}, r"metrics is a list of names, such as \['auroc', 'f1'\], not 'auroc'"),
+        ({"metrics": "auroc"}, r"metrics must be a list of names, such as \['auroc', 'f1'\], not 'auroc'"),
         ({"metrics": ["auc"]}, "this task has no metric 'auc'; choose from accuracy, balanced_accuracy, f1, auroc"),
         ({"headline": "r2"}, "this task has no metric 'r2'"),
     ],

@@ -85,7 +85,7 @@ def test_runs_do_not_depend_on_chunks(augment):
 
 
 def test_bad_augmentation():
-    with pytest.raises(fs.InputError, match="augment is none or crop-flip, not 'flop'"):
+    with pytest.raises(fs.InputError, match="augment must be none or crop-flip, not 'flop'"):
         pictures(augment="flop")
     x = torch.randn(4, 5)
     with pytest.raises(fs.DataError, match="augment=crop-flip is for pictures"):
