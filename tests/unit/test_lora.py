@@ -140,7 +140,9 @@ def test_mistakes_are_said_with_what_to_type(data):
         fs.lora(model, 0)
     with pytest.raises(InputError, match="rank 8 is too large for conv1"):
         fs.lora(model, 8)
-    with pytest.raises(InputError, match=r"no layer of small_cnn matches 'attn' \(--targets\); choose from conv1, conv2, hidden\."):
+    with pytest.raises(
+        InputError, match=r"no layer of small_cnn matches 'attn' \(--targets\); choose from conv1, conv2, hidden\."
+    ):
         fs.lora(model, 2, "attn")
     with pytest.raises(InputError, match="has no norm layer to train"):
         fs.norm_only(fs.models.mlp(data))
