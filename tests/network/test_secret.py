@@ -409,7 +409,7 @@ def test_a_client_whose_memory_of_it_is_damaged_says_so(asked):
 def test_a_client_without_keys_or_with_those_of_another_site_refuses(small, data, tmp_path):
     with pytest.raises(fs.InputError, match="client 1 has no keys for --secret"):
         Node(small, 1, data, tmp_path)
-    with pytest.raises(fs.DataError, match="has the roster of 'another', and this run is of 'federation'"):
+    with pytest.raises(fs.DataError, match="has the roster of 'another', but this run belongs to 'federation'"):
         Masking(small.secret, small.address, identity(1, CLIENTS, "another"), tmp_path)
 
 

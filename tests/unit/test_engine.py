@@ -295,8 +295,8 @@ def test_a_checkpoint_of_packed_rows_goes_with_any_headline(digits, tmp_path):
         ({"late": "2@1"}, r"late is how many clients join late and in which round, such as \(2, 10\), not '2@1'"),
         ({"late": (1, 1.5)}, "late is how many clients join late and in which round"),
         ({"chunk": 1.5}, "chunk must be at least 1 or auto, not 1.5"),
-        ({"deterministic": "yes"}, "deterministic is True or False, not 'yes'"),
-        ({"headline": 3}, "headline is the name of a metric, not 3"),
+        ({"deterministic": "yes"}, "deterministic must be True or False, not 'yes'"),
+        ({"headline": 3}, "headline must be the name of a metric, not 3"),
     ],
     ids=str,
 )
