@@ -28,7 +28,7 @@ def test_a_client_that_has_not_joined_has_no_model(digits):
     ("late", "said"),
     [
         ((3, 2), "late: 3 of 3 clients cannot join late"),
-        ((1, -5), "rounds are counted from 1, and no client can join in round -5"),
+        ((1, -5), "rounds are counted from 1, so no client can join in round -5"),
         ((1, 50), "a client that joins in round 50 of 2 never takes part"),
     ],
 )
@@ -221,7 +221,7 @@ def test_statistics_may_be_replaced_or_written_to(digits, monkeypatch, stackable
 @pytest.mark.parametrize(("how", "buffer"), [("counted", "seen"), ("not persistent", "mean")])
 def test_a_buffer_that_clients_would_share_is_refused(digits, how, buffer):
     with pytest.raises(
-        fs.InputError, match=rf"writes to its buffer '{buffer}' while it trains.* a persistent buffer of floats"
+        fs.InputError, match=rf"writes to its buffer '{buffer}' during training.* a persistent buffer of floats"
     ):
         Simulation(fs.FedAvg(), fs.Model.wrap(lambda: Follows(how)), digits)
 

@@ -135,7 +135,7 @@ def test_what_is_promised_is_said_with_what_it_rests_on():
         in said
     )
     assert found.epsilon(30) <= 8 < found.epsilon(31)
-    assert f"noise is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
+    assert f"sum is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
 
 
 def mlp():
