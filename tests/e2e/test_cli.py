@@ -331,7 +331,7 @@ def test_an_error_of_the_program_is_one_sentence():
         (["--rounds", "0"], "rounds must be at least 1, not 0"),
         (["--epochs", "-1"], "epochs"),
         (["--batch-size", "0"], "batch_size must be at least 1, not 0"),
-        (["--fraction", "0"], "fraction is the share of clients in a round and must lie in (0, 1], not 0.0"),
+        (["--fraction", "0"], "fraction is the share of clients in a round and must be above 0 and at most 1, not 0.0"),
         (["--chunk", "0"], "chunk must be at least 1 or auto, not 0"),
         (["--chunk", "some"], "chunk must be at least 1 or auto, not 'some'"),
         (["--eval-every", "0"], "eval_every must be at least 1, not 0"),
@@ -628,7 +628,7 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+@pytest.mark.filterwarnings("default:.*using the checkpoint before it")
 @pytest.mark.parametrize("damage", CHECKPOINT_DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(cli, halfway, tmp_path, damage):
     hurt, said = CHECKPOINT_DAMAGE[damage]
@@ -654,7 +654,7 @@ def test_where_no_checkpoint_is_whole_the_run_can_begin_anew(cli, halfway):
     assert [r["round"] for r in metrics(halfway)] == [1, 2, 3]
 
 
-@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+@pytest.mark.filterwarnings("default:.*using the checkpoint before it")
 def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(cli, halfway, monkeypatch):
     def stop(self, **kw):
         raise fs.RunError("stopped before its first round.")
@@ -665,7 +665,7 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(cli, halfway, 
     assert [p.name for p in (halfway / "checkpoint").iterdir()] == ["000001"]
 
 
-@pytest.mark.filterwarnings("default:.*the checkpoint before it is used")
+@pytest.mark.filterwarnings("default:.*using the checkpoint before it")
 def test_a_damaged_checkpoint_of_one_run_does_not_stop_a_comparison(cli, tmp_path):
     out = tmp_path / "c"
     assert cli("compare", *TINY, "--methods", "local,fedavg", "--rounds", 2, "--out", out).code == 0

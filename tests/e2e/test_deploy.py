@@ -249,7 +249,7 @@ def test_on_grpc_a_run_outlives_its_server_its_clients_and_ctrl_c(fork, tmp_path
     until(lambda: lines("whole") > seen + 2, whole)
     server.kill()
     assert whole.wait(PATIENCE) == 2
-    assert "go on with: fedselect deploy run" in (tmp_path / "again.txt").read_text()
+    assert "resume it with: fedselect deploy run" in (tmp_path / "again.txt").read_text()
     assert lines("whole") < rounds
     server = up("server", 1)
     done = deploy("run", root, "--resume")  # clients call the new server by themselves
@@ -270,7 +270,7 @@ def test_on_grpc_a_run_outlives_its_server_its_clients_and_ctrl_c(fork, tmp_path
     assert gone.wait(PATIENCE) == 0
     missed = [r["missed"].get("1") for r in read_records(root / "server" / "runs" / "gone" / "metrics.jsonl")]
     assert missed[0] is None
-    assert set(missed) <= {None, "is gone", "could not be reached", "not connected"}
+    assert set(missed) <= {None, "is disconnected", "could not be reached", "not connected"}
     assert any(missed)
 
 

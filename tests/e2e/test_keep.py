@@ -258,7 +258,7 @@ def halfway(tmp_path_factory):
     return out
 
 
-@pytest.mark.filterwarnings("ignore:.*the checkpoint before it is used")
+@pytest.mark.filterwarnings("ignore:.*using the checkpoint before it")
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_said_or_does_no_harm(cli, halfway, tmp_path_factory, data):

@@ -55,7 +55,7 @@ def test_a_server_far_behind_most_clients_stops_before_they_begin_anew(saved, sm
     back.goes_back = True
     outcome = back.step(room)
     assert sorted(outcome.uploads) == [0, 1, 2]
-    assert ["begin anew" in why for why in outcome.set_back.values()] == [True] * 3 * round
+    assert ["start over" in why for why in outcome.set_back.values()] == [True] * 3 * round
 
 
 def test_one_client_that_is_ahead_does_not_stop_the_others(saved, small, room, tmp_path):

@@ -170,7 +170,7 @@ def test_a_plan_says_what_it_promises_and_refuses_what_it_cannot(digits):
         made("epsilon=8", aggregate={"name": "clip"})
     with pytest.raises(fs.InputError, match="uses training or validation data"):
         made("epsilon=8,unit=sample", method={"name": "fedpac"})
-    with pytest.raises(fs.InputError, match="which noise on updates does not cover"):
+    with pytest.raises(fs.InputError, match="which noise on updates does not protect"):
         made("epsilon=8", method={"name": "scaffold"})
     assert defaults({"private": "epsilon=8"}) == {}
     assert defaults({"private": "epsilon=8,unit=sample"}) == defaults({}) == {"aggregate": {"name": "clip"}}

@@ -344,8 +344,8 @@ LISTS = {
     "borrowed": (borrowed, "the key of client 2 is not signed by a client of this federation"),
     "few": (lambda rows: rows[:2], "was listed with 1 other clients"),
     "without it": (lambda rows: [rows[0], *rows[2:]], "has an outdated key of client 1"),
-    "twice": (lambda rows: [*rows[:3], rows[0]], "that cannot be used"),
-    "short": (lambda rows: [[i, p[:10], s] for i, p, s in rows], "that cannot be used"),
+    "twice": (lambda rows: [*rows[:3], rows[0]], "sent an invalid list"),
+    "short": (lambda rows: [[i, p[:10], s] for i, p, s in rows], "sent an invalid list"),
     "many": (lambda rows: [*rows, [4, *rows[0][1:]]], "the server's list has 5 clients; this run allows at most 4"),
     "none": (lambda rows: None, "the server sent no list of clients"),
 }
@@ -409,7 +409,7 @@ def test_a_client_whose_memory_of_it_is_damaged_says_so(asked):
 def test_a_client_without_keys_or_with_those_of_another_site_refuses(small, data, tmp_path):
     with pytest.raises(fs.InputError, match="client 1 has no keys for --secret"):
         Node(small, 1, data, tmp_path)
-    with pytest.raises(fs.DataError, match="has the roster of 'another', and this run is of 'federation'"):
+    with pytest.raises(fs.DataError, match="has the roster of 'another', but this run belongs to 'federation'"):
         Masking(small.secret, small.address, identity(1, CLIENTS, "another"), tmp_path)
 
 

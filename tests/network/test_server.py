@@ -116,7 +116,7 @@ def test_a_round_that_nobody_can_answer_ends_the_run(small, room, tmp_path):
     server = Server(small, QUICK, tmp_path / "masks")
     with pytest.raises(
         fs.RunError,
-        match=r"round 1: 0 clients are connected, at least 1 .*client 0: is gone.*; fix that, then continue with --resume",
+        match=r"round 1: 0 clients answered, at least 1 .*client 0: is gone.*; fix that, then continue with --resume",
     ):
         server.step(room)
     assert server.round == 0
@@ -158,12 +158,12 @@ NONSENSE = {
     "mask size": (bits(lambda b: b[:-1]), "bytes of mask instead of"),
     "norm": (values(lambda v: v * 1e6), "more than 100 times the model's"),
     "tensors": (head(whole=["1.weight"]), "it sent tensors other than those the method shares"),
-    "client": (head(client=0), "it sent client 0 where 1 was asked for"),
-    "stale": (head(round=1), "it sent round 1 where 2 was asked for"),
-    "base": (head(base=0), "it sent base 0 where 1 was asked for"),
-    "run": (head(run="another"), "it sent run 'another' where 'run' was asked for"),
-    "kind": (head(kind="measured"), "it sent kind 'measured' where 'update' was asked for"),
-    "type": (head(client=True), "it sent client True where 1 was asked for"),
+    "client": (head(client=0), "it sent client 0, expected 1"),
+    "stale": (head(round=1), "it sent round 1, expected 2"),
+    "base": (head(base=0), "it sent base 0, expected 1"),
+    "run": (head(run="another"), "it sent run 'another', expected 'run'"),
+    "kind": (head(kind="measured"), "it sent kind 'measured', expected 'update'"),
+    "type": (head(client=True), "it sent client True, expected 1"),
     "weight": (head(weight=1e9), "it sent the weight 1000000000.0, expected 1.0"),
     "weight nan": (head(weight=float("nan")), "it sent the weight nan"),
     "loss": (head(train_loss="low"), "it sent the training loss 'low'"),
@@ -173,7 +173,7 @@ NONSENSE = {
     "test loss long": (head(measured={**dict.fromkeys(FIGURES, 1), "test_loss": 10**400}), "it measured test_loss 1000"),
     "figures": (head(measured={"accuracy": 0.5}), "it measured {'accuracy': 0.5}"),
     "statistics": (lambda letter: Letter(letter.head, {**letter.parts, "extra/a/b": torch.ones(2)}),
-                   "it sent the statistics extra/a/b (2,) float32 where the method has none"),
+                   "it sent the statistics extra/a/b (2,) float32, but the method has none"),
 }  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_a_client_that_sends_long_updates_does_not_decide_the_clipped_mean(small
 
 
 HELLOS = {
-    "number": (head(client=3), "it says it is client 3; there are 0 to 2"),
+    "number": (head(client=3), "it says it is client 3; clients are numbered 0 to 2"),
     "text": (head(client="1"), "it says it is client '1'"),
     "samples": (head(samples=0), "it says it has 0 samples"),
     "many": (head(samples=10**12), "it says it has 1000000000000 samples"),
@@ -325,7 +325,7 @@ def test_a_state_that_is_not_finite_never_takes_the_old_ones_place(room, server,
     with monkeypatch.context() as spoilt:
         spoilt.setattr(fs.Partial, "server", lambda *a: {"params": {n: v / 0 for n, v in real(*a)["params"].items()}})
         with pytest.raises(
-            fs.RunError, match=r"round 2: what clients 0, 1, 2 sent .* server/params/1\.weight .* with --resume"
+            fs.RunError, match=r"round 2: what clients 0, 1, 2 sent .* server/params/1\.weight, .* with --resume"
         ):
             server.step(room)
     assert (server.round, server.accepted) == (1, [1, 1, 1])
@@ -381,7 +381,7 @@ def test_who_sits_a_round_out_measures_the_one_before_and_is_checked_too(small, 
     room.spoil = lambda i, letter: head(round=7)(letter) if letter.head["kind"] == "measured" else letter
     third = server.step(room)
     assert [*third.measured] == [*third.uploads]
-    assert set(third.rejected.values()) == {"it sent round 7 where 2 was asked for"}
+    assert set(third.rejected.values()) == {"it sent round 7, expected 2"}
     assert len(third.rejected) == 2
 
 

@@ -28,7 +28,7 @@ def test_a_client_that_has_not_joined_has_no_model(digits):
     ("late", "said"),
     [
         ((3, 2), "late: 3 of 3 clients cannot join late"),
-        ((1, -5), "rounds are counted from 1, and no client can join in round -5"),
+        ((1, -5), "rounds are counted from 1, so no client can join in round -5"),
         ((1, 50), "a client that joins in round 50 of 2 never takes part"),
     ],
 )
@@ -223,7 +223,7 @@ def test_statistics_may_be_replaced_or_written_to(digits, monkeypatch, stackable
 @pytest.mark.parametrize(("how", "buffer"), [("counted", "seen"), ("not persistent", "mean")])
 def test_a_buffer_that_clients_would_share_is_refused(digits, how, buffer):
     with pytest.raises(
-        fs.InputError, match=rf"writes to its buffer '{buffer}' while it trains.* a persistent buffer of floats"
+        fs.InputError, match=rf"writes to its buffer '{buffer}' during training.* a persistent buffer of floats"
     ):
         Simulation(fs.FedAvg(), fs.Model.wrap(lambda: Follows(how)), digits)
 
@@ -297,8 +297,8 @@ def test_a_checkpoint_of_packed_rows_goes_with_any_headline(digits, tmp_path):
         ({"late": "2@1"}, r"late is how many clients join late and in which round, such as \(2, 10\), not '2@1'"),
         ({"late": (1, 1.5)}, "late is how many clients join late and in which round"),
         ({"chunk": 1.5}, "chunk must be at least 1 or auto, not 1.5"),
-        ({"deterministic": "yes"}, "deterministic is True or False, not 'yes'"),
-        ({"headline": 3}, "headline is the name of a metric, not 3"),
+        ({"deterministic": "yes"}, "deterministic must be True or False, not 'yes'"),
+        ({"headline": 3}, "headline must be the name of a metric, not 3"),
     ],
     ids=str,
 )

@@ -305,7 +305,7 @@ def test_the_statement_warns_where_it_is_hopeless():
         "delta 1e-05",
         "all data of one client",
         "clipped to length 1",
-        "has to be trusted",
+        "must be trusted",
         "test scores",
     ):
         assert word in said

@@ -245,9 +245,9 @@ def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
 @pytest.mark.parametrize(
     ("method", "private", "said"),
     [
-        (fs.FedPAC(), "epsilon=8", "which noise on updates does not cover"),
-        (fs.Scaffold(), "epsilon=8", "which noise on updates does not cover"),
-        (fs.FedAlike(), "epsilon=8", "which noise on updates does not cover"),
+        (fs.FedPAC(), "epsilon=8", "which noise on updates does not protect"),
+        (fs.Scaffold(), "epsilon=8", "which noise on updates does not protect"),
+        (fs.FedAlike(), "epsilon=8", "which noise on updates does not protect"),
         (fs.Local(), "epsilon=8", "this method shares nothing"),
         (fs.FedAvg(weight="samples"), "epsilon=8", "use weight=uniform"),
         (fs.FedPAC(), "epsilon=8,unit=sample", "uses training or validation data outside its gradients"),

@@ -211,7 +211,7 @@ def test_what_is_promised_is_said_with_what_it_rests_on():
         in said
     )
     assert found.epsilon(30) <= 8 < found.epsilon(31)
-    assert f"noise is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
+    assert f"sum is {found.lots[0].noise * math.sqrt(100 / 64):.3g} times that" in said  # 67 send, 3 of them tell
 
 
 def mlp():
@@ -273,7 +273,7 @@ def test_chunks_and_a_resumed_run_change_nothing_but_noise(digits, tmp_path):
         ("epsilon=8,colluding=3", {"secret": True}, "a round of 3 clients is too small if the server may know the noise of 3"),
         ("epsilon=8,colluding=0", {}, "use it with --secret and unit=client"),
         ("epsilon=8,unit=sample,colluding=0", {"secret": True}, "use it with --secret and unit=client"),
-        ("epsilon=8", {"secret": True, "method": fs.Scaffold()}, "which noise on updates does not cover"),
+        ("epsilon=8", {"secret": True, "method": fs.Scaffold()}, "which noise on updates does not protect"),
         ("epsilon=8", {"secret": True, "aggregator": "median"}, "looks at the values of single clients"),
     ],
 )

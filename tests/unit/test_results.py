@@ -174,7 +174,7 @@ def test_scores_are_rows_for_a_table(classes):
         classes.scores("dev")
     data = fs.Federation.from_arrays(X, CLASSES, WHO)
     bare = fs.run("local", model=net(3), data=data, rounds=1)
-    with pytest.raises(fs.InputError, match=r"no client has validation data to be scored on; give fs.ClientData\(val=...\)"):
+    with pytest.raises(fs.InputError, match=r"no client has validation data to score; give fs.ClientData\(val=...\)"):
         bare.scores("val")
 
 

@@ -157,7 +157,7 @@ def test_a_simulation_takes_what_run_takes_and_says_what_it_cannot_take(digits):
     assert one["accuracy"] == fs.run(fs.FedAvg(), model=module, data=clients, rounds=1).accuracy
     for wrong, said in (
         ((fs.FedAvg, module, digits), "method must be"),
-        ((fs.FedAvg(), 3, digits), "model must be a module, a function that makes one"),
+        ((fs.FedAvg(), 3, digits), "model must be a module, a function that creates one"),
         ((fs.FedAvg(), module, [digits.clients[0].train]), "data must be a Federation"),
     ):
         with pytest.raises(fs.InputError, match=said):
