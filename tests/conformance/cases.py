@@ -68,14 +68,16 @@ COVERING = {
 } | {(case, "cnn-lora") for case in ADAPTED}
 FEW = {(case, "mlp") for case in BOTH | {"fedavg", "local"}}
 
+PAIRS = [
+    (case, model) for case in CASES for model in MODELS if (case in ADAPTED if model == "cnn-lora" else case not in ADAPTERS)
+]
+
 
 def _pairs(covering: set[tuple[str, str]]) -> pytest.MarkDecorator:
     """A test for every case with every model; those beside the covering ones in `make test-all` alone."""
     pairs = [
         pytest.param(case, model, id=f"{case}-{model}", marks=[] if (case, model) in covering else pytest.mark.full)
-        for case in CASES
-        for model in MODELS
-        if (case in ADAPTED if model == "cnn-lora" else case not in ADAPTERS)
+        for case, model in PAIRS
     ]
     return pytest.mark.parametrize(("case", "model"), pairs)
 

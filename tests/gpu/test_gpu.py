@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from cases import AGGREGATES, CASES, MODELS, SIZES, TRAINING, federation, rounds, simulation
+from cases import AGGREGATES, CASES, MODELS, PAIRS, SIZES, TRAINING, federation, rounds, simulation
 from torch import nn
 
 import fedselect as fs
@@ -24,8 +24,7 @@ def values(sim):
     return torch.cat([v.double().flatten() for v in sim.models(range(sim.clients), "local").values()]).cpu()
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("case", "model"), PAIRS)
 def test_gpu_is_cpu(case, model):
     """Two rounds in float32: sums in another order, so entries agree to 1e-4 but for those a mask chose otherwise.
 
@@ -373,8 +372,7 @@ def said_while(run):
 
 def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made):
     sims = [alike(Reads, device=device, precision="float32") for device in ("cpu", "cuda")]
-    sims[0].step(evaluate=False)
-    sims[0].step(evaluate=False)
+    said_while(lambda: [sims[0].step(evaluate=False) for _ in range(2)])
     said = said_while(lambda: [sims[1].step(evaluate=False) for _ in range(2)])
     assert len(said) == 1
     assert said[0].startswith("Reads cannot be recorded and runs on the slow path (")
@@ -385,7 +383,8 @@ def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made):
 def test_one_recording_that_fails_does_not_spoil_the_others(made):
     """Training cannot be recorded, evaluation can."""
     sims = [alike(lambda: Reads(always=False), device=device, precision="float32") for device in ("cpu", "cuda")]
-    records = [[sims[0].step() for _ in range(2)]]
+    records: list = []
+    said_while(lambda: records.append([sims[0].step() for _ in range(2)]))
     said = said_while(lambda: records.append([sims[1].step() for _ in range(2)]))
     assert len(said) == 1
     assert len(made) >= 2
