@@ -82,7 +82,7 @@ def test_clients_without_validation_data_are_blank_and_nobody_is_refused():
     got = run([CLIENTS[0], client(1, val=False)], val=True).history[-1]["clients"]["val_loss"]
     assert got[0] > 0
     assert got[1] is None
-    with pytest.raises(fs.InputError, match=r"no client has validation data to be scored on; give fs.ClientData\(val=...\)"):
+    with pytest.raises(fs.InputError, match=r"no client has validation data; pass fs.ClientData\(val=...\)"):
         run([client(0, val=False)], val=True)
     with pytest.raises(fs.InputError, match="val is True or False, not 1"):
         run(val=1)
