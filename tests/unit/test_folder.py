@@ -87,7 +87,7 @@ def test_groups_and_persistence_come_back(tmp_path):
         assert again.persistence[name].tolist() == pytest.approx(values.tolist(), abs=1e-4)
     with pytest.raises(fs.InputError, match=r"FedPersist does not form groups"):
         again.groups  # noqa: B018
-    with pytest.raises(fs.InputError, match=r"FedAlike measured no persistence"):
+    with pytest.raises(fs.InputError, match=r"FedAlike does not measure persistence"):
         fs.load_result(tmp_path / "alike").persistence  # noqa: B018
 
 
