@@ -104,7 +104,8 @@ def test_a_schedule_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("many", "SETTINGSxROUND"), ("4x3,8x30", "decreasing settings"), ("8x30,4x30", "increasing rounds"), ("8x3,2x20", "at round 30"),
+        ("many", "SETTINGSxROUND"), ("4x3,8x30", "decreasing settings"), ("8x30,4x30", "increasing rounds"),
+        ("8x3,2x20", "at round 30"),
         ("90x3,4x30", "there are only 75"), ("8x0,4x30", "the last of --rungs"),
     ],
 )  # fmt: skip
@@ -341,7 +342,8 @@ def test_tune_in_memory_is_the_same_each_time_and_takes_names_patience_and_the_w
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"methods": ["fedsel"]}, "did you mean"), ({"methods": []}, "nothing to choose"), ({"test_seeds": (0,)}, "must differ from seeds"),
+        ({"methods": ["fedsel"]}, "did you mean"), ({"methods": []}, "nothing to choose"),
+        ({"test_seeds": (0,)}, "must differ from seeds"),
         ({"budget": 5}, "use a larger"), ({"budget": "soon"}, "--budget must be a time"),
     ],
 )  # fmt: skip
