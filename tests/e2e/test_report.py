@@ -98,7 +98,7 @@ def test_the_same_configuration_and_seed_counts_once(compared, cli, tmp_path):
     runner.start(dataclasses.replace(config("fedselect", 0), cross=False), tmp_path / "again")
     said = cli("report", compared, tmp_path / "again", "--figures", "--out", tmp_path / "r.html")
     kept = compared / "fedselect-seed0"
-    assert said.err == f"note: {tmp_path / 'again'} is left out: {kept} has the same configuration and seed.\n"
+    assert said.err == f"note: {tmp_path / 'again'} is skipped, because {kept} has the same configuration and seed.\n"
     assert [r["seed"] for r in gather([tmp_path / "again", compared])["runs"] if r["group"] == 0] == [0, 1]
     with (tmp_path / "figures" / "table.csv").open() as f:
         assert {r["method"]: r["seeds"] for r in csv.DictReader(f)} == dict.fromkeys(METHODS, "2")
@@ -177,7 +177,7 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     assert (tmp_path / "mine.html" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_bytes((compared / "local-seed0" / "config.json").read_bytes())
-    finish = f"finish it with: fedselect resume {tmp_path / 'begun'}\n"
+    finish = f"continue with: fedselect resume {tmp_path / 'begun'}\n"
     assert cli("report", tmp_path / "begun").sentence().endswith(f"nothing was evaluated yet; {finish}")
     (tmp_path / "begun" / "summary.json").write_bytes((compared / "local-seed0" / "summary.json").read_bytes())
     again = f"run it again with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
@@ -567,7 +567,10 @@ def test_the_page_has_the_figures_gain_and_names_what_it_is_over(browser, start,
     shown = cell(browser, "fedavg", "against local").replace("\N{MINUS SIGN}", "-")
     assert float(shown) == pytest.approx(mean, abs=0.051)
     said = browser.ask("document.querySelector('#table .say').textContent")
-    assert "Training alone is local lr=0.1. fedavg is not compared with training alone on seed 0: local lr=0.1 has no" in said
+    assert (
+        "Training alone is local lr=0.1. fedavg is not compared with training alone on seed 0, because local lr=0.1 has no"
+        in said
+    )
     browser.ask(
         "(s => { s.value = 2; s.dispatchEvent(new Event('input')); })(document.querySelector('#gains [data-pick=group]'))"
     )

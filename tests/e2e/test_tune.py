@@ -122,7 +122,7 @@ def test_a_finished_search_is_left_as_it_is(whole, cli):
         (("--for", "best"), "--for must be mean or worst, not 'best'"),
         (("--test-seeds", "1,2"), "seed 1 is in both --seeds and --test-seeds"),
         (("--rungs", "99x3,2x8"), "has 99 settings, but there are"),
-        (("--rungs", "4x3,2x8", "--budget", "1m"), "give one of the two"),
+        (("--rungs", "4x3,2x8", "--budget", "1m"), "pass only one of them"),
         (("--val", "0"), "no validation data; hold some out with val"),
         (("--shift", "labels,groups"), "all settings must train on the same data; give --shift one value, not 2"),
         (("--methods", "fedsel"), "did you mean"),

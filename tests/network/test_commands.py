@@ -17,7 +17,6 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
-from fedselect.cli import deploy
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, in_use, locked, read_json
@@ -579,7 +578,7 @@ def test_a_run_that_needs_a_plugin_is_resumed_with_it_alone_and_its_status_needs
     run, asked = ended / "runs" / "broken", []
     config = read_json(run / "config.json", "")
     (run / "config.json").write_text(json.dumps({**config, "plugins": ["own"]}))
-    monkeypatch.setattr(deploy, "submit", lambda *run: asked.append(run))
+    monkeypatch.setattr(control, "submit", lambda *run: asked.append(run))
     said = cli("deploy", "run", ended, "--resume", "--name", "broken").sentence()
     assert "this run needs the plugin 'own', which is not loaded here; install it, or add --plugin own." in said
     assert asked == []

@@ -125,7 +125,7 @@ def test_adapt_chooses_predicts_and_is_kept(data, result, tmp_path):
     assert all(torch.equal(v, made.values[n]) for n, v in load_file(out / "model.safetensors").items())
     assert json.loads((out / "adapted.json").read_text())["chosen"] == made.chosen
     assert fs.load_model(out / "model.safetensors").predict(x).tolist() == made.predict(x).tolist()  # nothing else is needed
-    with pytest.raises(fs.InputError, match="exists already"):
+    with pytest.raises(fs.InputError, match="already exists"):
         made.save(tmp_path / "m")
 
 
@@ -172,7 +172,7 @@ def test_rows_of_a_table_go_through_the_runs_schema():
         ((torch.zeros(4, 1, 8, 8), ["cat"] * 4), "has the class 'cat'"),
         ((torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), "no training data"),
         ((torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64)), "one sample is too few"),
-        ("folder", "a client is fs.ClientData"),
+        ("folder", "the client must be fs.ClientData"),
     ],
 )
 def test_bad_input_is_one_sentence(result, client, said):

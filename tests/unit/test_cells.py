@@ -578,8 +578,8 @@ def test_files_of_other_sizes_say_so_and_show_no_difference(cifar):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"scale": 0.0}, "must lie in"),
-    ({"scale": 1.5}, "must lie in"),
+    ({"scale": 0.0}, "must be greater than 0"),
+    ({"scale": 1.5}, "must be greater than 0"),
     ({"rounds": 0}, "at least 1"),
     ({"rates": "best"}, "paper or tuned"),
     ({"seeds": ()}, "at least one seed"),

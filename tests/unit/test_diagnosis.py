@@ -108,8 +108,8 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
         repr(motley).splitlines()[0]
         == "Clients 8 and 9: different classes or class frequencies (persistent in the head and its bias)."
     )
-    assert re.search(r"FedPersist would keep [\d.]+% of the parameters personal in every client\.", repr(motley))
-    assert "FedAlike would give 7 groups a head each. Clients 0, 1, 8 and 9 share a head. " in repr(motley)
+    assert re.search(r"FedPersist would make [\d.]+% of the parameters personal in every client\.", repr(motley))
+    assert "FedAlike would use 7 heads, one per group. Clients 0, 1, 8 and 9 share a head. " in repr(motley)
     assert motley.methods == ["fedalike", "fedavg+ft"]
     assert motley.advice.startswith("Begin with fedalike, and compare it with fedavg+ft: ")
     assert motley.rounds == 10
@@ -174,7 +174,7 @@ def test_nothing_to_keep_means_one_shared_model():
     assert quiet.methods == ["fedavg+ft"]
     assert quiet.heads == "FedAlike would use one head for all clients."
     assert quiet.advice == "Try fedavg+ft first: one shared model, fine-tuned by each client."
-    assert quiet.limits.startswith("What this cannot tell: 2 rounds are few")
+    assert quiet.limits.startswith("Limits: 2 rounds are few")
 
 
 def test_it_says_where_its_numbers_are_worth_little():
@@ -182,7 +182,7 @@ def test_it_says_where_its_numbers_are_worth_little():
         ["a", "b"], [20, 30], {"fc.weight": [0.6, 0.5]}, {"fc.weight": "head weights"}, [0.1, 0.0], [2.3, 2.2], [0, 1]
     )
     assert poor.limits.startswith("The loss hardly fell (2.30 to 2.20)")
-    assert "With 25 samples a client, differences may go unnoticed." in poor.limits
+    assert "With 25 samples per client, differences may go unnoticed." in poor.limits
     assert poor.methods == ["fedalike", "fedavg+ft"]
     assert poor.heads == "FedAlike would use a separate head for every client."
     assert poor.keeps == "FedPersist would make 10% of the parameters personal in 1 of 2 clients."

@@ -72,7 +72,7 @@ def test_a_network_of_ones_own_is_given_again(tmp_path):
         bare.predict(0, X)
     for model in (Tied, Tied(), fs.Model.wrap(Tied, head="out")):
         assert (fs.load_result(tmp_path / "run", model=model).predict(0, X) == result.predict(0, X)).all()
-    with pytest.raises(fs.InputError, match="the network is not the one that was trained; give that one"):
+    with pytest.raises(fs.InputError, match="this is not the network that was trained; pass that network"):
         fs.load_result(tmp_path / "run", model=nn.Linear(4, 2)).predict(0, X)
 
 
@@ -85,9 +85,9 @@ def test_groups_and_persistence_come_back(tmp_path):
     again = fs.load_result(tmp_path / "persist")
     for name, values in persist.persistence.items():
         assert again.persistence[name].tolist() == pytest.approx(values.tolist(), abs=1e-4)
-    with pytest.raises(fs.InputError, match=r"FedPersist makes no groups"):
+    with pytest.raises(fs.InputError, match=r"FedPersist does not form groups"):
         again.groups  # noqa: B018
-    with pytest.raises(fs.InputError, match=r"FedAlike measured no persistence"):
+    with pytest.raises(fs.InputError, match=r"FedAlike does not measure persistence"):
         fs.load_result(tmp_path / "alike").persistence  # noqa: B018
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_overwritten_but_a_saved_result_on_request(tmp_path):
     assert (place / "thesis.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     result.save(tmp_path / "mine")  # empty
-    with pytest.raises(fs.InputError, match="is not a directory; make it first"):
+    with pytest.raises(fs.InputError, match="is not a directory; create it first"):
         result.save(tmp_path / "not" / "there")
 
 
@@ -150,7 +150,7 @@ def test_a_run_without_test_data_is_saved_too(tmp_path):
     assert again.history == result.history
     assert (again.predict(0, X) == result.predict(0, X)).all()
     for one in (result, again):
-        with pytest.raises(fs.InputError, match="no client has test data, so nothing was scored"):
+        with pytest.raises(fs.InputError, match="no client has test data, so nothing was evaluated"):
             one.report(tmp_path / "page.html")
 
 
@@ -168,7 +168,7 @@ def test_what_is_no_result_is_said(tmp_path):
     place = fs.run("fedavg", model="mlp", data=DATA, rounds=1).save(tmp_path / "run")
     said = read_json(place / "result.json", "")
     (place / "result.json").write_text(json.dumps({**said, "format": 2}))
-    with pytest.raises(fs.RunError, match="has format 2, this version reads 1"):
+    with pytest.raises(fs.RunError, match="has format 2, but this version reads 1"):
         fs.load_result(place)
 
 

@@ -181,7 +181,7 @@ def test_predictions_on_other_inputs_are_refused(x, said):
 def test_a_model_of_one_input_is_given_one():
     x = RNG.normal(size=(20, 3))
     data = fs.Federation.from_arrays(x, np.arange(20) % 2, np.arange(20) // 10)
-    with pytest.raises(fs.DataError, match="x is a dict; the model takes one input"):
+    with pytest.raises(fs.DataError, match="x is a dict, but the model takes one input"):
         run(data, "mlp").predict(0, {"x": x})
 
 

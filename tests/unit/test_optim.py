@@ -329,12 +329,12 @@ def test_a_schedule_needs_rounds_that_fit():
 
 def test_a_configuration_says_what_to_write_for_the_decay_that_a_method_had():
     assert "decay" not in Config(method={"name": "fedselect", "decay": 1.0}).complete().method
-    said = r'no longer an option of a method; .* write schedule = "step", decay = 0.98, decay_every = 1 under \[training\]'
+    said = r'no longer an option of a method; .* with schedule = "step", decay = 0.98, decay_every = 1 under \[training\]'
     with pytest.raises(fs.InputError, match=said):
         Config(method={"name": "fedselect", "decay": 0.98}).complete()
     with pytest.raises(fs.InputError, match=r"--schedule step --decay 0\.97 --decay-every 1"):
         configure({}, "fedselect", None, None, {"fedselect.decay": "0.97"})
-    with pytest.raises(fs.InputError, match=r"give --server-momentum 0\.7\."):
+    with pytest.raises(fs.InputError, match=r"pass --server-momentum 0\.7\."):
         configure({}, "fedselect", None, None, {"fedselect.server-momentum": "0.7"})
     made = Config(training={"schedule": "step", "decay": 0.98, "decay_every": 1}).complete()
     assert made.make_training().factor(3, 30) == 0.98**3

@@ -109,7 +109,7 @@ def test_pictures_as_bytes_are_scaled():
     with torch.no_grad():
         wanted = plain.eval()((torch.from_numpy(pictures) / 255 - 0.3) / 0.2).softmax(1)
     assert result.predict_proba(0, pictures) == pytest.approx(wanted.numpy(), abs=1e-5)
-    with pytest.raises(fs.DataError, match="x is of type float32; the model was trained on uint8"):
+    with pytest.raises(fs.DataError, match="x has the type float32, but the model was trained on uint8"):
         result.predict(0, pictures / 255)
 
 
@@ -129,13 +129,13 @@ def test_rows_of_a_table_go_through_the_clients_schema():
 @pytest.mark.parametrize(
     ("client", "x", "said"),
     [
-        (0, X[0], r"x is one sample, of shape \(4,\); give a row for each sample, \(N, 4\): x\[None\]"),
-        (0, X[:, :3], r"x has the shape \(48, 3\); the model takes \(N, 4\)"),
+        (0, X[0], r"x is a single sample of shape \(4,\); pass one row per sample, \(N, 4\), such as x\[None\]"),
+        (0, X[:, :3], r"x has the shape \(48, 3\), but the model takes \(N, 4\)"),
         (0, 1.0, r"x has the shape \(\)"),
         (0, [["a"] * 4], "x has inputs that are texts"),
-        (3, X, "there is no client 3; there are 0 to 2"),
+        (3, X, "there is no client 3; choose one of 0 to 2"),
         (None, X, "there is no client None"),
-        ("east", X, "there is no client 'east'; there are north, south, west"),
+        ("east", X, "there is no client 'east'; choose one of north, south, west"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(classes, client, x, said):
@@ -170,11 +170,11 @@ def test_scores_are_rows_for_a_table(classes):
     assert list(whole.scores("val")[0]) == ["client", "accuracy", "f1", "val_loss"]
     x, y = classes.simulation.data.clients[0].train
     assert classes.scores("train")[0]["accuracy"] == pytest.approx((classes.predict(0, x) == y.numpy()).mean(), abs=1e-6)
-    with pytest.raises(fs.InputError, match="part is train or val or test, not 'dev'"):
+    with pytest.raises(fs.InputError, match="part must be train or val or test, not 'dev'"):
         classes.scores("dev")
     data = fs.Federation.from_arrays(X, CLASSES, WHO)
     bare = fs.run("local", model=net(3), data=data, rounds=1)
-    with pytest.raises(fs.InputError, match=r"no client has validation data to score; give fs.ClientData\(val=...\)"):
+    with pytest.raises(fs.InputError, match=r"no client has validation data; pass fs.ClientData\(val=...\)"):
         bare.scores("val")
 
 

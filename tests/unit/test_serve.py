@@ -192,7 +192,7 @@ def test_a_model_for_pictures_takes_files_folders_and_arrays(cli, pictures, tmp_
     assert cli("run", *args, *run).code == 0
     assert cli("export", tmp_path / "run", "--client", 0, "--format", "pt2").code == 0
     model = tmp_path / "run" / "client-0.pt2"
-    assert "Pictures, uint8 of shape (N, 3, 8, 8)." in model.with_suffix(".md").read_text()
+    assert "Images, uint8 of shape (N, 3, 8, 8)." in model.with_suffix(".md").read_text()
     found = lines(cli("predict", model, pictures).out)
     assert {row["sample"].split("/")[0] for row in found} == {"dark", "light"}
     assert sum(row["prediction"] == row["sample"].split("/")[0] for row in found) > 55
@@ -203,7 +203,7 @@ def test_a_model_for_pictures_takes_files_folders_and_arrays(cli, pictures, tmp_
     said = [r["prediction"] for r in lines(cli("predict", model, tmp_path / "x.npz").out)]
     assert said == [next(r["prediction"] for r in found if r["sample"] == f"light/{i}.png") for i in range(4)]
     (tmp_path / "a.txt").write_text("x")
-    assert "is no picture" in cli("predict", model, tmp_path / "a.txt").sentence()
+    assert "is not an image" in cli("predict", model, tmp_path / "a.txt").sentence()
     np.save(tmp_path / "bad.npy", x[:, :, :4].astype(np.uint8))
     assert "the model takes (N, 3, 8, 8)" in cli("predict", model, tmp_path / "bad.npy").sentence()
 
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_predict_says_why(cli, trained, tmp_path):
         with pytest.raises(RunError, match="export it again"):
             fs.load_model(tmp_path / f"junk.{form}")
     assert (
-        "a pt2 file ends in .pt2"
+        "a pt2 file must end in .pt2"
         in cli("export", trained, "--client", 0, "--format", "pt2", "--out", tmp_path / "m").sentence()
     )
     assert "there is no file" in cli("predict", tmp_path / "m.safetensors", tmp_path / "nowhere.csv").sentence()
@@ -236,7 +236,7 @@ def test_a_safetensors_file_of_a_network_of_ones_own_asks_for_it(trained, tmp_pa
     save_file(load_file(tmp_path / "m.safetensors"), tmp_path / "mine.safetensors", other)
     model = fs.load_model(tmp_path / "mine.safetensors")
     assert model.schema is not None
-    with pytest.raises(InputError, match=r"values of Mine but not its code.*model=\.\.\."):
+    with pytest.raises(InputError, match=r"parameters of Mine but not its code.*model=\.\.\."):
         model.predict({"age": [1.0], "kind": ["a"]})
     ours, row = fs.load_model(tmp_path / "m.safetensors"), {"age": [1.0], "kind": ["a"]}
     net = rebuilt(said["recipe"])()

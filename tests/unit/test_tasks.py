@@ -348,7 +348,7 @@ def test_a_metric_that_a_client_has_not_is_blank_and_counted():
     assert spread.mean == result.history[-1]["auroc"] == pytest.approx((values[1] + values[2]) / 2, abs=1e-6)
     assert spread.worst_tenth == min(values[1:])
     assert result.over_clients() == result.over_clients("accuracy")
-    with pytest.raises(fs.InputError, match="did not measure 'ece'; it measured accuracy, f1, auroc, test_loss"):
+    with pytest.raises(fs.InputError, match="did not measure 'ece', only accuracy, f1, auroc, test_loss"):
         result.over_clients("ece")
 
 

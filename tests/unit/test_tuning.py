@@ -57,7 +57,7 @@ def test_without_a_budget_one_of_four_goes_on_and_it_costs_little(settings, roun
 def test_a_budget_is_kept_and_more_of_it_is_never_used_for_less(settings, rounds, seeds, budget):
     least = halving.cost(halving.plan(2, rounds, seeds), seeds)
     if budget < least:
-        with pytest.raises(fs.InputError, match="give a larger --budget"):
+        with pytest.raises(fs.InputError, match="use a larger --budget"):
             halving.plan(settings, rounds, seeds, budget)
         return
     found, more = (halving.plan(settings, rounds, seeds, b) for b in (budget, budget + 1000))
@@ -104,8 +104,9 @@ def test_a_schedule_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("many", "SETTINGSxROUND"), ("4x3,8x30", "ever fewer"), ("8x30,4x30", "ever later"), ("8x3,2x20", "here 30"),
-        ("90x3,4x30", "there are 75"), ("8x0,4x30", "the last round"),
+        ("many", "SETTINGSxROUND"), ("4x3,8x30", "decreasing settings"), ("8x30,4x30", "increasing rounds"),
+        ("8x3,2x20", "at round 30"),
+        ("90x3,4x30", "there are only 75"), ("8x0,4x30", "the last of --rungs"),
     ],
 )  # fmt: skip
 def test_a_schedule_that_makes_no_sense_is_refused(text, said):
@@ -274,7 +275,7 @@ def test_a_setting_that_is_slow_at_first_is_lost_which_a_larger_budget_mends():
 def test_one_that_diverged_never_goes_on_and_if_all_do_a_sentence_says_so():
     quality = {"a": None, "b": 0.1, "c": None}
     assert search(plan(quality), MadeUp(quality), JUDGE, Progress()) == ["b"]
-    with pytest.raises(fs.RunError, match="every setting diverged within 3 rounds; try smaller rates"):
+    with pytest.raises(fs.RunError, match="every setting diverged within 3 rounds; try smaller learning rates"):
         search(plan(["a", "c"]), MadeUp(quality), JUDGE, Progress())
 
 
@@ -317,7 +318,7 @@ def test_tune_in_memory_chooses_what_the_runs_say(data):
     alone = [fs.run(tuned.method, model="mlp", data=data, rounds=6, seed=s).headline for s in (2, 3, 4)]
     assert tuned.headline == pytest.approx(statistics.fmean(alone))
     assert repr(tuned).startswith(
-        "chosen: good, by the mean of clients' accuracy on validation data; on test data, fresh seeds: "
+        "chosen: good, by the mean of clients' accuracy on validation data; on test data with fresh seeds: "
     )
     scores = []
     for seed in (0, 1):
@@ -341,7 +342,8 @@ def test_tune_in_memory_is_the_same_each_time_and_takes_names_patience_and_the_w
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"methods": ["fedsel"]}, "did you mean"), ({"methods": []}, "nothing to choose"), ({"test_seeds": (0,)}, "of its own"),
+        ({"methods": ["fedsel"]}, "did you mean"), ({"methods": []}, "nothing to choose"),
+        ({"test_seeds": (0,)}, "must differ from seeds"),
         ({"budget": 5}, "use a larger"), ({"budget": "soon"}, "--budget must be a time"),
     ],
 )  # fmt: skip

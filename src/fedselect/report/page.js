@@ -220,7 +220,7 @@ function attendance() {
     ...(gaps.length ? [grid(["run", "client", "rounds missed"], gaps)] : []),
     ...(turned.length ? [say(turned, "", "Rejected:"), grid(["run", "round", "who", "why"], turned)] : []),
     ...(back.length ? [say(back, "", "Reset to an older state, because the vault had lost a round:"), grid(["run", "round", "who", "why"], back)] : []),
-    ...(away.length ? [say(away, "", "Not there at the end, so without a final model until the run is resumed:"),
+    ...(away.length ? [say(away, "", "Absent at the end, so without a final model until the run is resumed:"),
       grid(["run", "client", "why"], away)] : []),
   );
 }
@@ -247,7 +247,7 @@ function numbers(f) {
   if (details.open && f.ready()) details.append(grid(...f.numbers()));
 }
 
-// a figure's choices: made anew where what there is to choose has changed
+// a figure's choices, rebuilt when the available options change
 function choices(f, place) {
   const list = f.picks ? f.picks().filter(([, , options]) => options.length > 1) : [];
   const key = JSON.stringify(list.map(([name, , options]) => [name, options]));

@@ -45,7 +45,7 @@ def table(source: Source, history: Sequence[Record]) -> Table:
         return Table(caption, ["client"], _cut([[name] for name in source.names], 1), [])
     try:
         record, metrics = last(source, history), list(source.metrics)
-        caption += f", each client's test data {said(record)}"
+        caption += f", own test data {said(record)}"
     except InputError:
         record, metrics = history[-1], [Measure("train_loss", more_is_better=False)]
         caption += ", nothing was tested"

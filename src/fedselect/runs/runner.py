@@ -148,7 +148,7 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
             try:
                 go_on([out / name for name in group], stop, watch, alone=False)
             except Stopped as e:
-                raise Stopped(re.sub(r"resume .*", f"resume {out}", str(e))) from None
+                raise Stopped(re.sub(r"fedselect resume .*", f"fedselect resume {out}", str(e))) from None
     ranks.everywhere(None)  # wait for the last of the files
     if not any(finished(out / name) for name in configs):
         first = next(iter(configs))
