@@ -210,7 +210,7 @@ def test_a_state_is_not_saved_in_place_of_somebodys_folder(digits, documents, tm
     simulation = fs.Simulation(fs.FedAvg(), fs.models.mlp(digits, hidden=4), digits)
     simulation.step()
     before = content(folder)
-    with pytest.raises(fs.RunError, match="000001 holds something else"):
+    with pytest.raises(fs.RunError, match="000001 is not a saved state"):
         simulation.save(folder)
     assert content(folder) == before
 

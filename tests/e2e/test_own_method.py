@@ -63,7 +63,7 @@ def test_it_runs_stacked_in_chunks_and_over_messages(halfway, model, tmp_path):
         server.step(room)
     server.close(room)
     for view in ("local", "merged"):
-        cases.assert_equal(cases.kept(room, view), whole.models(range(len(cases.SIZES)), view))
+        cases.assert_equal(cases.kept(room, view), cases.models_of(whole, view))
 
 
 def test_clients_of_one_size_that_sit_rounds_out_keep_models_of_their_own(halfway):

@@ -57,7 +57,7 @@ def test_it_runs_stacked_in_chunks_and_over_messages(scope, model, tmp_path, mon
         server.step(room)
     server.close(room)
     for view in ("local", "merged"):
-        cases.assert_equal(cases.kept(room, view), whole.models(range(len(cases.SIZES)), view))
+        cases.assert_equal(cases.kept(room, view), cases.models_of(whole, view))
 
 
 def test_the_command_line_takes_it_by_name(scope, fork, tmp_path):

@@ -311,7 +311,7 @@ class Loose(fs.Task):
 
 
 def test_a_task_that_could_change_is_refused():
-    with pytest.raises(fs.InputError, match=r"Loose must be a frozen dataclass, .* put @dataclass\(frozen=True\) before"):
+    with pytest.raises(fs.InputError, match=r"Loose must be a frozen dataclass .* put @dataclass\(frozen=True\) before"):
         fs.compare({"a": fs.FedAvg()}, model=small(), data=targets(), rounds=1, task=Loose())
 
 
@@ -407,7 +407,7 @@ def test_metrics_that_would_hide_a_column_are_refused(metrics, said):
 
 
 def test_metrics_need_a_name_and_a_function():
-    with pytest.raises(fs.InputError, match="needs of="):
+    with pytest.raises(fs.InputError, match="needs a function .*of="):
         fs.Metric("mae")
     with pytest.raises(fs.InputError, match="letters, digits and _"):
         fs.Metric("mean error", of=torch.mean)

@@ -96,7 +96,7 @@ def test_no_such_preset(cli, tmp_path):
     said = cli("run", *TINY, "--preset", "papers", "--out", tmp_path / "a").sentence()
     assert "there is no preset 'papers'; did you mean 'paper'" in said
     said = cli("run", *TINY, "--method", "local", "--preset", "authors", "--out", tmp_path / "a").sentence()
-    assert "there are no authors' values for local" in said
+    assert "the preset authors does not cover local" in said
     said = cli("run", *TINY, "--method", "fedavg", "--preset", "ours", "--out", tmp_path / "a").sentence()
     assert "the preset ours does not cover fedavg; it covers fedselect" in said
 

@@ -701,7 +701,7 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
     [
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
         ({"status": "stopped", "error": "the run was stopped; continue"}, "the run was stopped; continue"),
-        ({"status": "running"}, "the server's process died after round 0; go on with: fedselect deploy run"),
+        ({"status": "running"}, "the server's process died after round 0; resume it with: fedselect deploy run"),
         ({"status": "submitted"}, "the server did not start the run"),
     ],
 )
@@ -728,7 +728,7 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, 
         follow(launch, root / "server", tmp_path, None)
     assert stopped == [tmp_path]
     assert control.state(tmp_path) == "stopped"
-    assert "it was stopped before it began; go on with: fedselect deploy run" in control.reason(tmp_path)
+    assert "it was stopped before it started; resume it with: fedselect deploy run" in control.reason(tmp_path)
 
 
 def test_a_server_that_is_gone_is_noticed(root, tmp_path, monkeypatch):

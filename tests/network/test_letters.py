@@ -48,7 +48,7 @@ def layout(*rows):
         ("{", BODY, "cannot be read"),
         ("[]", BODY, "cannot be read"),
         (json.dumps({"format": 1, "head": {}}), BODY, "cannot be read"),
-        (TEXT.replace('"format": 1', '"format": 2'), BODY, "has format 2, but this version reads 1"),
+        (TEXT.replace('"format": 1', '"format": 2'), BODY, "has format 2, this version reads 1"),
         (json.dumps({**json.loads(TEXT), "head": []}), BODY, "has no head"),
         (TEXT, BODY[:-1], "has 24 bytes, but its layout needs 25"),
         (TEXT, torch.cat([BODY, BODY]), "has 50 bytes, but its layout needs 25"),

@@ -11,7 +11,7 @@ from grid import RUN, LocalGrid, run_server
 from fedselect.cli import deploy
 from fedselect.core.errors import InputError
 from fedselect.core.tree import nested
-from fedselect.network import site
+from fedselect.network import control, site
 from fedselect.network.plan import Home, Plan, Shape, plan
 from fedselect.network.server import Limits
 from fedselect.network.vault import Vault
@@ -115,8 +115,8 @@ def test_a_command_says_what_is_wrong(cli, tmp_path, args, said):
 
 def test_deployed_it_is_the_mean_unless_something_else_is_asked_for(cli, made, monkeypatch):
     started = []
-    monkeypatch.setattr(deploy, "start", lambda engine, part, config, *a: started.append(config) or part)
-    monkeypatch.setattr(deploy, "follow", lambda *a: None)
+    monkeypatch.setattr(control, "start", lambda engine, part, config, *a: started.append(config) or part)
+    monkeypatch.setattr(control, "follow", lambda *a: None)
     monkeypatch.setattr(deploy, "_outcome", lambda place: None)
     for args in (("--secret",), (), ("--secret", "--aggregate", "adam")):
         assert cli("deploy", "run", made, *args, "--quiet").code == 0

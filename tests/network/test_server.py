@@ -77,7 +77,7 @@ def test_too_few_clients_stop_the_run_in_one_sentence(small, room, tmp_path):
     room.here = [0]
     server = Server(small, dataclasses.replace(QUICK, min_clients=2), tmp_path / "masks")
     said = (
-        r"round 1: 1 clients are connected, at least 2 must be \(no other client is connected\); "
+        r"round 1: only 1 of at least 2 clients connected \(no other client is connected\); "
         "start the others, then continue with --resume"
     )
     with pytest.raises(fs.RunError, match=said):
@@ -94,7 +94,7 @@ def test_clients_whose_vaults_are_of_another_method_are_told_what_to_do(small, d
         "each vault is for one federation, method, model and client: start this client with another --vault"
     )
     assert str(failed.value) == (
-        f"round 1: 0 clients are connected, at least 1 must be (node 100: {why}; node 101: {why}); "
+        f"round 1: only 0 of at least 1 clients connected (node 100: {why}; node 101: {why}); "
         "fix that, then continue with --resume."
     )
 

@@ -237,7 +237,7 @@ def test_only_accuracies_are_reproduced(tmp_path):
                   *(tmp_path / name_of(config) for _, _, config in trials("digits", "local", how))):  # fmt: skip
         write(place, 0.5)
         write_measures(place, fs.Classification().measured("test_loss"))
-    said = "has the headline test_loss, and reproduce compares accuracy; remove it to run it anew"
+    said = "has the headline test_loss, but reproduce compares accuracy; remove it to run it again"
     with pytest.raises(fs.RunError, match=said):
         tune.judged([("digits", "local")], how, tmp_path)
     with pytest.raises(fs.RunError, match=said):
@@ -591,7 +591,7 @@ def test_a_wrong_choice_is_one_sentence(given, said):
 
 def test_seeds_kept_for_tuning_are_not_reported_on_test_data():
     how = How(seeds=(0, 100))
-    with pytest.raises(InputError, match="seed 100 is kept for tuning"):
+    with pytest.raises(InputError, match="seed 100 is reserved for tuning"):
         how.on(targets("table1")[0])
     assert how.on(targets("readings")[0]).seeds == (0, 100)
 

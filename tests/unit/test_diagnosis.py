@@ -111,7 +111,7 @@ def test_a_diagnosis_is_a_table_and_a_few_lines(motley):
     assert re.search(r"FedPersist would make [\d.]+% of the parameters personal in every client\.", repr(motley))
     assert "FedAlike would use 7 heads, one per group. Clients 0, 1, 8 and 9 share a head. " in repr(motley)
     assert motley.methods == ["fedalike", "fedavg+ft"]
-    assert motley.advice.startswith("Begin with fedalike, and compare it with fedavg+ft: ")
+    assert motley.advice.startswith("Try fedalike first, and compare it with fedavg+ft: ")
     assert motley.rounds == 10
     assert motley._repr_html_().count("<tr>") == 11
     written = json.loads(json.dumps(motley.to_json()))

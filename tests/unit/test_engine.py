@@ -101,7 +101,7 @@ def test_a_model_of_other_classes_hears_what_to_say(digits):
     ("layer", "said"),
     [
         (nn.BatchNorm1d(8, track_running_stats=False), "BatchNorm without running statistics"),
-        (nn.BatchNorm1d(8, momentum=None), "counts its batches"),
+        (nn.BatchNorm1d(8, momentum=None), "counts batches"),
         (nn.LazyLinear(8), "the model has lazy layers"),
     ],
     ids=["no statistics", "no momentum", "lazy"],

@@ -77,7 +77,7 @@ def test_output_says_which_it_is(output, how):
         (lambda y, x: {"logits": y}, "scores", "a dict of logits and has no tensor 'scores' in it; .*output='logits'"),
         (lambda y, x: (y,), 1, r"a tuple of Tensor and has no tensor 1 in it; .*output=0"),
         (lambda y, x: y, "logits", "one tensor and has no tensor 'logits' in it; leave out output="),
-        (lambda y, x: y.sum(), None, r"returns \(\) for 2 inputs; give a row for each"),
+        (lambda y, x: y.sum(), None, r"returns \(\) for 2 inputs; it must return one row per input"),
     ],
 )
 def test_what_holds_no_outputs_is_refused_with_what_to_type(how, output, said):
@@ -163,9 +163,7 @@ def test_whole_numbers_beside_floats_are_exact_in_any_model():
         assert words.tolist() == [[2**24 - 1]] * 2
         assert numbers.dtype == dtype
     x["words"][0] = 2**24
-    with pytest.raises(
-        fs.DataError, match=r"training inputs of client 0, words: whole numbers .* than 16777216 .*, not 16777216"
-    ):
+    with pytest.raises(fs.DataError, match=r"training inputs of client 0, words: integers .* than 16777216 .*, not 16777216"):
         fs.Federation([fs.ClientData((x, torch.arange(2)), (x, torch.arange(2)))], 2)
 
 

@@ -419,7 +419,9 @@ def test_too_few_clients_are_refused():
 
 @pytest.mark.parametrize("kind", ["none", "labels", "motley"])
 def test_dealing_is_not_for_data_that_is_dealt_already(digits, kind):
-    with pytest.raises(fs.InputError, match=rf'{kind} decides who gets which samples.*fs.load\("digits", shift="{kind}"\)'):
+    with pytest.raises(
+        fs.InputError, match=rf'{kind} decides which client gets which samples.*fs.load\("digits", shift="{kind}"\)'
+    ):
         fs.shifted(digits, kind)
 
 

@@ -35,8 +35,8 @@ def lora(
     Examples:
         >>> import fedselect as fs
         >>> data = fs.load("digits", clients=2, seed=0)
-        >>> fs.lora(fs.models.mlp(data), rank=4, targets="0").params
-        ['0.lora_a', '0.lora_b', '2.weight', '2.bias']
+        >>> sorted(fs.lora(fs.models.mlp(data), rank=4).params)
+        ['1.lora_a', '1.lora_b', '3.bias', '3.weight']
     """
     made = _model(model)
     also = _beside(made, beside)

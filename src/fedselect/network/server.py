@@ -249,7 +249,7 @@ class Server:
             if late:
                 mend = "fix that" if outcome.missed or outcome.rejected else "start the others"
                 raise RunError(
-                    f"round {outcome.round}: {len(self._guests)} clients are connected, at least {least} must be "
+                    f"round {outcome.round}: only {len(self._guests)} of at least {least} clients connected "
                     f"({outcome.why()}); {mend}, then continue with --resume."
                 )
             time.sleep(self.limits.poll)
