@@ -407,7 +407,7 @@ def test_metrics_that_would_hide_a_column_are_refused(metrics, said):
 
 
 def test_metrics_need_a_name_and_a_function():
-    with pytest.raises(fs.InputError, match="needs a function .*of="):
+    with pytest.raises(fs.InputError, match=r"needs a function .*of="):
         fs.Metric("mae")
     with pytest.raises(fs.InputError, match="letters, digits and _"):
         fs.Metric("mean error", of=torch.mean)
