@@ -180,7 +180,7 @@ def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
     finish = f"continue with: fedselect resume {tmp_path / 'begun'}\n"
     assert cli("report", tmp_path / "begun").sentence().endswith(f"nothing was evaluated yet; {finish}")
     (tmp_path / "begun" / "summary.json").write_bytes((compared / "local-seed0" / "summary.json").read_bytes())
-    again = f"train them again with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
+    again = f" again with: fedselect run --config {tmp_path / 'begun' / 'config.json'}"
     assert again in cli("report", tmp_path / "begun").sentence()  # a run of a table that came from another machine
     assert again in cli("export", tmp_path / "begun", "--client", 0, "--out", tmp_path / "m.safetensors").sentence()
 

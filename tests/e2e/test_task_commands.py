@@ -51,7 +51,7 @@ def test_every_metric_is_in_tables_and_files(compared, cli):
     out, said = compared, cli("resume", compared, "-q")
     places = [out / f"{method}-seed{seed}" for method in ("fedavg", "local") for seed in (0, 1)]
     found = metric_tables.rows(places)
-    assert "every metric over clients, each on its own test data, ± standard deviation over seeds" in said.out
+    assert "every metric over clients, each on its own test data, ± standard deviation over seeds" in " ".join(said.out.split())
     assert [row.measure.name for row in found[:4]] == ["accuracy", "f1", "auroc", "test_loss"]
     assert [row.method for row in found[::4]] == [line.method for line in tables.rows(places)]  # best first in both
     last = read_records(places[0] / "metrics.jsonl")[-1]
