@@ -99,8 +99,8 @@ def test_flags_override_a_file(cli, done, tmp_path):
 def test_a_run_can_be_scored_on_held_out_training_data(cli, tmp_path):
     (tmp_path / "c.toml").write_text('score = "val"\n')
     args = ("--config", tmp_path / "c.toml", *TINY, "--val", 5, "--rounds", 1)
-    assert "validation data" in cli("run", *args, "--out", tmp_path / "a").out
-    assert "validation data" in cli("compare", *args, "--methods", "fedselect", "--out", tmp_path / "b").out
+    assert "each on its own validation data" in cli("run", *args, "--out", tmp_path / "a").out
+    assert "each client's validation data" in cli("compare", *args, "--methods", "fedselect", "--out", tmp_path / "b").out
     summary = read_json(tmp_path / "a" / "summary.json", "")
     assert summary["score"] == "val"
     assert all((5 * accuracy) % 1 == pytest.approx(0) for accuracy in summary["clients"])  # five images each, not ten
