@@ -52,6 +52,12 @@ def _own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch):
+    """A command with --plugin names it in the environment for child processes; the next test's children must not load it."""
+    monkeypatch.setenv("FEDSELECT_PLUGINS", "")
+
+
 @pytest.fixture
 def spawn():
     """Start a process; what is left of it when the test is over, however that ends, is ended."""

@@ -732,7 +732,7 @@ def test_datasets_that_do_not_fit(patches, photo):
 
 @shared
 def test_real_cifar10():
-    with pytest.warns(UserWarning, match="official test images alone"):
+    with pytest.warns(UserWarning, match="has only the official test images"):
         got = cifar10(SHARED / "cifar10_test.parquet")
     assert got.x.shape == (10000, 32, 32, 3)
     assert np.bincount(got.y).tolist() == [1000] * 10
