@@ -177,6 +177,8 @@ def as_task(task: Task | str | None, data: Federation) -> Task:
 
 def fit(task: Task, data: Federation, there: Tensor) -> Task:
     """The task, fitted to the training targets of the clients that are present from the start."""
+    if task.statistics(data.clients[0].train[1].cpu(), data) is None:
+        return task
     mine = [c.train[1].cpu() for c, here in zip(data.clients, there.tolist(), strict=True) if here]
     rows = [row for y in mine if (row := task.statistics(y, data)) is not None]
     return task.fitted(torch.stack(rows), torch.tensor([len(y) for y in mine], dtype=torch.float64)) if rows else task
