@@ -85,7 +85,7 @@ class Pooled(Sequence["ClientData"]):
     def _client(self, i: int) -> "ClientData":
         from fedselect.data.federation import ClientData
 
-        found = {}
+        found: Any = {}
         for part, rows in self.parts.items():
             at = int(rows.start[i])
             if n := int(rows.n[i]):
@@ -95,7 +95,7 @@ class Pooled(Sequence["ClientData"]):
 
 
 def own_mapping(array: Any) -> Any:
-    """A mapping of our own if an array is a file opened for reading: writing to it changes neither the file nor other arrays."""
+    """A mapping of our own of a file opened for reading: writing to it changes neither the file nor other arrays."""
     if not isinstance(array, np.memmap) or array.flags.writeable or array.filename is None or not array.flags.c_contiguous:
         return array
     first: Any = array

@@ -20,7 +20,6 @@ from fedselect.core.files import disk
 from fedselect.core.tree import State, flat, nested, together
 from fedselect.simulate import ranks
 from fedselect.simulate.disk import Disk
-from fedselect.simulate.records import MANY
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks import Classification
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 ROWS = {Store.kind: "all", Compact.kind: "personal", Disk.kind: "disk"}
 """Which rows each kind of store keeps, as the option says it."""
+LISTED = 100_000
+"""With more clients than this, a manifest has a digest of when they join."""
 ROWS_FILE = "rows.bin"
 """In a checkpoint: the rows of a store on disk, one after another."""
 ADVICE = "delete this folder to continue from an earlier checkpoint, or start the run again with --overwrite."
@@ -124,7 +125,8 @@ def owner(simulation: "Simulation") -> Run:
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
         "task": LATER["task"] if s.task == Classification() else _plain(s.task),
         "metrics": [name for name in s._kept if name not in {m.name for m in s.task.measured()}],
-        "late": s._from.tolist() if s.clients <= MANY else _digest(s._from), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
+        "late": s._from.tolist() if s.clients <= LISTED else _digest(s._from),
+        "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
@@ -168,8 +170,8 @@ def _digest(*tensors: Tensor) -> str:
 def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     store, round = simulation.store, simulation.round
-    on_disk = isinstance(store, Disk)
-    rows = ranks.collect({**({} if on_disk else store.dump()), "": {"joined": store.joined}}, simulation.clients)
+    files = {ROWS_FILE: store.save} if isinstance(store, Disk) else {}
+    rows = ranks.collect({**({} if files else store.dump()), "": {"joined": store.joined}}, simulation.clients)
     if ranks.rank() == 0:
         tensors = {
             **flat("server", simulation.server),
@@ -183,7 +185,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
         said |= {"charged": simulation.budget.charged} if simulation.budget else {}
         said |= {"kept": simulation.kept.dump()[0]} if simulation.kept else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
-        snapshots.save(folder, round, tensors, said, keep=before[-1:], files={ROWS_FILE: store.save} if on_disk else {})
+        snapshots.save(folder, round, tensors, said, keep=before[-1:], files=files)
     return snapshots.at(folder, round)
 
 

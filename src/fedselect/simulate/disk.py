@@ -21,7 +21,7 @@ from fedselect.methods.method import Carried
 from fedselect.simulate import flat
 
 Head = NDArray[np.int64]
-"""What a row begins with: checksums of what follows here and of its content, its client (from 1), entries by section, scores."""
+"""What a row begins with: checksums of the rest of this and of its content, its client (from 1), entries by section, scores."""
 
 
 class Disk:
@@ -166,7 +166,7 @@ class Disk:
 
     def _read_head(self, client: int) -> Head:
         head = np.zeros(self._head // 8, np.int64)
-        self._read(client, 0, memoryview(head).cast("B"))
+        self._read(client, 0, head.data.cast("B"))
         if head[2] != client + 1 or head[0] != zlib.crc32(head[1:].data):
             raise self._damaged(client)
         return head

@@ -244,7 +244,8 @@ class Simulation:
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": checkpoint.ROWS[self.store.kind], "device": self.device.type,
             "precision": self.precision, "recompute": self.fitted.recompute, "deterministic": self.deterministic,
-            "eval_every": self.eval_every, "eval_fraction": self.eval_fraction, "val": self.val, "keep": self.keep, "view": "best" if self.view == "best" else None,
+            "eval_every": self.eval_every, "eval_fraction": self.eval_fraction, "val": self.val,
+            "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
@@ -466,8 +467,8 @@ class Simulation:
         """Refuse a view that needs models that are not kept."""
         if view != "merged" and self.store.forgets:
             raise InputError(
-                "with rows=personal or disk clients keep their personal parameters, not their local models; use view='merged' or "
-                "rows=all."
+                "with rows=personal or disk clients keep their personal parameters, not their local models; use view='merged' "
+                "or rows=all."
             )
 
     def cross(self) -> Tensor:
@@ -661,7 +662,7 @@ class Simulation:
     def _join(self, ids: Tensor) -> State:
         """The states with which clients join. A store on disk holds only clients that trained; others join when needed."""
         since = self._from[ids]
-        if len(rounds := since.unique().tolist()) == 1:
+        if len(rounds := sorted(set(since.tolist()))) == 1:
             return Stack([self]).do(Job("join", ids, rounds[0]))  # type: ignore[no-any-return]
         parts = [(since == r).nonzero().flatten() for r in rounds]
         back = torch.cat(parts).argsort().to(self.device)

@@ -216,7 +216,11 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "late": (object, lambda v: v is None or _is_pair(v), "is how many clients join late and in which round, such as (2, 10)"),
     "eval_every": (Integral, lambda v: v >= 1, "must be at least 1"),
     "chunk": (object, lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
-    "eval_fraction": (Real, lambda v: 0.0 < v <= 1.0, "is the share of clients that are evaluated and must be above 0 and at most 1"),
+    "eval_fraction": (
+        Real,
+        lambda v: 0.0 < v <= 1.0,
+        "is the share of clients that are evaluated and must be above 0 and at most 1",
+    ),
     "rows": (object, lambda v: v in ("auto", "all", "personal", "disk"), "must be auto, all, personal or disk"),
     "device": (object, _is_device, "must be auto, cpu, cuda or one GPU such as cuda:0"),
     "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "must be auto, float32, tf32 or bf16"),
