@@ -143,9 +143,8 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
         if r.chosen:
             named = ", ".join(f"{model} {many}" for model, many in r.chosen.most_common())
             table.caption += f"; {r.name}: each client's choice on its validation data ({named})"
-    for r in found:
-        if r.drawn:
-            table.caption += f"; {r.name}: evaluated on {r.drawn} clients, drawn at random"
+    if drawn := {r.drawn: None for r in found if r.drawn}:
+        table.caption += f"; evaluated on {' or '.join(drawn)} clients, drawn at random"
     if any(r.kept for r in found):
         table.caption += "; rounds were chosen on validation data"
     table.caption_justify = "left"
