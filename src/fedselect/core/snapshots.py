@@ -53,6 +53,7 @@ def save(
     tensors: Tree,
     said: Mapping[str, Any],
     keep: Iterable[int],
+    *,
     private: bool = False,
     files: Mapping[str, Callable[[IO[bytes]], None]] = MappingProxyType({}),
 ) -> None:

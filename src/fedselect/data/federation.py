@@ -380,7 +380,7 @@ class Federation:
         """All clients' samples of one part (train, val or test) in one pool; pictures stay uint8."""
         if isinstance(self.clients, Pooled):
             rows = self.clients.rows(part)
-            return self._as_inputs(self.clients.x, self.clients.y, rows.start, rows.n, rows.index, part, dtype)
+            return self._as_inputs(Split(self.clients.x, self.clients.y, rows.start, rows.n, index=rows.index), part, dtype)
         x0, y0 = self.clients[0].train
         pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
@@ -389,12 +389,12 @@ class Federation:
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
         start = (n.cumsum(0) - n).clamp_max(max(0, len(x) - 1))  # also of who has none, as all are read side by side
-        return self._as_inputs(x, y, start, n, None, part, dtype)
+        return self._as_inputs(Split(x, y, start, n), part, dtype)
 
-    def _as_inputs(
-        self, x: Tensor, y: Tensor, start: Tensor, n: Tensor, index: Tensor | None, part: str, dtype: torch.dtype
-    ) -> Split:
-        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), start, n, index=index)
+    def _as_inputs(self, pool: Split, part: str, dtype: torch.dtype) -> Split:
+        """A pool of samples in the types that models and tasks get."""
+        x, y = pool.x, pool.y
+        pool = replace(pool, y=y.to(dtype if y.is_floating_point() else torch.int64))
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
             if self.layout is not None and self.layout.mixed:

@@ -156,7 +156,7 @@ class Disk:
         return flat.pack(self._layout, state)
 
     def _size(self, head: Head) -> int:
-        return int(self._layout.nbytes(torch.from_numpy(head[self._entries].copy()).unsqueeze(0)).sum())
+        return sum(s.nbytes(count) for s, count in zip(self._layout.sections, head[self._entries].tolist(), strict=True))
 
     def _write(self, client: int, content: bytes) -> None:
         left, at = memoryview(content), client * self._place

@@ -467,8 +467,8 @@ class Simulation:
         """Refuse a view that needs models that are not kept."""
         if view != "merged" and self.store.forgets:
             raise InputError(
-                "with rows=personal or disk clients keep their personal parameters, not their local models; use view='merged' "
-                "or rows=all."
+                f"with rows={checkpoint.ROWS[self.store.kind]} clients keep their personal parameters, not their local models; "
+                "use view='merged' or rows=all."
             )
 
     def cross(self) -> Tensor:
