@@ -15,6 +15,7 @@ from fedselect.simulate.engine import Simulation
 TINY = ("--model", "mlp", "--clients", "3", "--train", "20", "--test", "10", "--fraction", "0.7", "--limit", "0.4", "-q")
 RUN = ("run", *TINY, "--rounds", "6")
 LONG = ("run", *TINY, "--rounds", "30", "--epochs", "8")
+DISK = ("--rows", "disk", "--eval-fraction", "0.4")
 COMPARE = ("compare", *TINY[:-5], "-q", "--methods", "fedselect,fedavg", "--rounds", "40")
 MAIN = "from fedselect.cli import main; main()"
 
@@ -24,7 +25,8 @@ def outcome(run):
     lines = [sums.from_line(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     last = max((run / "checkpoint").glob("[0-9]*"))
     metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-    return metrics, (run / "masks.jsonl").read_bytes(), last.name, (last / "state.safetensors").read_bytes()
+    files = (run / "masks.jsonl", last / "rows.bin", last / "state.safetensors")
+    return metrics, last.name, [path.read_bytes() for path in files if path.exists()]
 
 
 @pytest.fixture
@@ -63,15 +65,16 @@ def end(process, how):
     return process.returncode, err
 
 
-def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(cli, start, unbroken, tmp_path):
-    out, args = tmp_path / "broken", (*LONG, "--out", tmp_path / "broken")
+@pytest.mark.parametrize("command", [LONG, (*LONG, *DISK)], ids=["in memory", "on disk"])
+def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(cli, start, unbroken, tmp_path, command):
+    out, args = tmp_path / "broken", (*command, "--out", tmp_path / "broken")
     for file, lines in (("config.json", 1), ("metrics.jsonl", 3), ("metrics.jsonl", 12), ("metrics.jsonl", 22)):
         process = start(*args)
         wait_for(process, out / file, lines)
         assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
         args = ("resume", out, "-q")
     assert cli("resume", out, "-q").code == 0
-    assert outcome(out) == unbroken(LONG)["whole"]
+    assert outcome(out) == unbroken(command)["whole"]
 
 
 def test_a_comparison_killed_in_its_second_run_ends_as_an_unbroken_one(cli, start, unbroken, tmp_path):
@@ -88,6 +91,8 @@ DIE = (
     """
 import os, shutil
 import fedselect.runs.runner as runner
+from fedselect.core import snapshots
+from fedselect.simulate.disk import Disk
 runner.OVERHEAD = 1e9
 def at(module, name, count):
     real, calls = getattr(module, name), []
@@ -135,6 +140,24 @@ def test_a_run_killed_while_it_writes_ends_as_an_unbroken_one(cli, die, unbroken
     die(moment, *RUN, "--out", tmp_path / "broken")
     assert cli("resume", tmp_path / "broken", "-q").code == 0
     assert outcome(tmp_path / "broken") == unbroken(RUN)["whole"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "os, 'pwrite', 1",
+        "os, 'pwrite', 5",
+        "snapshots, '_digest', 2",
+        "Disk, '_read_content', 9",
+        "Disk, 'save', 1",
+        "Disk, 'save', 3",
+    ],
+)
+def test_a_run_on_disk_killed_while_it_writes_ends_as_an_unbroken_one(cli, die, unbroken, tmp_path, moment):
+    command = (*RUN, *DISK)
+    die(moment, *command, "--out", tmp_path / "broken")
+    assert cli("resume", tmp_path / "broken", "-q").code == 0
+    assert outcome(tmp_path / "broken") == unbroken(command)["whole"]
 
 
 def test_entries_that_moved_alike_are_chosen_alike_after_a_resume(cli, tmp_path, ctrl_c):

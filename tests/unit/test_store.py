@@ -10,6 +10,7 @@ import fedselect as fs
 from fedselect.core.errors import InputError
 from fedselect.models import Model
 from fedselect.simulate import flat, pages
+from fedselect.simulate.disk import Disk
 from fedselect.simulate.pages import Pages
 from fedselect.simulate.store import Compact, Store
 
@@ -68,16 +69,22 @@ def test_there_and_back(shapes, clients, share, seed):
     assert len(packed) == int(plan.nbytes(counts).sum())
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), min_size=1, max_size=6), st.integers(0, 99))
-def test_compact_is_the_store_whatever_is_put_and_taken(cohorts, seed):
+@pytest.mark.parametrize("kind", [Compact, Disk])
+@given(
+    cohorts=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_a_packed_store_is_the_store_whatever_is_put_and_taken(kind, cohorts, seed):
     """Cohorts in any order, rows that grow and shrink; asked ahead or not, and ahead of a put that makes it stale."""
     like = make([(4, 3), ()], 5, 1.0, seed)
-    store, compact = Store(5, CPU), Compact(5, CPU, carried_under_kept, like, metrics=2)
+    store, compact = Store(5, CPU), kind(5, CPU, carried_under_kept, like, metrics=2)
+    scores = torch.full((5, 2), torch.nan, dtype=torch.float64)
     for i, ids in enumerate(map(torch.tensor, cohorts)):
         state = make([(4, 3), ()], len(ids), (0.1, 2.0)[i % 2], seed + i)
         if i % 3:
             compact.prefetch(ids)
-        compact.put(ids, state)
+        scores[ids] = torch.rand(len(ids), 2, dtype=torch.float64)
+        compact.put(ids, state, scores[ids])
         store.put(ids, expected(state))
         if i % 2:
             compact.prefetch(ids)
@@ -85,10 +92,14 @@ def test_compact_is_the_store_whatever_is_put_and_taken(cohorts, seed):
     everybody = torch.arange(5)
     assert_same(compact.take(everybody, CPU), store.take(everybody, CPU))  # who never came is zero
     assert torch.equal(compact.joined, store.joined)
-    again = Compact(5, CPU, carried_under_kept, like, metrics=2)
+    again = kind(5, CPU, carried_under_kept, like, metrics=2)
+    again.put(torch.tensor([0, 3]), make([(4, 3), ()], 2, 0.4, seed))  # is replaced
     again.prefetch(everybody)
     again.load(compact.dump())
+    again.joined = compact.joined
     assert_same(again.take(everybody, CPU), store.take(everybody, CPU))
+    for one in (compact, again):
+        assert torch.equal(one.scored(everybody).nan_to_num(-1), scores.nan_to_num(-1))
 
 
 def test_rows_longer_than_a_page(monkeypatch):
@@ -160,8 +171,9 @@ def test_a_mask_that_would_come_back_another_is_refused():
         compact.put(torch.arange(2), state)
 
 
-def test_another_state_is_refused():
-    compact = Compact(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0), metrics=2)
+@pytest.mark.parametrize("kind", [Compact, Disk])
+def test_another_state_is_refused(kind):
+    compact = kind(2, CPU, carried_under_kept, make([(8,)], 2, 0.5, 0), metrics=2)
     with pytest.raises(InputError, match="tensors that it did not have before"):
         compact.put(torch.arange(2), make([(9,)], 2, 0.5, 0))
 
@@ -170,11 +182,17 @@ def without(state, *keys):
     return {k: t for k, t in state.items() if k not in keys}
 
 
-@pytest.mark.parametrize("kind", ["resident", "compact"])
+@pytest.mark.parametrize("kind", ["resident", "compact", "disk"])
 def test_a_tree_that_a_client_drops_is_zeros_and_takes_no_room(kind):
     """It is let go for good when the last of those who joined has dropped it, and comes back with whoever brings it."""
     state = make([(40, 3), ()], 4, 1.0, 0)
-    store = Store(4, CPU) if kind == "resident" else Compact(4, CPU, carried_under_kept, state, metrics=1)
+    packed = {"compact": Compact, "disk": Disk}
+    store = packed[kind](4, CPU, carried_under_kept, state, metrics=1) if kind in packed else Store(4, CPU)
+
+    def room():
+        if kind == "disk":
+            return sum(store._size(store._read_head(i)) for i in store.joined.nonzero().flatten().tolist())
+        return store.nbytes if kind == "resident" else sum(store._pages.sizes)
 
     def put(ids, *dropped):
         store.put(torch.tensor(ids), without(rows_of(state, ids), *dropped))
@@ -188,10 +206,10 @@ def test_a_tree_that_a_client_drops_is_zeros_and_takes_no_room(kind):
     assert held([0, 1, 2]) == [True, True, True]
     put([1, 0], "half")
     assert held([0, 1, 2]) == [False, False, True]
-    before = store.nbytes if kind == "resident" else sum(store._pages.sizes)
+    before = room()
     put([2], "half")
     assert held([0, 1, 2]) == (None if kind == "resident" else [False, False, False])
-    assert (store.nbytes if kind == "resident" else sum(store._pages.sizes)) < before
+    assert room() < before
     put([3])
     assert held([0, 1, 2, 3]) == [False, False, False, True]
     put([3], "half")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 METHOD = "fedpersist"
 TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
 """Options that a diagnosis shares with a run."""
-LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "score")
+LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "eval_fraction", "score")
 """Fields of a configuration file that a diagnosis ignores."""
 FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.md")
 _MORE = (

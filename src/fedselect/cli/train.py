@@ -263,7 +263,9 @@ def _say_outcome(config: Config, history: list[Record], out: Path) -> None:
     assert ended is not None  # the last round is evaluated
     when = f", {keeping.said(ended)}" if ended.get("kept") is not None else ""
     when += ", each client's chosen model" if config.view else ""
-    whose = f"mean over clients, each on its own {tables.DATA[config.score]} data{when}"
+    values = ended["clients"][shown.name]
+    drawn = f"{sum(v is not None for v in values)} of {len(values)} " if config.eval_fraction < 1.0 else ""
+    whose = f"mean over {drawn}clients, each on its own {tables.DATA[config.score]} data{when}"
     say(f"{shown.name} {shown.said(ended[shown.name])}  ({whose})  in {out}")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedselect.tuning.outcome import Judge, Row
     from fedselect.tuning.trials import Asked, Found
 
-OWN = ("seed", "score", "cross", "preset", "view")  # options of a run that a search sets itself or varies
+OWN = ("seed", "score", "eval_fraction", "cross", "preset", "view")  # options of a run that a search sets itself or varies
 _MORE = (
     "An option with several values is searched over: [bold]--lr 0.01,0.1 --fedselect.limit 0.1,0.3[/bold]; an option with "
     "one value is fixed. For the main options that you do not set, a few usual values are tried."

@@ -1,6 +1,7 @@
 """Snapshots: states by round in a folder, as safetensors and JSON, never pickle.
 
-folder/000012/state.safetensors and manifest.json (round, checksums of both files, and further fields). A snapshot appears under
+folder/000012/state.safetensors and manifest.json (round, checksums of all files, and further fields); rows.bin, if the state is
+too large to be in memory. A snapshot appears under
 its name only once it is complete, and is checked before it is read. A folder that contains anything else is not a snapshot,
 whatever its name, and is never removed.
 """
@@ -11,9 +12,10 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -24,7 +26,7 @@ from fedselect.core.tree import Tree
 
 FORMAT = 1
 SEAL = "manifest_sha256"
-FILES = {"state.safetensors", "manifest.json"}
+FILES = {"state.safetensors", "manifest.json", "rows.bin"}
 
 
 def at(folder: Path, round: int) -> Path:
@@ -45,8 +47,20 @@ def _is_folder(place: Path) -> bool:
     return place.is_dir() and not place.is_symlink()
 
 
-def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep: Iterable[int], private: bool = False) -> None:
-    """Write a snapshot, then remove all others except those of the rounds in `keep`; a private one only its owner can read."""
+def save(
+    folder: Path,
+    round: int,
+    tensors: Tree,
+    said: Mapping[str, Any],
+    keep: Iterable[int],
+    *,
+    private: bool = False,
+    files: Mapping[str, Callable[[IO[bytes]], None]] = MappingProxyType({}),
+) -> None:
+    """Write a snapshot, then remove all others except those of the rounds in `keep`; a private one only its owner can read.
+
+    files: further files of the snapshot, and what writes them.
+    """
     whole = _apart({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,11 +75,15 @@ def save(folder: Path, round: int, tensors: Tree, said: Mapping[str, Any], keep:
         except SafetensorError as e:
             code = re.search(r"\(os error (\d+)\)", str(e))  # an OSError as text
             raise OSError(int(code[1]) if code else errno.EIO, str(e)) from e
+        for name, fill in files.items():
+            with (fresh / name).open("wb") as file:
+                fill(file)
         manifest = {
             "format": FORMAT,
             "round": round,
             "tensors": list(whole),  # in the model's order, which breaks ties; files sort by name
             "sha256": _digest(fresh / "state.safetensors"),
+            **({"files": {name: _digest(fresh / name) for name in files}} if files else {}),
             **said,
         }
         write_manifest(fresh, manifest)
@@ -116,12 +134,13 @@ def checked(place: Path, advice: str) -> dict[str, Any]:
     if said.get("round") != int(place.name):
         raise CheckpointError(f"{place} contains round {said.get('round')}; {advice}")
     state = place / "state.safetensors"
-    try:
-        whole = _digest(state) == said.get("sha256")
-    except OSError:  # also from a failing disk
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{state} is {'damaged' if state.is_file() else 'missing'}; {advice}")
+    for path, digest in {state: said.get("sha256"), **{place / n: d for n, d in said.get("files", {}).items()}}.items():
+        try:
+            whole = _digest(path) == digest
+        except OSError:  # also from a failing disk
+            whole = False
+        if not whole:
+            raise CheckpointError(f"{path} is {'damaged' if path.is_file() else 'missing'}; {advice}")
     with safe_open(state, "pt") as file:
         if set(file.keys()) != set(said["tensors"]):
             raise CheckpointError(f"{place / 'manifest.json'} is damaged: it lists other tensors than the file has; {advice}")

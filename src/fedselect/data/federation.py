@@ -12,6 +12,7 @@ from fedselect.core.shown import html_table
 from fedselect.data import arrays
 from fedselect.data.columns import Schema
 from fedselect.data.division import Division
+from fedselect.data.pooled import Pooled
 from fedselect.data.several import packed
 from fedselect.models.inputs import Layout
 from fedselect.training.batches import Split
@@ -128,11 +129,11 @@ class Federation:
     def _repr_html_(self) -> str:
         parts = [part for part in ("train", "val", "test") if self.has(part)]
         rows = [
-            [name, *(str(len(p[1])) if (p := getattr(c, part)) else "" for part in parts)]
-            for name, c in zip(self.names, self.clients, strict=True)
+            [c.name or str(i), *(str(len(p[1])) if (p := getattr(c, part)) else "" for part in parts)]
+            for i, c in enumerate(self.clients[:MOST])
         ]
-        more = [[f"... {len(rows) - MOST} more", *[""] * len(parts)]] if len(rows) > MOST else []
-        return html_table(repr(self), ["client", *parts], [*rows[:MOST], *more])
+        more = [[f"... {len(self.clients) - MOST} more", *[""] * len(parts)]] if len(self.clients) > MOST else []
+        return html_table(repr(self), ["client", *parts], [*rows, *more])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "pools": {}}  # clients have their samples; pools would store them twice
@@ -140,13 +141,13 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError("there are no clients; give data for at least one.")
-        for client in self.clients:
+        for client in () if isinstance(self.clients, Pooled) else self.clients:
             if not isinstance(client, ClientData):
                 raise DataError(
                     f"clients must be fs.ClientData, not {type(client).__name__}; for arrays with a client for "
                     "each row, use fs.Federation.from_arrays(x, y, client)."
                 )
-        object.__setattr__(self, "clients", packed(self.clients))
+        object.__setattr__(self, "clients", self.clients if isinstance(self.clients, Pooled) else packed(self.clients))
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
         if not self.classes and _are_labels(first):
@@ -159,6 +160,8 @@ class Federation:
             raise DataError(
                 f"augment={self.augment} is for pictures (channels, height, width), not inputs of shape {self.shape}."
             )
+        if isinstance(self.clients, Pooled) and self._fine(self.clients):
+            return
         for i, client in enumerate(self.clients):
             for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
                 if pair is not None:
@@ -266,16 +269,43 @@ class Federation:
 
     def targets(self) -> Iterator[Tensor]:
         """All clients' training and test targets."""
+        if isinstance(self.clients, Pooled):
+            yield from (self.clients.targets(part) for part in ("train", "test"))
+            return
         yield from (y for c in self.clients for _, y in (c.train, *([] if c.test is None else [c.test])))
 
     def has(self, part: str) -> bool:
         """Whether any client has samples of this part: train, val or test."""
+        if isinstance(self.clients, Pooled):
+            return part in self.clients.parts
         return any(getattr(c, part) is not None for c in self.clients)
+
+    def samples(self, part: str) -> list[int | None]:
+        """How many samples of this part each client has."""
+        if isinstance(self.clients, Pooled):
+            return list(self.clients.rows(part).n.tolist())
+        return [0 if (pair := getattr(c, part)) is None else len(pair[1]) for c in self.clients]
+
+    @property
+    def schemas(self) -> list[Schema | None]:
+        """How raw rows become inputs, by client; None for clients that have no table."""
+        return [None] * len(self.clients) if isinstance(self.clients, Pooled) else [c.schema for c in self.clients]
 
     @property
     def names(self) -> list[str]:
         """The clients' names, or their numbers if they have none."""
+        if isinstance(self.clients, Pooled):
+            return list(map(str, self.clients.names.tolist()))
         return [c.name or str(i) for i, c in enumerate(self.clients)]
+
+    def _fine(self, clients: Pooled) -> bool:
+        """Whether all of an array can be used; if not, the check of each client says whose data cannot."""
+        try:
+            for x, y in clients.blocks():
+                self._check("x", "pooled", x, y)
+        except DataError:
+            return False
+        return True
 
     def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
         if len(x) == 0:
@@ -335,6 +365,8 @@ class Federation:
 
     def on_validation(self) -> "Federation":
         """The same clients with their validation data as test data; the real test data is left out."""
+        if isinstance(self.clients, Pooled) and bool((self.clients.rows("val").n > 0).all()):
+            return replace(self, clients=self.clients.on_validation())
         for i, client in enumerate(self.clients):
             if client.val is None:
                 raise DataError(
@@ -346,6 +378,9 @@ class Federation:
 
     def split(self, part: str, dtype: torch.dtype) -> Split:
         """All clients' samples of one part (train, val or test) in one pool; pictures stay uint8."""
+        if isinstance(self.clients, Pooled):
+            rows = self.clients.rows(part)
+            return self._as_inputs(Split(self.clients.x, self.clients.y, rows.start, rows.n, index=rows.index), part, dtype)
         x0, y0 = self.clients[0].train
         pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
@@ -354,7 +389,12 @@ class Federation:
         else:
             x, y = torch.cat([x.detach() for x, _ in pairs]), torch.cat([y for _, y in pairs])
         start = (n.cumsum(0) - n).clamp_max(max(0, len(x) - 1))  # also of who has none, as all are read side by side
-        pool = Split(x, y.to(dtype if y.is_floating_point() else torch.int64), start, n)
+        return self._as_inputs(Split(x, y, start, n), part, dtype)
+
+    def _as_inputs(self, pool: Split, part: str, dtype: torch.dtype) -> Split:
+        """A pool of samples in the types that models and tasks get."""
+        x, y = pool.x, pool.y
+        pool = replace(pool, y=y.to(dtype if y.is_floating_point() else torch.int64))
         if x.dtype != torch.uint8:
             kind = dtype if x.is_floating_point() else torch.int64
             if self.layout is not None and self.layout.mixed:

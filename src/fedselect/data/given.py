@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,89 @@ from fedselect.data.division import Division
 from fedselect.data.federation import About, ClientData, Federation
 from fedselect.data.frame import Frame, in_order
 from fedselect.data.frame_files import PARTS
-from fedselect.data.partition import Part
+from fedselect.data.pooled import Pooled, Rows, own_mapping, release
 from fedselect.data.tables import Columns, by_client, federate, words
 from fedselect.models.inputs import each
+
+PART_NAMES = ("train", "test", "val")
 
 
 def from_arrays(x: Any, y: Any, client: Any, division: Division, split: Any, about: About) -> Federation:
     """One client per value of `client`, its rows divided by share or by `split`."""
     y, names = _numbered(y)
+    mapped = isinstance(x, np.memmap)
+    x, y = own_mapping(x), own_mapping(y)
     inputs, targets = arrays.inputs(x, "x"), arrays.targets(y, "y")
-    whose = _ids(client)
+    whose = _whose(client)
     told = None if split is None else _told(split)
-    lengths = {"y": _length(targets), "client": len(whose), **({} if told is None else {"split": len(told)})}
+    lengths = {"y": _length(targets), "client": len(whose.code), **({} if told is None else {"split": len(told)})}
     each(inputs, lambda v, name: _check_lengths(f"x, {name}," if name else "x", _length(v), lengths))
-    clients = []
-    for one in in_order(sorted(set(whose.tolist()))):
-        mine = np.flatnonzero(whose == one)
-        part = division.drawn(len(mine), one) if told is None else _parts(told[mine], one)
-        found = {n: mine[rows] for n in ("train", "test", "val") if len(rows := getattr(part, n))}
-        pairs: dict[str, Any] = {n: (arrays.rows(inputs, rows), targets[rows]) for n, rows in found.items()}
-        clients.append(ClientData(**pairs, name=one))
+    order = whose.code.argsort(kind="stable")
+    parts = _drawn(whose, order, division) if told is None else _as_told(whose, order, told)
     class_names = tuple(about.get("class_names", names))
     given: Any = {"name": "arrays", **about, "class_names": class_names}
-    return Federation(clients, **{**given, "classes": about.get("classes", len(class_names))})
+    given["classes"] = about.get("classes", len(class_names))
+    if mapped:
+        rows = {part: Rows.of(index, n, len(order)) for part, (index, n) in parts.items()}
+        data = Federation(Pooled(inputs, targets, whose.names, rows), **given)
+        for array in (x, y):
+            release(array)
+        return data
+    clients: list[dict[str, Any]] = [{} for _ in whose.names]
+    for part, (index, n) in parts.items():
+        for own, rows_ in zip(clients, np.split(index, n.cumsum()[:-1]), strict=True):
+            own |= {part: (arrays.rows(inputs, rows_), targets[rows_])} if len(rows_) else {}
+    return Federation([ClientData(**own, name=str(n)) for own, n in zip(clients, whose.names, strict=True)], **given)
+
+
+@dataclass(frozen=True)
+class Whose:
+    """The clients' names in order, and the number of the client of each row."""
+
+    names: NDArray[Any]
+    code: NDArray[np.int64]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.bincount(self.code, minlength=len(self.names))
+
+
+Parts = dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""For each part, the rows of one client after another, and how many each client has."""
+
+
+def _drawn(whose: Whose, order: NDArray[np.int64], division: Division) -> Parts:
+    """Rows divided by random shares. The draw depends on how many rows a client has, so it is made once for each number."""
+    counts = whose.counts
+    first, clients = counts.cumsum() - counts, len(counts)
+    sizes, one = np.unique(counts, return_index=True)
+    drawn = {size: division.drawn(size, str(name)) for size, name in zip(sizes.tolist(), whose.names[one], strict=True)}
+    parts: Parts = {}
+    for part in PART_NAMES:
+        n = np.zeros(clients, np.int64)
+        for count, rows in drawn.items():
+            n[counts == count] = len(getattr(rows, part))
+        start, index = n.cumsum() - n, np.empty(n.sum(), np.int64)
+        for count, rows in drawn.items():
+            mine, which = np.flatnonzero(counts == count)[:, None], getattr(rows, part)
+            index[start[mine] + np.arange(len(which))] = order[first[mine] + which]
+        if len(index):
+            parts[part] = index, n
+    return parts
+
+
+def _as_told(whose: Whose, order: NDArray[np.int64], told: NDArray[Any]) -> Parts:
+    """Rows divided by `split`."""
+    parts: Parts = {}
+    for part in PART_NAMES:
+        index = order[told[order] == part]
+        if len(index):
+            parts[part] = index, np.bincount(whose.code[index], minlength=len(whose.names))
+    trained = parts["train"][1] if "train" in parts else np.zeros(len(whose.names))
+    if not trained.all():
+        lost = whose.names[int(np.argmin(trained > 0))]
+        raise DataError(f"client {lost} has no rows whose split is train; mark some, or leave it out.")
+    return parts
 
 
 def from_frame(frame: Any, client: str, columns: Columns, division: Division, name: str) -> Federation:
@@ -105,33 +165,32 @@ def _numbered(y: Any) -> tuple[Any, tuple[str, ...]]:
     return number, tuple(names.tolist())
 
 
-def _ids(client: Any) -> NDArray[Any]:
-    """The client of each row, as text."""
+def _whose(client: Any) -> Whose:
+    """The client of each row."""
     found = arrays.array(client, "client", "ids")
     if found.ndim != 1:
         raise DataError(f"client has the shape {found.shape}; give one id for each row.")
+    if found.dtype.kind in "iu":  # many numbers are sorted faster than many texts
+        return Whose(*np.unique(found, return_inverse=True))
     lost = [i for i, v in enumerate(found.tolist()) if v is None or v != v or v == "" or str(v) in ("<NA>", "NaT")]
     if lost:
         raise DataError(f"row {lost[0]} has no client; say whose it is, or remove it.")
     whole = found.dtype.kind == "f" and bool((found == found.round()).all())
-    return np.array([str(v) for v in (found.astype(np.int64) if whole else found).tolist()])
+    names, code = np.unique([str(v) for v in (found.astype(np.int64) if whole else found).tolist()], return_inverse=True)
+    ordered = in_order(names.tolist())
+    place = {name: i for i, name in enumerate(ordered)}
+    return Whose(np.array(ordered), np.array([place[n] for n in names.tolist()], np.int64)[code])
 
 
 def _told(split: Any) -> NDArray[Any]:
     """train, val or test for each row."""
     found = arrays.array(split, "split", "parts")
-    parts = np.array([PARTS.get(str(v).lower(), "") for v in found.tolist()])
+    values, at = np.unique(found.astype(str), return_inverse=True)
+    parts = np.array([PARTS.get(v.lower(), "") for v in values.tolist()] or [""])[at]
     if (parts == "").any():
         row = int(np.argmax(parts == ""))
         raise DataError(f"split says {str(found[row])!r} in row {row}; it must say train, val or test.")
     return parts
-
-
-def _parts(told: NDArray[Any], client: str) -> Part:
-    found = Part(*(np.flatnonzero(told == p) for p in ("train", "test", "val")))
-    if not len(found.train):
-        raise DataError(f"client {client} has no rows whose split is train; mark some, or leave it out.")
-    return found
 
 
 def _length(v: Any) -> int:

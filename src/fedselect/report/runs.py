@@ -35,7 +35,7 @@ from fedselect.runs.tables import DATA as SCORED
 from fedselect.runs.tables import common_headline, failures
 from fedselect.simulate.keeping import choices, final
 from fedselect.simulate.keeping import said as kept_in_words
-from fedselect.simulate.records import Record
+from fedselect.simulate.records import Record, whole
 from fedselect.tasks import Measure, Spread
 
 Data = dict[str, Any]
@@ -220,7 +220,7 @@ def _settings(path: Path, config: Data) -> Data:
 
 def _evaluated(path: Path) -> list[Record]:
     """The evaluated rounds, each with its cumulative traffic under "sent"."""
-    found = read_records(path / "metrics.jsonl", growing=not finished(path))
+    found = [{**r, "clients": whole(r)} for r in read_records(path / "metrics.jsonl", growing=not finished(path))]
     up = down = 0
     seconds = 0.0
     own = {way: [0] * len(found[0]["clients"][way]) if found else [] for way in ("bytes_up", "bytes_down")}

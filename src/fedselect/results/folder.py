@@ -273,7 +273,7 @@ def _write_run(out: Path, s: Simulation, history: Sequence[Record]) -> None:
     if any(r[s.metrics[0].name] is not None for r in history):
         names = {n: config[n]["name"] for n in ("method", "data", "model")}
         about = {**names, "seed": s.seed, "score": "test", "view": s.view}
-        tested, validation = [c.tested for c in s.data.clients], [c.validation for c in s.data.clients]
+        tested, validation = s.data.samples("test"), s.data.samples("val")
         write_json(
             out / "summary.json",
             summary(about, s.metrics, history, tested, environment(s.device.type, s.precision), validation),

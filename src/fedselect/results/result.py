@@ -15,7 +15,7 @@ from fedselect.results import folder, showing
 from fedselect.results.source import Live, Source
 from fedselect.simulate import Simulation
 from fedselect.simulate.keeping import final
-from fedselect.simulate.records import Record, validated
+from fedselect.simulate.records import ID, Record, validated
 from fedselect.tasks import Spread
 from fedselect.tasks.metrics import LOSS, known
 
@@ -141,15 +141,16 @@ class Result:
         return self.simulation.cross()
 
     def to_dataframe(self) -> Any:
-        """The history as a pandas DataFrame, one row per round and client."""
+        """The history as a pandas DataFrame, one row per round and client that the round lists."""
         try:
             import pandas
         except ImportError:
             raise InputError("to_dataframe needs pandas; install it with: pip install pandas") from None
+        names = self._source.names
         return pandas.DataFrame([
-            {"round": r["round"], "client": i, "name": name, **{k: v[i] for k, v in r["clients"].items()}}
+            {"round": r["round"], "client": i, "name": names[i], **{k: v[row] for k, v in r["clients"].items() if k != ID}}
             for r in self.history
-            for i, name in enumerate(self._source.names)
+            for row, i in enumerate(r["clients"].get(ID, range(len(names))))
         ])  # fmt: skip
 
     def personal(self, client: int | str) -> Tree:

@@ -45,7 +45,7 @@ def run(
         progress: Show a progress bar.
         on_round: Called with the record of each round.
         how: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
-            precision, deterministic and eval_every, as in `Simulation`.
+            precision, deterministic, eval_every and eval_fraction, as in `Simulation`.
 
     Returns:
         The history, and every client's model, scores and predictions.

@@ -7,7 +7,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.shown import html_table
 from fedselect.results.source import Source
 from fedselect.simulate.keeping import final, said
-from fedselect.simulate.records import CHOSEN, Record
+from fedselect.simulate.records import CHOSEN, Record, whole
 from fedselect.tasks import Measure, Spread
 
 MOST = 10  # rows shown
@@ -42,28 +42,31 @@ def table(source: Source, history: Sequence[Record]) -> Table:
     who = f"{clients} client{'' if clients == 1 else 's'}"
     caption = f"Result of {source.method}: {who}, {len(history)} round{'' if len(history) == 1 else 's'}"
     if not history:
-        return Table(caption, ["client"], _cut([[name] for name in source.names], 1), [])
+        return Table(caption, ["client"], _cut([[name] for name in source.names[:MOST]], 1, clients), [])
     try:
         record, metrics = last(source, history), list(source.metrics)
         caption += f", own test data {said(record)}"
+        if "of" in record:
+            measured = sum(v is not None for v in record["clients"][metrics[0].name])
+            caption += f", {measured} of {clients} clients evaluated"
     except InputError:
         record, metrics = history[-1], [Measure("train_loss", more_is_better=False)]
         caption += ", nothing was tested"
-    lists = record["clients"]
+    lists = whole(record)
     shares = any(lists["share"])
     chosen = lists.get(CHOSEN)
     heads = ["client", *(m.title for m in metrics), *(["share"] if shares else []), *([CHOSEN] if chosen else [])]
     rows = [
         [name, *(_shown(m, lists[m.name][i]) for m in metrics), *([_share(lists["share"][i])] if shares else []),
          *([chosen[i] or ""] if chosen else [])]
-        for i, name in enumerate(source.names)
+        for i, name in enumerate(source.names[:MOST])
     ]  # fmt: skip
     spreads = [(m, Spread.of(m, lists[m.name])) for m in metrics]
     sums = [["mean", *(_shown(m, s.mean) for m, s in spreads), *([_share(record["share"])] if shares else [])]]
     if clients > 1:
         sums.append(["worst tenth", *(_shown(m, s.worst_tenth) for m, s in spreads), *([""] if shares else [])])
     sums = [[*line, *[""] * (len(heads) - len(line))] for line in sums]
-    return Table(caption, heads, _cut(rows, len(heads)), sums)
+    return Table(caption, heads, _cut(rows, len(heads), clients), sums)
 
 
 def text(found: Table) -> str:
@@ -85,11 +88,11 @@ def html(found: Table) -> str:
     return html_table(found.caption, found.heads, found.rows, found.sums)
 
 
-def _cut(rows: list[list[str]], columns: int) -> list[list[str]]:
+def _cut(rows: list[list[str]], columns: int, clients: int) -> list[list[str]]:
     """The first rows, and the number of the others."""
-    if len(rows) <= MOST:
+    if clients <= MOST:
         return rows
-    return [*rows[: MOST - 1], [f"... {len(rows) - MOST + 1} more", *[""] * (columns - 1)]]
+    return [*rows[: MOST - 1], [f"... {clients - MOST + 1} more", *[""] * (columns - 1)]]
 
 
 def _shown(measure: Measure, value: float | None) -> str:

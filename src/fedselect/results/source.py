@@ -67,7 +67,7 @@ class Live:
 
     @property
     def tested(self) -> list[int | None]:
-        return [c.tested for c in self.simulation.data.clients]
+        return self.simulation.data.samples("test")
 
     @property
     def round(self) -> int:
@@ -76,9 +76,8 @@ class Live:
     @property
     def predictor(self) -> Predictor:
         s = self.simulation
-        schemas = [c.schema for c in s.data.clients]
         meaning = Meaning(s.task, s.data.target_shape, tuple(s.data.class_names))
-        return Predictor(s.model.build, s.model.output, Inputs.of(s), meaning, schemas)
+        return Predictor(s.model.build, s.model.output, Inputs.of(s), meaning, s.data.schemas)
 
     def trees(self, ids: Sequence[int]) -> dict[int, Tree]:
         found: dict[int, Tree] = {}

@@ -150,6 +150,7 @@ class Config(Fields):
             recompute=self.recompute,
             deterministic=self.deterministic,
             eval_every=self.eval_every,
+            eval_fraction=self.eval_fraction,
             keep=keeps(self.keep, self.patience),
             view=self.view,
             aggregator=self.make_aggregator(),

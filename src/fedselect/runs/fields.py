@@ -32,8 +32,11 @@ class Fields:
     fraction: float = _option(1.0, "Share of clients that train in a round")
     late: str | None = _option(None, "COUNT@ROUND: the last COUNT clients join in that round")
     eval_every: int = _option(1, "Rounds between evaluations")
+    eval_fraction: float = _option(1.0, "Share of clients that an evaluation covers, drawn anew each time")
     chunk: int | str = _option("auto", "Number of clients that train in parallel, or auto")
-    rows: str = _option("auto", "What is stored per client between rounds: all, or personal (packed)")
+    rows: str = _option(
+        "auto", "What is stored per client between rounds: all, or personal (packed, in memory) or disk (in a file)"
+    )
     device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1")
     precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16", "tf32 on a GPU")
     recompute: bool = _option(

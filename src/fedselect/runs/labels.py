@@ -32,7 +32,8 @@ LOOKS = {  # color and marker of each method
     "scaffold": (INDIGO, "cross"),
 }
 APART = (  # fields in which runs with the same label may differ
-    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "metrics", "cross", "preset", "plugins",
+    "seed", "device", "chunk", "rows", "precision", "deterministic", "eval_every", "eval_fraction", "metrics", "cross",
+    "preset", "plugins",
 )  # fmt: skip
 
 

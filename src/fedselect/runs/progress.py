@@ -40,7 +40,9 @@ def measured(record: Record, headline: Measure) -> str:
         return "-"
     who = record["clients"][headline.name]
     of = sum(v is not None for v in who)
-    return headline.said(record[headline.name]) + ("" if of == len(who) else f" of {of} client{'s' if of > 1 else ''}")
+    return headline.said(record[headline.name]) + (
+        "" if of == record.get("of", len(who)) else f" of {of} client{'s' if of > 1 else ''}"
+    )
 
 
 def names(configs: Sequence[Config]) -> Callable[[Config], str]:

@@ -300,8 +300,7 @@ class _Run:
         live = self.simulation.live_share()
         if ranks.rank() != 0:
             return
-        clients = self.simulation.data.clients
-        tested, validation = [c.tested for c in clients], [c.validation for c in clients]
+        tested, validation = (self.simulation.data.samples(part) for part in ("test", "val"))
         summary = {
             **summarise(self.config, self.history, tested, validation),
             "share_live": None if live is None else round(live, 6),

@@ -23,6 +23,7 @@ def summarise(
         "model": config.model["name"],
         "seed": config.seed,
         "score": config.score,
+        **({"eval_fraction": config.eval_fraction} if config.eval_fraction < 1.0 else {}),
         "view": config.view or config.make_method().view,  # the view that the headline reports
     }
     return summary(about, config.measured(), history, tested, environment(config.device, config.precision), validation)

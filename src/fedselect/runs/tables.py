@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Line:
     kept: bool  # whether rounds were chosen on validation data, instead of the last
     chosen: Counter[str]  # models that clients chose, with --view best
     others: float | None  # headline metric on other clients' data, with --cross
+    drawn: str = ""  # how many clients were evaluated, if not all: "100 of 10000"
 
     @property
     def mean(self) -> float:
@@ -77,6 +78,7 @@ def rows(runs: Sequence[Path]) -> list[Line]:
             score=group[0].get("score", "test"),
             chosen=Counter(c["model"] for s in group for c in s.get("chosen", ()) if c["model"]),
             kept=any(s.get("kept") is not None for s in group),
+            drawn=_drawn(group, first),
             others=_mean([_elsewhere(s["cross"]) for s in group if "cross" in s], len(group)),
         )
         for method, group in summaries.items()
@@ -141,6 +143,8 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
         if r.chosen:
             named = ", ".join(f"{model} {many}" for model, many in r.chosen.most_common())
             table.caption += f"; {r.name}: each client's choice on its validation data ({named})"
+    if drawn := {r.drawn: None for r in found if r.drawn}:
+        table.caption += f"; evaluated on {' or '.join(drawn)} clients, drawn at random"
     if any(r.kept for r in found):
         table.caption += "; rounds were chosen on validation data"
     table.caption_justify = "left"
@@ -155,6 +159,12 @@ def _named(runs: Sequence[Path]) -> list[tuple[str, Path]]:
 def _reports(views: Sequence[str]) -> str:
     """The view that all runs of a row report; "merged" if they differ."""
     return views[0] if len(set(views)) == 1 else "merged"
+
+
+def _drawn(group: Sequence[Mapping[str, Any]], headline: str) -> str:
+    """How many clients were evaluated, if some of these runs drew them."""
+    over = [s["over_clients"][headline] for s in group if "eval_fraction" in s]
+    return f"{min(o['defined'] for o in over)} of {over[0]['clients']}" if over else ""
 
 
 def _mean(found: Sequence[float | None], whole: int) -> float | None:

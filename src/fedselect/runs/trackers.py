@@ -20,7 +20,7 @@ from fedselect.runs.labels import flat
 from fedselect.runs.rundir import read_configs
 from fedselect.runs.runner import Watch
 from fedselect.simulate.keeping import is_end
-from fedselect.simulate.records import Record, columns
+from fedselect.simulate.records import ID, Record, columns
 from fedselect.tasks import Measure, Spread
 from fedselect.tasks.metrics import LOSS
 
@@ -70,7 +70,8 @@ def numbers(record: Record, metrics: Sequence[Measure]) -> dict[str, float]:
     for m in metrics:
         found[f"worst_tenth/{m.name}"] = Spread.of(m, own := record["clients"][m.name]).worst_tenth
         if m.name != LOSS:
-            found.update({f"client/{i}/{m.name}": v for i, v in enumerate(own)})
+            who = record["clients"].get(ID, range(len(own)))
+            found.update({f"client/{i}/{m.name}": v for i, v in zip(who, own, strict=True)})
     return {name: float(v) for name, v in found.items() if v is not None}
 
 

@@ -16,14 +16,22 @@ from torch import Tensor
 from fedselect.aggregate.aggregator import Mean
 from fedselect.core import snapshots
 from fedselect.core.errors import CheckpointError
+from fedselect.core.files import disk
 from fedselect.core.tree import State, flat, nested, together
 from fedselect.simulate import ranks
+from fedselect.simulate.disk import Disk
 from fedselect.simulate.store import Compact, Store
 from fedselect.tasks import Classification
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
 
+ROWS = {Store.kind: "all", Compact.kind: "personal", Disk.kind: "disk"}
+"""Which rows each kind of store keeps, as the option says it."""
+LISTED = 100_000
+"""With more clients than this, a manifest has a digest of when they join."""
+ROWS_FILE = "rows.bin"
+"""In a checkpoint: the rows of a store on disk, one after another."""
 ADVICE = "delete this folder to continue from an earlier checkpoint, or start the run again with --overwrite."
 
 
@@ -58,6 +66,7 @@ LATER: dict[str, Any] = {
     "keep": "last",
     "view": None,
     "patience": None,
+    "eval_fraction": 1.0,
     "aggregate": {"name": "mean", "server_momentum": 0.0},
     "training": {
         "optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
@@ -116,7 +125,8 @@ def owner(simulation: "Simulation") -> Run:
         "method": _plain(s.method), "seed": s.seed, "training": _plain(s.training), "fraction": s.fraction,
         "task": LATER["task"] if s.task == Classification() else _plain(s.task),
         "metrics": [name for name in s._kept if name not in {m.name for m in s.task.measured()}],
-        "late": s._from.tolist(), "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
+        "late": s._from.tolist() if s.clients <= LISTED else _digest(s._from),
+        "parameters": identity({n: list(v.shape) for n, v in s.initial.items()})[:12],
         "initial values": _digest(*s.initial.values()),
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
@@ -124,6 +134,7 @@ def owner(simulation: "Simulation") -> Run:
         **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
     }  # fmt: skip
     config |= {} if s.keep == "last" else {"keep": s.keep}
+    config |= {} if s.eval_fraction == 1.0 else {"eval_fraction": s.eval_fraction}
     config |= {"view": s.view} if s.view == "best" else {}
     config |= {} if s.model.adapters is None else {"adapters": s.model.adapters.to_json(), "base": s.model.base[:12]}
     if s.training.the_schedule.needs_rounds:
@@ -159,7 +170,8 @@ def _digest(*tensors: Tensor) -> str:
 def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
     """Write the simulation's state, then drop all but the last two."""
     store, round = simulation.store, simulation.round
-    rows = ranks.collect({**store.dump(), "": {"joined": store.joined}}, simulation.clients)
+    files = {ROWS_FILE: store.save} if isinstance(store, Disk) else {}
+    rows = ranks.collect({**({} if files else store.dump()), "": {"joined": store.joined}}, simulation.clients)
     if ranks.rank() == 0:
         tensors = {
             **flat("server", simulation.server),
@@ -173,7 +185,7 @@ def save(folder: Path, simulation: "Simulation", run: Run) -> Path:
         said |= {"charged": simulation.budget.charged} if simulation.budget else {}
         said |= {"kept": simulation.kept.dump()[0]} if simulation.kept else {}
         before = [int(p.name) for p in snapshots.places(folder) if int(p.name) < round]
-        snapshots.save(folder, round, tensors, said, keep=before[-1:])
+        snapshots.save(folder, round, tensors, said, keep=before[-1:], files=files)
     return snapshots.at(folder, round)
 
 
@@ -205,7 +217,7 @@ def find(folder: Path, run: Run, most: int | None = None, lost: str = "") -> Fou
         _claim(place, said, run)
         if damage:
             warnings.warn(f"{damage}; using the checkpoint before it, of round {int(place.name)}.", stacklevel=2)
-        return Found(place, int(said["chunk"]), "personal" if said.get("store") == Compact.kind else "all")
+        return Found(place, int(said["chunk"]), ROWS.get(said.get("store", Store.kind), "all"))
     if damage:
         raise CheckpointError(f"no checkpoint is intact ({damage}); delete {folder}, and resume starts from the first round.")
     return None
@@ -289,6 +301,7 @@ def load(place: Path, simulation: "Simulation", run: Run) -> None:
     if store.kind == Store.kind:
         rows = {k: {n: ranks.own_rows(v) for n, v in t.items()} for k, t in rows.items()}
     put_back(simulation, {
+        "file": place / ROWS_FILE,
         "round": int(said["round"]), "server": nested("server", tensors), "memory": nested("aggregate", tensors), "rows": rows,
         "joined": ranks.own_rows(tensors["joined"]), "charged": said.get("charged", 0),
         "kept": (said.get("kept"), nested("kept", tensors)),
@@ -310,7 +323,11 @@ def put_back(simulation: "Simulation", stands: Mapping[str, Any]) -> None:
     simulation.round = stands["round"]
     simulation.server = _placed(stands["server"], simulation.device)
     simulation.memory = _placed(stands["memory"], simulation.device)
-    simulation.store.load(stands["rows"])
+    if isinstance(simulation.store, Disk) and "file" in stands:
+        with disk(stands["file"]), stands["file"].open("rb") as file:
+            simulation.store.restore(file)
+    else:
+        simulation.store.load(stands["rows"])
     simulation.store.joined = stands["joined"]
     if simulation.budget is not None:
         simulation.budget.charged = max(simulation.budget.charged, stands["charged"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, TrainingError
-from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
+from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, put, take, together
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, exact, for_clients
@@ -21,6 +21,7 @@ from fedselect.private.settings import Private, as_private
 from fedselect.private.words import statement
 from fedselect.secret.mean import Over, check_secret, hidden
 from fedselect.simulate import checkpoint, ranks, trial
+from fedselect.simulate.disk import Disk
 from fedselect.simulate.inputs import (
     Network,
     as_aggregator,
@@ -71,12 +72,13 @@ class Simulation:
         fraction: The share of clients that train in a round.
         late: How many clients join late, and in which round (counted from 1), such as `(2, 10)`.
         chunk: How many clients run at once; `auto` fits them to the memory.
-        rows: What is stored per client between rounds: `all`, or `personal` parameters only.
+        rows: What is stored per client between rounds: `all`, or `personal` parameters only, in memory or on `disk`.
         device: `auto`, `cpu`, `cuda` or one GPU such as `cuda:1`.
         precision: `auto`, `float32`, or on a GPU `tf32` or `bf16`.
         recompute: Keep only the inputs of each transformer block and recompute its activations in the backward pass.
         deterministic: Refuse GPU operations whose result may differ from one time to the next.
         eval_every: Rounds between evaluations.
+        eval_fraction: The share of clients that an evaluation covers, drawn anew each time.
         val: Also score validation data (`val_accuracy`, `val_loss`).
         keep: Which models are the result: those of the `last` round, of the `best` round on validation data, or of each
             client's `own` best round.
@@ -117,6 +119,7 @@ class Simulation:
         recompute: bool = False,
         deterministic: bool = False,
         eval_every: int = 1,
+        eval_fraction: float = 1.0,
         val: bool = False,
         keep: str = "last",
         view: str | None = None,
@@ -134,14 +137,14 @@ class Simulation:
         task = as_task(task, data)
         model = as_model(model, data, task)
         self.clients = len(data.clients)
-        check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every)
+        check_ranges(seed=seed, fraction=fraction, chunk=chunk, rows=rows, eval_every=eval_every, eval_fraction=eval_fraction)
         check_ranges(
             deterministic=deterministic, headline=headline, metrics=metrics, secret=secret, mean=mean, keep=keep, view=view
         )
         check_secret(secret, mean, self.aggregator)
         if not isinstance(val, bool):
             raise InputError(f"val is True or False, not {val!r}; validation data belongs in fs.ClientData(val=...).")
-        check_validation(data, val, keep, view)
+        check_validation(data, val, keep, view, eval_fraction)
         val = val or keep != "last" or view is not None
         check_ranges(**({} if rounds is None else {"rounds": rounds}))
         check_present(late, self.clients)
@@ -169,6 +172,7 @@ class Simulation:
         self._kept = [m.name for m in same]  # the same for any headline, so that checkpoints fit
         keep_memory()
         self.eval_every, self.deterministic, self.val = eval_every, deterministic, val
+        self.eval_fraction = eval_fraction
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
@@ -209,9 +213,10 @@ class Simulation:
         how = {
             "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
-            "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
+            "rows": checkpoint.ROWS[self.store.kind], "device": self.device.type,
             "precision": self.precision, "recompute": self.fitted.recompute, "deterministic": self.deterministic,
-            "eval_every": self.eval_every, "val": self.val, "keep": self.keep, "view": "best" if self.view == "best" else None,
+            "eval_every": self.eval_every, "eval_fraction": self.eval_fraction, "val": self.val,
+            "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,
         }  # fmt: skip
@@ -272,6 +277,10 @@ class Simulation:
             return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
         return random.choose(self.seed, present, most(self.fraction, len(present)), self.round, "cohort")
 
+    def _drawn(self, present: Tensor) -> Tensor:
+        """The clients that are evaluated after this round."""
+        return random.choose(self.seed, present, most(self.eval_fraction, len(present)), self.round, "evaluation")
+
     def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:
         """This round's uploads from all processes, with one row of side statistics for each client."""
         ids, extra = ranks.gathered(order, extras)
@@ -286,7 +295,7 @@ class Simulation:
         self.need(view)
         if len(ranks.own(ids)) < len(ids):
             raise InputError("a process holds only the models of its own clients; ask for those, or run in one process.")
-        joined = self.store.joined[ranks.place(ids)]
+        joined = self._joined(ids)
         if not bool(joined.all()):
             raise InputError(f"client {int(ids[~joined][0])} has not joined yet and has no model.")
         if self.kept and bool(self.kept.store.joined[ids].all()):
@@ -312,9 +321,11 @@ class Simulation:
 
     def masks(self) -> Tree:
         """Which parameters are personal: {name: bool (clients, ...)}."""
-        if not bool(self.store.joined.any()):
+        everybody = torch.arange(self.clients)
+        if not bool(self._joined(everybody).any()):
             raise InputError("no client has joined yet, so there are no masks; run a round first.")
-        found = self.method.mask(self.model, self.store.take(torch.arange(self.clients), self.device))
+        state = self._open(everybody)[0] if isinstance(self.store, Disk) else self.store.take(everybody, self.device)
+        found = self.method.mask(self.model, state)
         shapes = {n: (self.clients, *self.initial[n].shape) for n in found}
         return {n: m.clone() if isinstance(m, Tensor) else torch.full(shapes[n], m) for n, m in found.items()}
 
@@ -328,8 +339,8 @@ class Simulation:
         """Refuse a view that needs models that are not kept."""
         if view != "merged" and self.store.forgets:
             raise InputError(
-                "with rows=personal clients keep their personal parameters, not their local models; use view='merged' or "
-                "rows=all."
+                f"with rows={checkpoint.ROWS[self.store.kind]} clients keep their personal parameters, not their local models; "
+                "use view='merged' or rows=all."
             )
 
     def cross(self) -> Tensor:
@@ -338,7 +349,7 @@ class Simulation:
             raise InputError("no client has test data to evaluate models on; give fs.ClientData(test=...).")
         out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
         mine = ranks.own(torch.arange(self.clients))
-        for ids in self._chunks(mine[self.store.joined[ranks.place(mine)]]):
+        for ids in self._chunks(mine[self._joined(mine)]):
             models, test = self.models(ids), self._split["test"]
             for j in range(self.clients):
                 theirs = test.rows(torch.full_like(ids, j))
@@ -365,7 +376,7 @@ class Simulation:
     def _ends(self, ids: Tensor) -> tuple[str, str]:
         """The smallest and the largest whole number among the inputs of these clients, and which client has it."""
         layout = self.data.layout
-        parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
+        parts = [(i, s.x[s.of(i)]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
         given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
         found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
@@ -436,7 +447,24 @@ class Simulation:
         state = self.store.take(ranks.place(ids), self.device)
         if ahead:
             self.store.prefetch(ranks.place(ahead[0]))
+        if isinstance(self.store, Disk) and len(new := (~self.store.joined[ids]).nonzero().flatten()):
+            for key, tree in self.store.carried(self._join(ids[new])).items():
+                put(state[key], new.to(self.device), tree)
         return state, self.method.down(self.server, ids.to(self.device, non_blocking=True))
+
+    def _join(self, ids: Tensor) -> State:
+        """The states with which clients join. A store on disk holds only clients that trained; others join when needed."""
+        since = self._from[ids]
+        if len(rounds := sorted(set(since.tolist()))) == 1:
+            return Stack([self]).do(Job("join", ids, rounds[0]))  # type: ignore[no-any-return]
+        parts = [(since == r).nonzero().flatten() for r in rounds]
+        back = torch.cat(parts).argsort().to(self.device)
+        states = [self._join(ids[part]) for part in parts]
+        return {k: take({n: torch.cat([s[k][n] for s in states]) for n in t}, back) for k, t in states[0].items()}
+
+    def _joined(self, ids: Tensor) -> Tensor:
+        """Which of these clients have joined."""
+        return self._from[ids] < self.round if isinstance(self.store, Disk) else self.store.joined[ranks.place(ids)]
 
     def _work(self, ids: Tensor, round: int) -> Work:
         return Stack([self]).work(ids, round)
@@ -448,7 +476,7 @@ class Simulation:
         for at in range(0, len(order), self.chunk):
             yield torch.tensor(order[at : at + self.chunk])
 
-    def _new_store(self, rows: str, state: State) -> Store | Compact:
+    def _new_store(self, rows: str, state: State) -> Store | Compact | Disk:
         """Where client states are stored: on the device if all run at once, else on the host; packed if they are too many."""
         here = ranks.share(self.clients)
         if rows == "auto":
@@ -458,10 +486,11 @@ class Simulation:
             return Store(here, self.device if self.chunk >= here else torch.device("cpu"))
         if ranks.world() > 1:
             raise InputError("several processes store whole rows; use more processes, or rows=all.")
-        return Compact(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
+        packed = Disk if rows == "disk" else Compact
+        return packed(here, self.device, lambda s: self.method.carries(self.model, s), state, len(self.metrics))
 
     def _resting(self) -> torch.device:
         """Where the models of kept rounds are stored: with the clients' rows, which must all be at hand."""
-        if isinstance(self.store, Compact) or ranks.world() > 1:
+        if not isinstance(self.store, Store) or ranks.world() > 1:
             raise InputError("keep=best and own need whole rows of all clients in one process; use rows=all, without torchrun.")
         return self.store.device

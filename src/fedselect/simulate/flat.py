@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from fedselect.core.tree import State, matrix, together
 from fedselect.methods.method import Carried
 from fedselect.simulate import ragged
 
+Count = TypeVar("Count", int, Tensor)
 ALIGN = 8
 """Sections of a row start at multiples of the widest dtype."""
 
@@ -29,7 +31,7 @@ class Section:
     def sizes(self) -> list[int]:
         return [shape.numel() for shape in self.shapes]
 
-    def nbytes(self, count: Tensor) -> Tensor:
+    def nbytes(self, count: Count) -> Count:
         """Bytes for this many entries, padded to where the next section may start."""
         size = (count + 7) // 8 if self.dtype == torch.bool else count * self.dtype.itemsize
         return (size + ALIGN - 1) // ALIGN * ALIGN
@@ -60,7 +62,7 @@ class Layout:
     @property
     def longest(self) -> int:
         """Most bytes of a row: all entries of all sections."""
-        return sum(int(s.nbytes(torch.tensor(sum(s.sizes)))) for s in self.sections if s.under is not False)
+        return sum(s.nbytes(sum(s.sizes)) for s in self.sections if s.under is not False)
 
     def nbytes(self, counts: Tensor) -> Tensor:
         """Bytes of every row by section, from the number of entries it holds: both (C, sections)."""

@@ -43,6 +43,7 @@ class RunOptions(TypedDict, total=False):
     recompute: bool
     deterministic: bool
     eval_every: int
+    eval_fraction: float
     val: bool
     keep: Literal["last", "best", "own"]
     view: Literal["best"] | None
@@ -176,6 +177,8 @@ def as_task(task: Task | str | None, data: Federation) -> Task:
 
 def fit(task: Task, data: Federation, there: Tensor) -> Task:
     """The task, fitted to the training targets of the clients that are present from the start."""
+    if task.statistics(data.clients[0].train[1].cpu(), data) is None:
+        return task
     mine = [c.train[1].cpu() for c, here in zip(data.clients, there.tolist(), strict=True) if here]
     rows = [row for y in mine if (row := task.statistics(y, data)) is not None]
     return task.fitted(torch.stack(rows), torch.tensor([len(y) for y in mine], dtype=torch.float64)) if rows else task
@@ -213,7 +216,12 @@ RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "late": (object, lambda v: v is None or _is_pair(v), "is how many clients join late and in which round, such as (2, 10)"),
     "eval_every": (Integral, lambda v: v >= 1, "must be at least 1"),
     "chunk": (object, lambda v: v == "auto" or (isinstance(v, int) and v >= 1), "must be at least 1 or auto"),
-    "rows": (object, lambda v: v in ("auto", "all", "personal"), "must be auto, all or personal"),
+    "eval_fraction": (
+        Real,
+        lambda v: 0.0 < v <= 1.0,
+        "is the share of clients that are evaluated and must be above 0 and at most 1",
+    ),
+    "rows": (object, lambda v: v in ("auto", "all", "personal", "disk"), "must be auto, all, personal or disk"),
     "device": (object, _is_device, "must be auto, cpu, cuda or one GPU such as cuda:0"),
     "precision": (object, lambda v: v in ("auto", "float32", "tf32", "bf16"), "must be auto, float32, tf32 or bf16"),
     "deterministic": (object, lambda v: isinstance(v, bool), "must be True or False"),
@@ -253,8 +261,10 @@ def no_validation(keep: str) -> InputError:
     )
 
 
-def check_validation(data: Federation, val: bool, keep: str, view: str | None) -> None:
-    """Refuse to score or choose on validation data if there is none."""
+def check_validation(data: Federation, val: bool, keep: str, view: str | None, eval_fraction: float) -> None:
+    """Refuse to score or choose on validation data if there is none, and to choose a round by some clients only."""
+    if keep != "last" and eval_fraction < 1.0:
+        raise InputError(f"keep={keep} and patience compare rounds over all clients; use eval_fraction=1 or keep=last.")
     if (keep != "last" or view is not None) and not data.has("val"):
         raise no_validation(keep)
     if val and not data.has("val"):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, Tree, clone, take
-from fedselect.simulate.records import CHOSEN, SENT, Record, evaluated, mean_of, validated
+from fedselect.simulate.records import CHOSEN, SENT, Record, evaluated, mean_of, validated, whole
 from fedselect.simulate.store import Store
 from fedselect.tasks.metrics import Measure
 
@@ -118,8 +118,10 @@ def final(history: Sequence[Record], headline: str) -> Record | None:
     "round" is the last one in any case, and "kept" says which ones count. None if nothing was evaluated.
     """
     last = next((r for r in reversed(history) if r[headline] is not None), None)
-    if last is None or last.get("kept") is None:
-        return last
+    if last is None:
+        return None
+    if last.get("kept") is None:
+        return {**last, "clients": whole(last)}
     by = {r["round"]: r["clients"] for r in history}
     kept = last["kept"] if isinstance(last["kept"], list) else [last["kept"]] * len(last["clients"][headline])
     lists = {

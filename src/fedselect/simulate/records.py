@@ -1,6 +1,6 @@
 """What a round records about its clients: numbers, and whether their models are still finite."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,15 @@ from fedselect.data import Federation
 from fedselect.tasks.metrics import Measure, known
 
 Record = dict[str, Any]
-"""One round as written to metrics.jsonl: means, and under "clients" one list entry for each client."""
+"""One round as written to metrics.jsonl: means, and under "clients" one list entry for each client.
+
+If it does not list all clients, "id" has the numbers of those it lists, and "of" says how many clients there are.
+"""
 SENT = ("bytes_up", "bytes_down")
+ID = "id"
+"""The numbers of the clients in a record's lists, if it does not list all of them."""
+MANY = 1000
+"""With more clients than this, a record lists only those that trained or were measured, if they are less than half of all."""
 CHOSEN = "chosen"
 """The name of the view that a client reports, if clients choose."""
 
@@ -75,24 +82,49 @@ def wrong(record: Any, round: int, metrics: Sequence[Measure]) -> str:
     lost += [n for n in known if not isinstance(lists.get(n), list)]
     if lost:
         return f"it lacks {lost[0]!r}"
-    return "" if len({len(lists[n]) for n in known}) == 1 else "its lists have different numbers of clients"
+    if ID in lists and not isinstance(record.get("of"), int):
+        return "it lacks 'of', the number of clients"
+    listed = [ID, *known] if ID in lists else known
+    return "" if len({len(lists[n]) for n in listed}) == 1 else "its lists have different numbers of clients"
 
 
 class Notes:
     """What a round measures of each client. Numbers are read after the round, because reading one waits for the GPU."""
 
-    def __init__(self, clients: int, columns: Sequence[str]) -> None:
-        self._lists: dict[str, list[Any]] = {k: [None] * clients for k in columns}
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._values: dict[str, dict[int, Any]] = {k: {} for k in columns}
         self._found: list[tuple[str, Tensor, Tensor]] = []
 
     def add(self, what: str, ids: Tensor, values: Tensor) -> None:
         self._found.append((what, ids, values))
 
-    def lists(self) -> dict[str, list[Any]]:
+    def values(self) -> dict[str, dict[int, Any]]:
+        """The columns, each with values by client."""
         for what, ids, values in self._found:
             for i, v in zip(ids.tolist(), values.tolist(), strict=True):
-                self._lists[what][i] = known(v) if isinstance(v, float) else v
-        return self._lists
+                self._values[what][i] = known(v) if isinstance(v, float) else v
+        return self._values
+
+
+def listed(own: Mapping[str, Mapping[int, Any]], clients: int, everybody: bool) -> tuple[Sequence[int], dict[str, list[Any]]]:
+    """The clients that a record lists, and its lists; without `everybody`, of many clients only those with values."""
+    there = {i for values in own.values() for i in values}
+    some = not everybody and clients > MANY and 2 * len(there) < clients
+    who = sorted(there) if some else range(clients)
+    lists = {k: [values.get(i) for i in who] for k, values in own.items()}
+    return who, {ID: list(who), **lists} if some else lists
+
+
+def whole(record: Record) -> dict[str, list[Any]]:
+    """A record's lists with an entry for every client."""
+    lists = record["clients"]
+    if ID not in lists:
+        return lists  # type: ignore[no-any-return]
+    out = {name: [None] * record["of"] for name in lists if name != ID}
+    for name, values in out.items():
+        for i, v in zip(lists[ID], lists[name], strict=True):
+            values[i] = v
+    return out
 
 
 class Finite:

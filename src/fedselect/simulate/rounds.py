@@ -19,9 +19,11 @@ from fedselect.methods.method import check_upload
 from fedselect.secret.mean import ROUNDING
 from fedselect.secret.sizes import Sizes
 from fedselect.simulate import ranks
+from fedselect.simulate.disk import Disk
 from fedselect.simulate.jobs import Asked, Full, Job, Turn
 from fedselect.simulate.records import (
     CHOSEN,
+    ID,
     SENT,
     Finite,
     Notes,
@@ -29,10 +31,12 @@ from fedselect.simulate.records import (
     check_defined,
     check_figures,
     evaluated,
+    listed,
     mean_of,
     validated,
 )
-from fedselect.simulate.store import Compact
+from fedselect.simulate.stack import Stack
+from fedselect.simulate.store import Store
 from fedselect.simulate.trial import TOO_LARGE
 
 if TYPE_CHECKING:
@@ -47,7 +51,7 @@ class Round:
 
     def __init__(self, run: "Simulation", turn: Turn) -> None:
         self.run, self.turn = run, turn
-        self._notes = Notes(run.clients, run._columns)
+        self._notes = Notes(run._columns)
         self._finite = Finite(run.data)
 
     def asks(self) -> Generator[Asked, Any, Record]:
@@ -77,14 +81,15 @@ class Round:
         del folded, extras, server, mean, heard, memory
         s.round += 1
         if self.turn.evaluate:
-            yield from self._evaluate(here)
+            yield from self._evaluate(ranks.own(s._drawn(present)))
         yield None
         return self._record()
 
     def _join(self, here: Tensor) -> Generator[Job, Any, None]:
         """Let the clients join that are new."""
         s = self.run
-        waiting = deque(s._chunks(here[~s.store.joined[ranks.place(here)]]))
+        new = here[:0] if isinstance(s.store, Disk) else here[~s.store.joined[ranks.place(here)]]
+        waiting = deque(s._chunks(new))
         while waiting:
             ids = waiting.popleft()
             try:
@@ -133,10 +138,10 @@ class Round:
                 self._finite.settle(s.round + 1)
         return order, extras
 
-    def _evaluate(self, here: Tensor) -> Generator[Job, Any, None]:
-        """Score the models of the clients that are present."""
+    def _evaluate(self, drawn: Tensor) -> Generator[Job, Any, None]:
+        """Score the models of the clients that this evaluation covers."""
         s = self.run
-        waiting = deque(s._chunks(here))
+        waiting = deque(s._chunks(drawn))
         while waiting:
             ids = waiting.popleft()
             state, down = s._open(ids, ahead=waiting)
@@ -148,8 +153,8 @@ class Round:
                 else:
                     merged = yield Job("personal", ids, s.round - 1, state, down)
                 found = yield Job("score", ids, s.round - 1, {"model": merged})
-                if isinstance(s.store, Compact) and s.store.forgets:
-                    local = {name: s.store.scores[ids, i] for i, name in enumerate(s._kept)}
+                if not isinstance(s.store, Store) and s.store.forgets:
+                    local = self._remembered(ids)
                 else:
                     local = yield Job("score", ids, s.round - 1, {"model": s.method.local(state)})
                 own = {"local": s.method.local(state), "merged": merged, "best": best}[s.view]
@@ -169,8 +174,20 @@ class Round:
                 self._notes.add(validated(name), ids, values)
             self._notes.add("share", ids, s._share(state))
             self._finite.watch(ids, merged)
-            if len(here) > s.chunk:
+            if len(drawn) > s.chunk:
                 self._finite.settle(s.round)
+
+    def _remembered(self, ids: Tensor) -> dict[str, Tensor]:
+        """What the local models of these clients scored when they were dropped."""
+        s = self.run
+        assert not isinstance(s.store, Store)
+        found = dict(zip(s._kept, s.store.scored(ids).T, strict=True))
+        if isinstance(s.store, Disk) and len(new := (~s.store.joined[ids]).nonzero().flatten()):
+            model = s.method.local(s._join(ids[new]))
+            fresh = Stack([s]).do(Job("score", ids[new], s.round - 1, {"model": model}))
+            for name, values in found.items():
+                values[new] = fresh[name].cpu()
+        return found
 
     def _note(self, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
         headline = self.run.metrics[0].name
@@ -189,9 +206,10 @@ class Round:
 
     def _put(self, ids: Tensor, state: State, scores: dict[str, Tensor] | None) -> None:
         s = self.run
-        s.store.put(ranks.place(ids), state)
-        if scores is not None and isinstance(s.store, Compact):
-            s.store.scores[ids] = torch.stack([scores[name] for name in s._kept], 1).cpu()
+        if isinstance(s.store, Store):
+            s.store.put(ranks.place(ids), state)
+        else:
+            s.store.put(ids, state, None if scores is None else torch.stack([scores[n] for n in s._kept], 1).cpu())
 
     def _halve(self, ids: Tensor) -> list[Tensor]:
         """The GPU is full: split these clients in two, and use the smaller chunk from now on."""
@@ -209,24 +227,23 @@ class Round:
         """Every process gets the same record, or the same error."""
         s = self.run
         self._finite.settle(s.round)
-        lists: dict[str, list[Any]] = {k: [None] * s.clients for k in s._columns}
-        found = ranks.everywhere((self._notes.lists(), self._finite.problem))
+        found = ranks.everywhere((self._notes.values(), self._finite.problem))
         problem = next((p for _, p in found if p), None)
         if problem:
             raise TrainingError(problem)
-        for r, (theirs, _) in enumerate(found):
-            for k, values in theirs.items():
-                lists[k][r :: len(found)] = values[r :: len(found)]
-        if CHOSEN in lists:
-            lists[CHOSEN] = [None if c is None else CHOICES[c] for c in lists[CHOSEN]]
-        check_figures(lists, s.metrics, [c.name or i for i, c in enumerate(s.data.clients)], s.round)
+        own = {k: {i: v for theirs, _ in found for i, v in theirs[k].items()} for k in s._columns}
+        if CHOSEN in own:
+            own[CHOSEN] = {i: CHOICES[c] for i, c in own[CHOSEN].items()}
+        who, lists = listed(own, s.clients, everybody=s.kept is not None)
+        check_figures(lists, s.metrics, [s.data.clients[i].name or i for i in who], s.round)
         record = {
             "round": s.round,
             "seconds": round(time.perf_counter() - self.turn.began, 4),
             **({"epsilon": s.budget.spent_so_far} if s.budget else {}),
-            **{k: mean_of(v) for k, v in lists.items() if k not in (*SENT, CHOSEN)},
+            **{k: mean_of(v) for k, v in lists.items() if k not in (*SENT, CHOSEN, ID)},
             **{k: sum(v or 0 for v in lists[k]) for k in SENT},
             "clients": lists,
+            **({"of": s.clients} if ID in lists else {}),
             **({"cut": round(float(s.memory["cut"]["share"]), 6)} if s.secret else {}),
         }
         if s.kept and evaluated(record):

@@ -38,6 +38,8 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
         return None
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
     data = run._split["train"]
+    if data.index is not None:  # joining such pools would read them into memory
+        return None
     numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
     asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)

@@ -148,8 +148,11 @@ class Compact:
         state = flat.unpack(self._layout, packed, self._counts[ids])
         return {k: moved(t, device) for k, t in state.items()}
 
-    def put(self, ids: Tensor, state: State) -> None:
-        """Pack states and start copying them to the host; the state may be overwritten at once."""
+    def put(self, ids: Tensor, state: State, scores: Tensor | None = None) -> None:
+        """Pack states and start copying them to the host; the state may be overwritten at once.
+
+        scores: what the clients' local models scored, (C, metrics).
+        """
         ids = ids.cpu()
         if not flat.layout(state, self._carries(state)).part_of(self._layout):
             raise InputError("a client's state has tensors that it did not have before, so it cannot be stored packed.")
@@ -158,6 +161,8 @@ class Compact:
             self._ahead = None  # it was copied too early
         self._counts[ids] = counts
         self.joined[ids] = True
+        if scores is not None:
+            self.scores[ids] = scores
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream(self.device))
             packed.record_stream(self._side)
@@ -165,6 +170,10 @@ class Compact:
         with self._aside():
             for row, part in zip(ids.tolist(), torch.split(packed, sizes), strict=True):
                 self._write(row, part)
+
+    def scored(self, ids: Tensor) -> Tensor:
+        """What the local models of these clients scored when they were put, NaN if unknown: (C, metrics), float64."""
+        return self.scores[ids]
 
     def dump(self) -> State:
         """What a checkpoint holds of the clients, besides `joined`: all rows end to end, their lengths, entries and scores."""

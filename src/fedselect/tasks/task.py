@@ -72,7 +72,7 @@ class Task(Shown, ABC):
         return torch.zeros(2, *data.target_shape)
 
     def statistics(self, targets: Tensor, data: Targets) -> Tensor | None:
-        """What the task must know of a client's training targets before training: one row of numbers, or None.
+        """What the task must know of a client's training targets before training: one row of numbers, or None for all.
 
         In a deployment the client sends this row to the server, with its number of samples.
         """

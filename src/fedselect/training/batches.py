@@ -13,6 +13,7 @@ from fedselect.training.transforms import crop_flip
 class Split:
     """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
 
+    With an `index`, these are rows of the index, which says where in the pool each sample lies; the pool may then be a file.
     Pictures stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
     """
 
@@ -26,6 +27,7 @@ class Split:
     augment: str = "none"
     sizes: tuple[int, ...] | None = None  # n, if the host can read it without waiting for a GPU
     picks: Tensor | None = None  # (C, longest): a subset of each client's rows; None: all of them, in order
+    index: Tensor | None = None  # the position of each sample in the pool; None: samples lie client after client
 
     def __post_init__(self) -> None:
         if self.sizes is None:
@@ -45,7 +47,13 @@ class Split:
 
     def places(self, index: Tensor) -> Tensor:
         """Positions of samples in the pool, by their number within each client: (C, b)."""
-        return self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
+        at = self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
+        return at if self.index is None else self.index[at].to(at.dtype)
+
+    def of(self, client: int) -> Tensor:
+        """Positions in the pool of one client's samples."""
+        assert self.sizes is not None
+        return self.rows(slice(client, client + 1)).places(torch.arange(self.sizes[client], device=self.n.device)[None])[0]
 
     def batch(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples by their number within each client: (C, b) -> (C, b, ...), (C, b); with keys, augmented."""
@@ -67,4 +75,5 @@ class Split:
         shift = None if self.shift is None else self.shift.to(device)
         x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
         picks = None if self.picks is None else self.picks.to(device)
-        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks)
+        index = None if self.index is None else self.index.to(device)
+        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks, index=index)

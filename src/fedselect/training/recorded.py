@@ -136,7 +136,7 @@ class Programs:
             return lambda i: body(i, found)
 
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
-        kept = (data.x.data_ptr(), data.augment)
+        kept = (*_pool(data), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
         self._compile(what, body, ready, inputs)
         for done in range(first, last):
@@ -171,7 +171,7 @@ class Programs:
 
         recorded = None
         if split.n.is_cuda:  # a CPU spends its time on the numbers themselves
-            what = ("predict", width, split.x.data_ptr())
+            what = ("predict", width, *_pool(split))
             self._compile(what, body, lambda i: body, inputs)
             recorded = self._recording(what, lambda i: body, inputs)
         return body(inputs) if recorded is None else recorded(inputs, 1)
@@ -314,6 +314,11 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.held)
+
+
+def _pool(data: Split) -> tuple[int, int]:
+    """Which samples a recording reads: parts of a client's data may share one pool."""
+    return data.x.data_ptr(), 0 if data.index is None else data.index.data_ptr()
 
 
 def _identity(fn: Any) -> Any:

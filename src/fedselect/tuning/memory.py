@@ -22,7 +22,7 @@ from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
 from fedselect.tuning import space
 from fedselect.tuning.budget import Budget
-from fedselect.tuning.outcome import History, Judge, Row, rank
+from fedselect.tuning.outcome import History, Judge, Row, check_whole, rank
 from fedselect.tuning.search import Plan, Progress, search
 
 Simulate = Callable[[str, int], Simulation]
@@ -128,6 +128,7 @@ def tune(
         >>> result = fs.run(tuned.method, model="mlp", data=data, rounds=4)
     """
     check_rounds(rounds, how, patience)
+    check_whole(how.get("eval_fraction", 1.0))
     data, seeds = as_federation(data), list(seeds)
     fresh = list(test_seeds) if test_seeds is not None else [max(seeds) + i for i in (1, 2, 3)] if data.has("test") else []
     if {*seeds} & {*fresh}:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedselect.core.errors import InputError
 from fedselect.simulate.keeping import final, in_tail
 from fedselect.simulate.records import Record
 from fedselect.tasks import Measure, Spread
@@ -49,6 +50,12 @@ class Judge:
         found = [None if run is None else self.over(self.clients(run, until)) for run in runs]
         there = [v for v in found if v is not None]
         return statistics.fmean(there) if found and len(there) == len(found) else None
+
+
+def check_whole(eval_fraction: float) -> None:
+    """Refuse to compare settings by different clients."""
+    if eval_fraction < 1.0:
+        raise InputError("tune compares settings over all clients; use eval_fraction=1.")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedselect.simulate import ranks
 from fedselect.tasks import Spread
 from fedselect.tuning import halving
 from fedselect.tuning.budget import Budget
-from fedselect.tuning.outcome import History, Judge, Row, rank
+from fedselect.tuning.outcome import History, Judge, Row, check_whole, rank
 from fedselect.tuning.search import Plan, Progress, planned, search
 
 NAME = "tune.json"
@@ -123,6 +123,7 @@ def start(asked: Asked, out: Path, *, overwrite: bool = False, watch: Watch | No
         raise InputError("a search runs in one process; start it without torchrun.")
     runner.may_write(out, overwrite)
     for config in {c.method["name"]: c for c in reversed(asked.settings.values())}.values():
+        check_whole(config.eval_fraction)
         config.simulation()  # raises before anything runs if a method does not support the model or data
     progress = Progress()
     if asked.rungs is not None:
