@@ -180,7 +180,7 @@ class Server:
         # the same order as in the simulation: methods combine side statistics in it
         order = sorted(updates, key=lambda i: (-samples[i], i))
         if self.budget is not None:
-            self.budget.charge(outcome.round)
+            self.budget.charge(outcome.round, before=self.round)  # losing the file must not free budget
             outcome.epsilon = self.budget.spent_so_far
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
