@@ -31,6 +31,7 @@ from fedselect.secret.protocol import Cohort
 from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
 from fedselect.serve.predictor import Inputs, Meaning
+from fedselect.simulate.protect import check_task
 from fedselect.simulate.records import CHOSEN, validated
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
@@ -60,6 +61,8 @@ class Node:
         if why := assigned.task.unfit_data(data):
             raise DataError(f"client {client}: {why}")
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
+        if assigned.private is not None:  # a server may have started the run without these checks
+            check_task(assigned.task, self._statistics() is not None)
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)
         self._masking: Masking | None = None

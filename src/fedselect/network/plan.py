@@ -345,6 +345,7 @@ class Home:
                 f"{f'private with {asked}' if asked else 'not private'}."
             )
         check_deployed(asked)
+        check_together(asked, plan.config.secret, keeps(plan.config.keep, plan.config.patience), plan.config.view)
         model = dict(plan.config.model)
         if model.get("weights"):
             if self.weights is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedselect.core import random
 from fedselect.core.entropy import Entropy
 from fedselect.core.errors import InputError, RunError
-from fedselect.core.tree import State, Tree, along, clone, put, rows, take, take_mask
+from fedselect.core.tree import State, Tree, clone, put, rows, take, take_mask
 from fedselect.tasks.losses import Goal
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
@@ -150,7 +150,8 @@ class PerSample:
             length = torch.as_tensor(sum(rows(g).double().square().sum(1) for g in masked.values())).sqrt()
             scale = (self.clip / length).clamp_max(1.0)
             for n, g in masked.items():
-                clipped = torch.where(along(length.isfinite(), g).bool(), g.double() * along(scale, g.double()), 0.0)
+                alone = [-1, *[1] * (g.ndim - 1)]
+                clipped = torch.where(length.isfinite().view(alone), g.double() * scale.view(alone), 0.0)
                 total[n].index_add_(0, c, clipped)
         return total
 
