@@ -310,6 +310,9 @@ def test_the_statement_warns_where_it_is_hopeless():
     ):
         assert word in said
     assert client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000).ratio < LOUD
+    secret = "They must not learn which clients train in which round."  # from which follows that less noise will do
+    assert secret in statement(client_guarantee(Private(8), 10_000, 0.1, 100, entries=1000))
+    assert secret not in said
     assert "NOT private" in statement(client_guarantee(Private(8, seeded=True), 10, 1.0, 3, entries=10))
 
 
