@@ -49,6 +49,15 @@ def test_an_app_that_names_another_entry_is_refused(app):
         guard.check_bundle(build_fab_from_disk(app))
 
 
+def test_an_app_that_grows_when_it_is_unpacked_is_refused():
+    bundle = io.BytesIO()
+    with zipfile.ZipFile(bundle, "w", zipfile.ZIP_DEFLATED) as content:
+        content.writestr("pyproject.toml", "#" * (guard.LARGEST + 1))
+    assert len(bundle.getvalue()) < guard.LARGEST / 100
+    with pytest.raises(InputError, match="the app takes more than 16 MB; a configuration does not"):
+        guard.check_bundle(bundle.getvalue())
+
+
 def test_nothing_of_a_refused_app_is_installed(app):
     (app / "evil.py").write_text("import os\n")
     installed = []

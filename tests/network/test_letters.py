@@ -62,6 +62,7 @@ def layout(*rows):
         (layout(["a", "uint8", [float("inf")]]), BODY, "cannot be read"),
         (layout(["a", "uint8", [0, 1 << 63]]), BODY[:0], "gives a the invalid shape"),
         ("[" * 200_000, BODY, "cannot be read"),
+        (json.dumps({"format": 1, "head": {"x": [[]] * (1 << 20)}, "layout": []}), BODY[:0], "at most 4194304 are allowed"),
     ],
 )
 def test_a_damaged_letter_is_refused(text, body, said):

@@ -88,6 +88,7 @@ def test_a_home_comes_back_from_a_node_configuration(tmp_path):
         ({}, "must name partition-id and vault"),
         ({"partition-id": 1}, "vault"),
         ({"partition-id": 1, "vualt": "x"}, "unknown 'vualt'"),
+        ({"partition-id": 1, "vault": "x", "secret": "true"}, "secret in the node configuration is true or false, not 'true'"),
     ],
 )
 def test_a_node_configuration_that_cannot_be_used(flat, said):

@@ -10,6 +10,7 @@ from local import QUICK, Room, assignment, server_state
 
 import fedselect as fs
 from fedselect.network.drive import prepare, serve
+from fedselect.network.letters import Letter
 from fedselect.network.plan import Home, Plan, Shape, defaults, plan
 from fedselect.network.server import Limits, Server
 from fedselect.private.budget import NAME
@@ -148,6 +149,31 @@ def test_a_client_refuses_a_run_that_promises_less(tmp_path, own, asked, said):
     run = Plan.from_flat({**PRIVATE, **({"private": asked} if asked else {})}, "r")
     with pytest.raises(fs.InputError, match=said):
         home.adapt(run)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"keep": "own", "data.val": 10}, "choose a round on validation data, which --private does not cover"),
+        ({"patience": 3, "data.val": 10}, "choose a round on validation data, which --private does not cover"),
+        ({"view": "best", "data.val": 10}, "chooses a model on validation data, which --private does not cover"),
+    ],
+)
+def test_a_client_refuses_a_run_that_a_server_should_not_have_started(tmp_path, more, said):
+    """A server may leave out its own checks."""
+    run = Plan.from_flat({**PRIVATE, "private": "epsilon=8,unit=sample", **more}, "r")
+    with pytest.raises(fs.InputError, match=said):
+        Home(1, tmp_path, private="epsilon=8,unit=sample").adapt(run)
+
+
+@pytest.mark.parametrize("private", ["epsilon=8,unit=sample", "epsilon=8"])
+def test_a_private_client_tells_nobody_about_its_targets(digits, tmp_path, private):
+    """With class weights from the data it would say in its first message which classes it has, without noise."""
+    room, _ = federation(digits, tmp_path, private)
+    room.assigned = replace(room.assigned, task=fs.Classification(class_weights="balanced"))
+    hello = Letter({**room.assigned.address, "kind": "hello", "accepted": [0, 0, 0]})
+    with pytest.raises(fs.InputError, match="learns from all clients' training targets, which --private does not cover"):
+        room.node(0).answer(hello)
 
 
 def test_a_client_takes_part_where_the_promise_is_kept(tmp_path):

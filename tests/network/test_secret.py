@@ -15,10 +15,11 @@ from fedselect.core import random
 from fedselect.methods import METHODS
 from fedselect.network.client import Node
 from fedselect.network.letters import Letter
-from fedselect.network.masking import Masking, signed_part
+from fedselect.network.masking import Masking, signed_part, survivors_part
 from fedselect.network.server import Server
 from fedselect.network.vault import Vault
 from fedselect.secret import keys
+from fedselect.secret.protocol import Cohort
 from fedselect.secret.ring import Ring
 from fedselect.simulate import Simulation
 from fedselect.training.settings import Training
@@ -130,6 +131,22 @@ def never_sends(room):
     room.spoil = lambda i, letter: "is gone" if i == 3 and letter.head["kind"] == "update" else letter
 
 
+def never_agrees(room):
+    room.spoil = lambda i, letter: "is gone" if i == 3 and letter.head["kind"] == "agreed" else letter
+
+
+def agrees_to_nonsense(room):
+    room.spoil = lambda i, letter: (
+        Letter({**letter.head, "signature": "12" * 100}, {}) if i == 3 and letter.head["kind"] == "agreed" else letter
+    )
+
+
+def signs_no_words(room):
+    room.spoil = lambda i, letter: (
+        Letter({**letter.head, "signature": "zz"}, {}) if i == 3 and letter.head["kind"] == "agreed" else letter
+    )
+
+
 def never_opens(room):
     room.spoil = lambda i, letter: "is gone" if i == 3 and letter.head["kind"] == "opened" else letter
 
@@ -149,7 +166,16 @@ def sends_nonsense(room):
 
 @pytest.mark.parametrize(
     ("fault", "counts"),
-    [(never_greeted, False), (never_sends, False), (sends_nonsense, False), (never_opens, True), (opens_nonsense, True)],
+    [
+        (never_greeted, False),
+        (never_sends, False),
+        (sends_nonsense, False),
+        (never_agrees, True),
+        (agrees_to_nonsense, True),
+        (signs_no_words, True),
+        (never_opens, True),
+        (opens_nonsense, True),
+    ],
 )
 def test_a_client_lost_at_any_stage_costs_nobody_else_the_round(data, room, server, fault, counts, monkeypatch):
     """Whose values had arrived is in the sum, whoever opens it; and who comes back goes on."""
@@ -285,6 +311,50 @@ def test_a_client_that_is_sent_another_model_spoils_the_sum(room, server):
     assert server.round == 1
 
 
+def test_a_client_that_is_told_another_task_spoils_the_sum(room, server):
+    """Options of the task say how a client trains: with weights of 0 for everybody else, a sum would be one client's update."""
+    real = room.ask
+
+    def ask(letters, timeout):
+        for number, letter in letters:
+            if number == 102 and letter.head["kind"] == "train":
+                letter = Letter({**letter.head, "task": {"class_weights": "1 1 1 1 1 1 1 1 1 0"}}, letter.parts)
+            yield from real([(number, letter)], timeout)
+
+    room.ask = ask
+    with pytest.raises(fs.RunError, match=r"too few clients opened the sum .*client 2 was asked to open a list"):
+        server.step(room)
+
+
+def test_too_few_who_agree_open_nothing_and_what_they_say_is_cut(room, server):
+    room.spoil = lambda i, letter: (
+        Letter({**letter.head, "kind": "agreed\x1b[31m" + "x" * 1000}, {}) if letter.head["kind"] == "agreed" else letter
+    )
+    with pytest.raises(fs.RunError, match="too few clients agreed for whom to open the sum") as e:
+        server.step(room)
+    assert "open" not in {letter.head["kind"] for _, letter in room.asked}
+    assert "x" * 300 not in str(e.value)
+    assert "\x1b" not in str(e.value)
+
+
+def test_what_a_client_opens_wrongly_is_cut_and_escaped(room, server):
+    room.spoil = lambda i, letter: (
+        Letter({**letter.head, "of": "\x1b[31m" + "x" * 1000}, letter.parts) if letter.head["kind"] == "opened" else letter
+    )
+    with pytest.raises(fs.RunError, match="too few clients opened the sum") as e:
+        server.step(room)
+    assert "x" * 300 not in str(e.value)
+    assert "\x1b" not in str(e.value)
+
+
+@pytest.mark.parametrize("key", [["zz" * 32, "00"], ["00" * 31, "00"], ["00" * 32, "0"], ["00" * 32, ""], ["00" * 32]])
+def test_a_key_that_nobody_could_read_is_rejected_before_all_others_refuse_the_list(room, server, key):
+    room.spoil = lambda i, letter: Letter({**letter.head, "key": key}, {}) if i == 3 and "key" in letter.head else letter
+    outcome = server.step(room)
+    assert sorted(outcome.uploads) == [0, 1, 2]
+    assert outcome.rejected == {"node 103": "it sent no key for the next round"}
+
+
 # ---- what a client refuses
 
 
@@ -388,6 +458,43 @@ def test_a_client_refuses_to_open_what_it_should_not(asked_once, kind):
     letters, room = asked_once
     with pytest.raises(fs.DataError, match=said):
         room.node(1).answer(change(letters["open"]))
+    if kind != "bytes":
+        with pytest.raises(fs.DataError, match=said):
+            room.node(1).answer(change(letters["agree"]))
+
+
+def agreed(change):
+    return lambda letter: Letter({**letter.head, "agreed": change(letter.head["agreed"])}, letter.parts)
+
+
+AGREED = {
+    "none": (lambda said: None, "the server sent client 1 no signatures of who agreed"),
+    "no hex": (lambda said: [[i, "zz"] for i, _ in said], "the server sent client 1 no signatures of who agreed"),
+    "two": (lambda said: said[:2], "a sum to which 2 of 4 clients agreed; it needs at least 3"),
+    "one many times": (lambda said: said[:1] * 4, "a sum to which 1 of 4 clients agreed"),
+    "one for all": (lambda said: [[i, said[0][1]] for i, _ in said], "a sum to which 1 of 4 clients agreed"),
+    "strangers": (lambda said: [[i + 7, s] for i, s in said], "a sum to which 0 of 4 clients agreed"),
+}
+
+
+@pytest.mark.parametrize("kind", AGREED)
+def test_a_client_does_not_open_what_others_have_not_agreed_to(asked_once, kind):
+    change, said = AGREED[kind]
+    letters, room = asked_once
+    with pytest.raises(fs.DataError, match=said):
+        room.node(1).answer(agreed(change)(letters["open"]))
+
+
+def test_a_signature_agrees_to_one_set_of_survivors_under_one_list(asked_once):
+    """Those of other survivors, or of another round, do not count."""
+    letters, room = asked_once
+    known = room.node(1)._masking
+    cohort, ids = known._bound(letters["open"], 1)
+    others = [Cohort({**cohort.address, "round": 2}, cohort.keys), Cohort({**cohort.address, "values": ""}, cohort.keys)]
+    for listed, survivors in [(cohort, ids[:3]), *((other, ids) for other in others)]:
+        signed = [[i, keys.sign(node_key(i), survivors_part(listed, survivors)).hex()] for i in ids]
+        with pytest.raises(fs.DataError, match="a sum to which 0 of 4 clients agreed"):
+            room.node(1).answer(agreed(lambda said, signed=signed: signed)(letters["open"]))
 
 
 def test_a_client_opens_a_round_once_also_after_a_restart(asked):
@@ -469,7 +576,7 @@ def test_no_letter_carries_a_mask_or_a_value(room, server, monkeypatch):
             assert not seen & {content[k : k + 8] for k in range(0, len(content) - 8, 4)}
     heads = [letter.head for letter in letters]
     known = {"kind", "federation", "run", "plan", "client", "base", "round", "weight", "train_loss", "measured", "key", "of",
-             "newest"}  # fmt: skip
+             "newest", "signature"}  # fmt: skip
     assert {name for head in heads for name in head} <= known | {"samples", "tested", "whole", "partly"}
     assert {name for letter in letters for name in letter.parts} == {"line", "bundles", "shares"}
 
@@ -529,8 +636,9 @@ MOMENTS = {
     "hidden, not yet saved": ("train", "at(Vault, 'save', 1)"),
     "saved, not yet noted": ("train", "at(masking.Masking, 'note', 1)"),
     "noted, not yet sent": ("train", ""),
-    "about to note what it opens": ("open", "at(masking, 'write_json', 1)"),
-    "what it opens is noted": ("open", "at(masking, 'write_json', 1, after=True)"),
+    "about to note what it opens": ("agree", "at(masking, 'write_json', 1)"),
+    "what it opens is noted": ("agree", "at(masking, 'write_json', 1, after=True)"),
+    "agreed, not yet sent": ("agree", ""),
     "opened, not yet sent": ("open", ""),
 }
 

@@ -310,6 +310,9 @@ def test_the_statement_warns_where_it_is_hopeless():
     ):
         assert word in said
     assert client_guarantee(Private(8), 10_000, 1.0, 100, entries=1000).ratio < LOUD
+    secret = "They must not learn which clients train in which round."  # from which follows that less noise will do
+    assert secret in statement(client_guarantee(Private(8), 10_000, 0.1, 100, entries=1000))
+    assert secret not in said
     assert "NOT private" in statement(client_guarantee(Private(8, seeded=True), 10, 1.0, 3, entries=10))
 
 
@@ -329,6 +332,31 @@ def test_a_budget_is_charged_first_and_never_given_back(tmp_path):
     with place.open("a") as file:
         file.write('{"rou')  # cut off by a crash
     assert Budget(promised, place).charged == 4
+
+
+@pytest.mark.parametrize("jump", [0, 40])
+def test_a_flipped_bit_in_a_budget_frees_nothing_and_is_not_believed(tmp_path, jump):
+    """Whatever bit flips, what was charged stays charged, and at most one round more. `jump`: as after a lost vault."""
+    place = tmp_path / "budget.jsonl"
+    budget = Budget(client_guarantee(Private(8), 10, 1.0, 100, entries=10), place)
+    for round in range(1, 4):
+        budget.charge(round, before=jump)
+    whole = place.read_bytes()
+    for at in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        place.write_bytes(flipped)
+        assert jump + 3 <= Budget(budget.guarantee, place).charged <= jump + 4, flipped
+
+
+def test_a_line_after_one_that_was_cut_off_counts_for_itself(tmp_path):
+    promised, place = client_guarantee(Private(8), 10, 1.0, 5, entries=10), tmp_path / "budget.jsonl"
+    Budget(promised, place).charge(1)
+    with place.open("a") as file:
+        file.write('{"round": 2, "cha')
+    Budget(promised, place).charge(2)
+    assert Budget(promised, place).charged == 3
+    assert len(place.read_text().splitlines()) == 3
 
 
 def test_epsilon_grows_round_by_round_to_the_budget():

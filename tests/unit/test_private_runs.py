@@ -217,6 +217,45 @@ def test_no_sample_moves_a_sum_by_more_than_the_clip(digits):
         assert bool((moved > 0.69).any())  # gradients of such inputs are long: most are clipped, and no shorter than to that
 
 
+def test_a_sample_whose_gradient_is_not_finite_counts_as_zero(digits):
+    """A sum that is NaN would show with certainty that it is there."""
+    simulation = simulate(digits, "epsilon=8,unit=sample,clip=0.7")
+    guard, data = guard_of(simulation), digits.split("train", torch.float32)
+    tree = {n: v.expand(3, *v.shape).clone() for n, v in simulation.initial.items()}
+    x, y = data.batch(torch.arange(4).expand(3, 4))
+    from fedselect.tasks.losses import Goal
+    from fedselect.training.step import Aim, Batch
+
+    aim, keys = Aim(dict.fromkeys(tree, True), 0.1, Goal(simulation.task)), torch.zeros(3, dtype=torch.int64)
+    x[1, 2] = torch.inf
+    inside, fewer = torch.ones(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool)
+    fewer[1, 2] = False
+    with_it, without = (guard._clipped_sums(tree, Batch(x, y, keys), i, aim, list(tree)) for i in (inside, fewer))
+    assert_close(with_it, without, rtol=0, atol=1e-12)
+    assert all(bool((v != 0).any()) for v in without.values())
+
+
+@pytest.mark.parametrize("seeded", ["no", "yes"])
+def test_what_is_random_for_a_sample_cannot_be_known_from_the_seed(digits, seeded, monkeypatch):
+    """Dropout and augmentation of a sample follow its place in the batch, so a sample less changes them for those behind it.
+    That is covered only if nobody knows which numbers it would have drawn."""
+    drawn = []
+    real = PerSample._drawn
+
+    def watch(self, data, size, keys):
+        drawn[-1].append(keys.clone())
+        return real(self, data, size, keys)
+
+    monkeypatch.setattr(PerSample, "_drawn", watch)
+    for _ in range(2):
+        drawn.append([])
+        steps(simulate(digits, f"epsilon=8,unit=sample,seeded={seeded}"), 1)
+    first, second = (torch.cat(keys) for keys in drawn)
+    assert len(first.unique()) == len(first)
+    assert bool((first == second).all()) == (seeded == "yes")
+    assert bool((first == second).any()) == (seeded == "yes")
+
+
 def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
     """Of a client with no sample in the batch the step is noise alone: rate * noise * clip / expected size."""
     simulation = simulate(digits, "epsilon=8,unit=sample,clip=0.5")

@@ -23,6 +23,10 @@ class Entropy:
 
     seeded: bool = False
 
+    def keys(self, keys: Tensor) -> Tensor:
+        """Keys that nobody can guess in place of these: (C,)."""
+        return keys if self.seeded else self._words(keys, 1)[..., 0]
+
     def uniform(self, keys: Tensor, count: int) -> Tensor:
         """`count` uniform numbers in (0, 1] per key: (C, count) float64."""
         return _open(self._words(keys, count))

@@ -31,6 +31,7 @@ from fedselect.secret.protocol import Cohort
 from fedselect.secret.sizes import whole
 from fedselect.serve.about import About, about
 from fedselect.serve.predictor import Inputs, Meaning
+from fedselect.simulate.protect import check_task
 from fedselect.simulate.records import CHOSEN, validated
 from fedselect.tasks.metrics import known
 from fedselect.tasks.task import Targets
@@ -60,6 +61,8 @@ class Node:
         if why := assigned.task.unfit_data(data):
             raise DataError(f"client {client}: {why}")
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
+        if assigned.private is not None:  # a server may have started the run without these checks
+            check_task(assigned.task, self._statistics() is not None)
         self.method = assigned.of(client)
         self.vault = Vault(folder / assigned.run)
         self._masking: Masking | None = None
@@ -85,7 +88,7 @@ class Node:
                 raise DataError(f"client {self.client} got a message for {name} {head.get(name)!r}, but its own is {own!r}.")
         claim(self.folder, {**self.assigned.identity, "client": str(self.client)})
         answers = {"hello": self._hello, "train": self._train, "measure": self._after, "close": self._after}
-        answers |= {"open": self._open} if self._masking else {}
+        answers |= {"agree": self._agree, "open": self._open} if self._masking else {}
         if head.get("kind") not in answers:
             raise DataError(f"client {self.client} got a message of unknown kind {head.get('kind')!r}; update both sides.")
         if head["kind"] != "hello":
@@ -177,6 +180,12 @@ class Node:
         """Record, before masked values are sent under a list of clients, that they are."""
         if self._masking is not None and cohort is not None:
             self._masking.note(cohort)
+
+    def _agree(self, letter: Letter) -> Letter:
+        """Say for whom this client will help to unmask the sum of a round."""
+        assert self._masking is not None
+        round, base = _whole(letter, "round"), _whole(letter, "base")
+        return self._reply("agreed", base, {"round": round, **self._masking.agree(letter, round)}, {})
 
     def _open(self, letter: Letter) -> Letter:
         """Help to unmask the sum of a round in which this client took part."""

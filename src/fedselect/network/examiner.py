@@ -95,7 +95,7 @@ class Examiner:
         if type(base) is not int or base < 0:
             raise DataError(f"it says it is at round {base!r}")
         newest = letter.head.get("newest", base)
-        if type(newest) is not int or newest < base:
+        if type(newest) is not int or not base <= newest < LARGEST:
             raise DataError(f"it says its newest round is {newest!r}, and that it is at round {base}")
         tested, found = letter.head.get("tested"), letter.head.get("statistics")
         if tested is not None and (type(tested) is not int or not 0 <= tested < LARGEST):

@@ -18,6 +18,8 @@ DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
+TEXT = 1 << 22
+"""Most characters of a message's text: as JSON it may take twenty times as much memory."""
 LONGEST = 300
 """Characters kept of a text that a client sent."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}")
@@ -45,6 +47,8 @@ class Letter:
 
 def unseal(text: str, body: Tensor) -> Letter:
     """Decode and check a message from the wire; nothing in it is used unchecked."""
+    if len(text) > TEXT:
+        raise DataError(f"a message has {len(text)} characters of text; at most {TEXT} are allowed.")
     try:
         said = json.loads(text)
         head, layout = said["head"], [(str(n), str(d), [int(k) for k in shape]) for n, d, shape in said["layout"]]

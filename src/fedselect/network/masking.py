@@ -1,10 +1,11 @@
 """A client's side of secure aggregation: its keys, and what it has sent and opened, recorded so that a crash loses nothing.
 
 `secret.json`, next to the snapshots of a run, holds the newest round in which values were sent, that round's lists of clients
-with their survivors, and secret keys. It is written before any message that follows from it is sent, so after kill -9 a client
-still refuses what it refused before.
+with the survivors that this client agreed to, and secret keys. It is written before any message that follows from it is sent,
+so after kill -9 a client still refuses what it refused before.
 """
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,7 @@ class Masking:
                 raise DataError(f"the key of client {i} is not signed by a client of this federation; it may be forged.")
         if self.client not in listed or listed[self.client][0] not in self._known()["keys"]:
             raise DataError(f"the server's list has an outdated key of client {self.client}; the server must greet it again.")
-        agreed = {"round": round, "reach": reach, "values": digest(letter.parts)}  # clients sent different models cannot add up
-        return Cohort({**self.address, **agreed}, {i: public for i, (public, _) in listed.items()})
+        return Cohort({**self.address, **agreement(letter, round, reach)}, {i: public for i, (public, _) in listed.items()})
 
     def check_new(self, cohort: Cohort) -> None:
         """Refuse a list under which other values were sent, and a round that this client has opened or passed."""
@@ -109,8 +109,19 @@ class Masking:
         old = {entry["key"] for entry in known["lists"].values()} - used
         self._write({"round": round, "lists": lists, "keys": {p: s for p, s in known["keys"].items() if p not in old}})
 
+    def agree(self, letter: Letter, round: int) -> dict[str, Any]:
+        """Bind this client to one list of a round and one set of its survivors, and sign that for the others."""
+        return {"signature": self.identity.sign(survivors_part(*self._bound(letter, round))).hex()}
+
     def open(self, letter: Letter, round: int) -> tuple[dict[str, Any], Tree]:
-        """The shares that unmask the sum over survivors: for one list of a round, and one set of its survivors."""
+        """The shares that unmask the sum over survivors, once enough clients have agreed on them."""
+        cohort, survivors = self._bound(letter, round)
+        self._check_agreed(cohort, survivors, letter.head.get("agreed"))
+        opened = self._member(cohort).open(survivors, self._bundles(cohort, survivors, letter))
+        return {"of": list(opened)}, {"shares": _flat(b"".join(s for shares in opened.values() for s in shares))}
+
+    def _bound(self, letter: Letter, round: int) -> tuple[Cohort, list[int]]:
+        """The list and the survivors in a message, which from then on are this client's only ones in the round."""
         known, name = self._known(), str(letter.head.get("list"))
         entry = known["lists"].get(name) if known["round"] == round else None
         if entry is None:
@@ -122,8 +133,22 @@ class Masking:
             raise DataError(f"client {self.client} has opened round {round} for other survivors; it opens a round once.")
         if not before:
             self._write({**known, "lists": {**known["lists"], name: {**entry, "survivors": survivors}}})
-        opened = self._member(cohort).open(survivors, self._bundles(cohort, survivors, letter))
-        return {"of": list(opened)}, {"shares": _flat(b"".join(s for shares in opened.values() for s in shares))}
+        return cohort, survivors
+
+    def _check_agreed(self, cohort: Cohort, survivors: list[int], said: Any) -> None:
+        """Refuse to open a sum if the server may have named other survivors to others: a smaller sum, or one client's values,
+        would come out."""
+        try:
+            signed = {int(i): bytes.fromhex(signature) for i, signature in said}
+        except (TypeError, ValueError):
+            raise DataError(f"the server sent client {self.client} no signatures of who agreed to open the sum.") from None
+        content = survivors_part(cohort, survivors)
+        agreed = (i for i in survivors if i in signed and self.identity.is_of(i, signed[i], content))
+        if (count := len(list(islice(agreed, cohort.least)))) < cohort.least:
+            raise DataError(
+                f"client {self.client} was asked to open a sum to which {count} of {len(cohort.ids)} clients agreed; it needs "
+                f"at least {cohort.least}."
+            )
 
     def _survivors(self, cohort: Cohort, survivors: Any) -> list[int]:
         """The clients whose sum is to be opened, if there are enough."""
@@ -165,6 +190,17 @@ class Masking:
 def signed_part(address: dict[str, str], client: int, public: str) -> bytes:
     """What a client signs to prove that a key is its own in a run."""
     return keys.said("key", client=client, key=public, **address)
+
+
+def survivors_part(cohort: Cohort, survivors: list[int]) -> bytes:
+    """What a client signs to tell the others for which survivors, and under which list, it opens a round."""
+    return keys.said("survivors", list=cohort.digest.hex(), survivors=survivors)
+
+
+def agreement(letter: Letter, round: int, reach: list[float]) -> dict[str, Any]:
+    """What all clients of a round must have been sent alike, or their pads do not cancel: the round, the ranges, the model and
+    the task's options."""
+    return {"round": round, "reach": reach, "values": digest(letter.parts), "task": letter.head.get("task")}
 
 
 def _flat(content: bytes) -> torch.Tensor:

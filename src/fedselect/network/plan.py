@@ -303,6 +303,8 @@ class Home:
                 raise InputError(f"the node configuration has an unknown {key!r}; known: {', '.join(sorted(known))}, data.*.")
         if "partition-id" not in flat or "vault" not in flat:
             raise InputError("the node configuration must name partition-id and vault.")
+        if type(flat.get("secret", False)) is not bool:
+            raise InputError(f"secret in the node configuration is true or false, not {flat['secret']!r}.")
         own = {k.removeprefix("data."): v for k, v in flat.items() if k.startswith("data.")}
         weights = str(flat["weights"]) if "weights" in flat else None
         device, schema, site = str(flat.get("device", "auto")), str(flat.get("schema", "")), str(flat.get("site", ""))
@@ -345,6 +347,7 @@ class Home:
                 f"{f'private with {asked}' if asked else 'not private'}."
             )
         check_deployed(asked)
+        check_together(asked, plan.config.secret, keeps(plan.config.keep, plan.config.patience), plan.config.view)
         model = dict(plan.config.model)
         if model.get("weights"):
             if self.weights is None:

@@ -180,7 +180,7 @@ class Server:
         # the same order as in the simulation: methods combine side statistics in it
         order = sorted(updates, key=lambda i: (-samples[i], i))
         if self.budget is not None:
-            self.budget.charge(outcome.round)
+            self.budget.charge(outcome.round, before=self.round)  # losing the file must not free budget
             outcome.epsilon = self.budget.spent_so_far
         self.state, self.memory = self._next(order, folded, [updates[i] for i in order])
         self.past = remembered(self.past, torch.tensor([self._lengths[i] for i in order], dtype=torch.float64))
@@ -310,7 +310,7 @@ class Server:
         folded, extras = self.aggregator.fold(self.memory, params), {}
         secret = None
         if self._secret is not None:
-            secret = self._secret.begin(outcome.round, cohort, folded, self._letter(cohort[0], "train", outcome.round).parts)
+            secret = self._secret.begin(outcome.round, cohort, folded, self._letter(cohort[0], "train", outcome.round))
             cohort = [i for i in secret.cohort.ids if i in self._guests]
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
@@ -353,7 +353,7 @@ class Server:
                     self._spent.add(i)
         if secret is not None:
             aside = Outcome(outcome.round)  # a client that sent values but does not open has still taken part
-            why = secret.open(self.accepted, lambda letters: self._openings(nodes, letters, aside), outcome.uploads)
+            why = secret.open(self.accepted, lambda kind, asked: self._openings(nodes, kind, asked, aside), outcome.uploads)
             outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
         return folded, {} if outcome.sealed else extras
 
@@ -405,11 +405,13 @@ class Server:
                 outcome.missed[i] = quoted(reply)
                 self._guests.pop(i)
 
-    def _openings(self, nodes: Nodes, letters: Iterator[tuple[int, Letter]], aside: Outcome) -> Iterator[tuple[int, Letter]]:
-        """The replies of clients that are asked to open a sum."""
+    def _openings(
+        self, nodes: Nodes, kind: str, letters: Iterator[tuple[int, Letter]], aside: Outcome
+    ) -> Iterator[tuple[int, Letter]]:
+        """The replies of this kind of clients that are asked to agree on a sum, or to open it."""
         for i, reply in self._answers(nodes, ((self._guests[i].node, letter) for i, letter in letters), aside):
             try:
-                self._examiner.head(reply, "opened", client=i, round=aside.round)
+                self._examiner.head(reply, kind, client=i, round=aside.round)
             except DataError as e:
                 self._turn_away(i, e, aside)
                 continue

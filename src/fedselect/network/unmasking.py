@@ -1,5 +1,6 @@
 """The server's side of secure aggregation: masked updates are added up as they arrive, and the survivors' sum is unmasked."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from fedselect.aggregate.aggregator import Fold
 from fedselect.core.errors import DataError
 from fedselect.core.files import read_json, write_json
 from fedselect.core.tree import Tree
-from fedselect.network.letters import Letter, digest
+from fedselect.network.letters import LONGEST, Letter, quoted
+from fedselect.network.masking import agreement
 from fedselect.secret.mean import SecretFold
 from fedselect.secret.protocol import Cohort, Opening
 from fedselect.secret.ring import CLIENTS, Ring, shapes
 
-Ask = Callable[[Iterator[tuple[int, Letter]]], Iterator[tuple[int, Letter]]]
-"""Sends clients their messages and yields replies as they arrive."""
+KEY = 64
+"""Characters of a public key, in hexadecimal."""
+Ask = Callable[[str, Iterator[tuple[int, Letter]]], Iterator[tuple[int, Letter]]]
+"""Sends clients their messages and yields replies of this kind as they arrive."""
 
 
 class Unmasking:
@@ -31,17 +35,17 @@ class Unmasking:
         self.names, self.shapes = list(like), shapes({n: v.shape for n, v in like.items()})
         self.keys: dict[int, list[str]] = {}  # by client: public key and signature
 
-    def begin(self, round: int, cohort: list[int], folded: Fold, down: Tree) -> "Round":
+    def begin(self, round: int, cohort: list[int], folded: Fold, down: Letter) -> "Round":
         """Start a round with these clients, or return to the one that is being opened, with its own clients.
 
-        `down`: the tensors that every client gets; they agree on them, so that no client can be sent different ones.
+        `down`: what every client gets; they agree on it, so that no client can be sent anything else.
         """
         assert isinstance(folded, SecretFold)
         begun = read_json(self._file, "delete it to start this round again.") if self._file.exists() else {}
         if begun.get("round") != round:
-            return Round(self, round, {i: self.keys[i] for i in cohort}, folded, digest(down))
+            return Round(self, round, {i: self.keys[i] for i in cohort}, folded, down)
         signed = {int(i): pair for i, pair in begun["list"].items()}
-        return Round(self, round, signed, folded, digest(down), announced=begun["survivors"])
+        return Round(self, round, signed, folded, down, announced=begun["survivors"])
 
     def announce(self, round: int, signed: dict[int, list[str]], survivors: list[int]) -> None:
         write_json(self._file, {"round": round, "list": signed, "survivors": survivors})
@@ -51,12 +55,12 @@ class Round:
     """One round: the sum of the masked updates so far, and who sent them."""
 
     def __init__(
-        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: str,
+        self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: Letter,
         *, announced: list[int] | None = None,
     ) -> None:  # fmt: skip
         self._of, self._round, self._signed, self._folded, self._announced = of, round, signed, folded, announced
         self._reach = [float(folded.reach[n]) for n in of.names]
-        agreed = {"round": round, "reach": self._reach, "values": down}
+        agreed = agreement(down, round, self._reach)
         self.cohort = Cohort({**of.address, **agreed}, {i: public for i, (public, _) in signed.items()})
         self._total = np.zeros(sum(s.numel() for s in of.shapes.values()), dtype=of.ring.dtype)
         self._bundles: dict[int, dict[int, bytes]] = {}
@@ -97,27 +101,42 @@ class Round:
         self._of.announce(self._round, self._signed, survivors)
         opening = Opening(self.cohort, survivors)
         refused: list[str] = []
-        for i, reply in ask(self._letters(survivors, base, sizes)):
+        agreed: list[list[Any]] = []
+        for i, reply in ask("agreed", self._agreeing(survivors, base)):
+            try:
+                agreed.append([i, signature_of(reply)])
+            except DataError as e:
+                refused.append(f"client {i}: {quoted(str(e))}")
+        if len(agreed) < self.cohort.least:
+            return _few("agreed for whom to open the sum", refused)
+        for i, reply in ask("opened", self._letters(survivors, sorted(agreed), base, sizes)):
             try:
                 opening.take(i, _ids(reply), _bytes(reply, "shares"))
                 sizes[i]["bytes_up"] += reply.nbytes
             except DataError as e:
-                refused.append(f"client {i}: {e}")
+                refused.append(f"client {i}: {quoted(str(e))}")
         if opening.short():
-            why = f" ({'; '.join(refused)})" if refused else ""
-            return f"too few clients opened the sum{why}"
+            return _few("opened the sum", refused)
         try:
             opening.unmask(self._total)
         except DataError as e:
             return str(e)
         return self._settle(len(survivors))
 
-    def _letters(self, survivors: list[int], base: list[int], sizes: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Letter]]:
-        for i in survivors:
-            head = {**self._of.address, "kind": "open", "client": i, "round": self._round, "base": base[i]}
+    def _head(self, kind: str, client: int, survivors: list[int], base: list[int]) -> dict[str, Any]:
+        head = {**self._of.address, "kind": kind, "client": client, "round": self._round, "base": base[client]}
+        return {**head, "list": self.cohort.digest.hex(), "survivors": survivors}
+
+    def _agreeing(self, survivors: list[int], base: list[int]) -> Iterator[tuple[int, Letter]]:
+        return ((i, Letter(self._head("agree", i, survivors, base))) for i in survivors)
+
+    def _letters(
+        self, survivors: list[int], agreed: list[list[Any]], base: list[int], sizes: dict[int, dict[str, Any]]
+    ) -> Iterator[tuple[int, Letter]]:
+        for i, _ in agreed:
             sealed = b"".join(self._bundles[u][i] for u in self.cohort.neighbours(i) if u in self._bundles)
             parts = {"bundles": torch.from_numpy(np.frombuffer(sealed, dtype=np.uint8).copy())} if sealed else {}
-            letter = Letter({**head, "list": self.cohort.digest.hex(), "survivors": survivors}, parts)
+            letter = Letter({**self._head("open", i, survivors, base), "agreed": agreed}, parts)
             sizes[i]["bytes_down"] += letter.nbytes
             yield i, letter
 
@@ -137,9 +156,27 @@ class Round:
 def key_of(reply: Letter) -> list[str]:
     """The signed key that a client offers for the next round; the other clients check the signature."""
     said = reply.head.get("key")
-    if not isinstance(said, list) or len(said) != 2 or not all(isinstance(s, str) and len(s) <= 300 for s in said):
+    if not isinstance(said, list) or len(said) != 2 or not all(map(_is_hex, said)) or len(said[0]) != KEY:
         raise DataError("it sent no key for the next round")
     return said
+
+
+def signature_of(reply: Letter) -> str:
+    """A client's signature, which the other clients check."""
+    said = reply.head.get("signature")
+    if not _is_hex(said):
+        raise DataError("it sent no signature")
+    return str(said)
+
+
+def _is_hex(said: Any) -> bool:
+    """Whether this is a key or a signature as clients can read it; if not, all of them would refuse the round."""
+    return isinstance(said, str) and len(said) <= LONGEST and re.fullmatch(r"([0-9a-f]{2})+", said) is not None
+
+
+def _few(did: str, refused: list[str]) -> str:
+    why = f" ({'; '.join(refused)})" if refused else ""
+    return f"too few clients {did}{why}"
 
 
 def _ids(reply: Letter) -> list[int]:

@@ -1,10 +1,10 @@
 """Budget: what a run has spent. It is charged before anything is released, and charges are never undone."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from fedselect.core import sums
 from fedselect.core.errors import RunError
 from fedselect.core.files import disk
 from fedselect.private.guarantee import Guarantee
@@ -47,8 +47,11 @@ class Budget:
             )
         self.charged += 1
         if self._place is not None:
-            with disk(self._place), self._place.open("a") as file:
-                file.write(f'{{"round": {round}, "charged": {self.charged}}}\n')
+            line = sums.to_line({"round": round, "charged": self.charged}).encode()
+            with disk(self._place), self._place.open("ab+") as file:
+                file.seek(0)
+                whole = file.read()[-1:] in (b"", b"\n")
+                file.write(line if whole else b"\n" + line)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -69,7 +72,12 @@ def finite(epsilon: float) -> float | None:
 
 
 def _charged(place: Path) -> int:
-    """Rounds charged according to a file: the number of its lines, even incomplete, or the last complete count if larger."""
-    lines = place.read_bytes().splitlines() if place.exists() else []
-    said = [int(found[1]) for line in lines if (found := re.search(rb'"charged": (\d+)}', line))]
-    return max([len(lines), *said])
+    """Rounds charged according to a file. An incomplete or damaged line counts as one more; if its end is damaged too, and it
+    ran into the next line, as two."""
+    charged = 0
+    for line in place.read_bytes().split(b"\n") if place.exists() else []:
+        try:
+            charged = max(charged + 1, int(sums.from_line(line)["charged"]))
+        except (ValueError, TypeError, KeyError):
+            charged += max(line.count(b"{"), bool(line))
+    return charged

@@ -70,9 +70,10 @@ def _trust(guarantee: Guarantee) -> str:
     if private.unit == "sample":
         return BY_THEMSELVES
     if not guarantee.lots[0].whole:
+        hidden = "" if guarantee.lots[0].share == 1 else " They must not learn which clients train in which round."
         return (
             "The server sees every update before it adds noise and must be trusted; other clients, and whoever gets the "
-            "model, need not be."
+            f"model, need not be.{hidden}"
         )
     return (
         "Every client adds its share of the noise itself, and --secret shows the server only sums, so the server need not be "

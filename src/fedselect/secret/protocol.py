@@ -5,9 +5,9 @@ A client hides its line x of ring elements under a pad of its own and one for ea
     y_u = x_u + pad(b_u) + sum over neighbors v of +-pad(k_uv)      (+ for u < v)
 
 k_uv is the secret that u and v agree on. In the sum over all clients those pads cancel. With y_u a client sends shares of b_u
-and of every k_uv to its neighbors, sealed. Then the server names the clients whose lines arrived (the survivors), and each of
-them opens its shares: of b_u for survivors u, and of k_uv for survivors u and lost neighbors v. Nobody opens the own pad of a
-lost client, nor a pad between two survivors, so the sum over survivors comes out and nothing else does.
+and of every k_uv to its neighbors, sealed. Then the server names the clients whose lines arrived (the survivors). Once they
+agree on that, each of them opens its shares: of b_u for survivors u, and of k_uv for survivors u and lost neighbors v. Nobody
+opens the own pad of a lost client, nor a pad between two survivors, so the sum over survivors comes out and nothing else does.
 
 All keys are bound to the digest of the round's list, so another list, or another round, has different pads.
 """

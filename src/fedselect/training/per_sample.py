@@ -95,7 +95,8 @@ class PerSample:
                 own = data.rows(here)
                 std = self._deviations(own)
                 for s in range(first, last):
-                    batch, inside = self._drawn(own, size, random.fold(walk[index], s))
+                    # all that is random for a sample must not depend on which others are there, so nobody may know these keys
+                    batch, inside = self._drawn(own, size, self.entropy.keys(random.fold(walk[index], s)))
                     self._step(mine, past, batch, inside, aim, std=std, size=size)
                 if isinstance(index, Tensor):
                     put(out, index, mine)
@@ -132,7 +133,10 @@ class PerSample:
             move(tree, memory, grads, aim, self.training)
 
     def _clipped_sums(self, tree: Tree, batch: Batch, inside: Tensor, aim: Aim, names: list[str]) -> Tree:
-        """The sum over each client's samples of their gradients, none longer than the clip: (C, ...) float64."""
+        """The sum over each client's samples of their gradients, none longer than the clip: (C, ...) float64.
+
+        A gradient that is not finite counts as zero: a sum that is NaN would show that this sample is there.
+        """
         total = {n: torch.zeros(tree[n].shape, dtype=torch.float64, device=inside.device) for n in names}
         whose, which = inside.nonzero(as_tuple=True)
         at_once = max(1, ROOM // (4 * sum(tree[n][0].nbytes for n in names)))
@@ -143,10 +147,12 @@ class PerSample:
             own = Aim(take_mask(aim.only, c), 0.0, aim.goal, {k: take(t, c) for k, t in aim.ctx.items()})
             grads = _gradients(self.fitted, take(tree, c), one, own, names)
             masked = {n: torch.where(m, g, 0.0) if isinstance(m := own.only[n], Tensor) else g for n, g in grads.items()}
-            square = sum((rows(g).double().square().sum(1) for g in masked.values()), torch.zeros((), dtype=torch.float64))
-            scale = (self.clip / torch.as_tensor(square).sqrt()).clamp_max(1.0)
+            length = torch.as_tensor(sum(rows(g).double().square().sum(1) for g in masked.values())).sqrt()
+            scale = (self.clip / length).clamp_max(1.0)
             for n, g in masked.items():
-                total[n].index_add_(0, c, g.double() * scale.view(-1, *[1] * (g.ndim - 1)))
+                alone = [-1, *[1] * (g.ndim - 1)]
+                clipped = torch.where(length.isfinite().view(alone), g.double() * scale.view(alone), 0.0)
+                total[n].index_add_(0, c, clipped)
         return total
 
 

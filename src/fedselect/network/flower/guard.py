@@ -21,6 +21,8 @@ COMPONENTS = {
     "clientapp": "fedselect.network.flower.apps:client_app",
 }
 ALLOWED = {"pyproject.toml", "LICENSE", ".info/CONTENT", ".info/METADATA"}
+LARGEST = 1 << 24
+"""Most bytes of an app, unpacked."""
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
 
 
@@ -28,6 +30,8 @@ def check_bundle(bundle: bytes) -> None:
     """Refuse an app that is more than a configuration for our own apps."""
     with zipfile.ZipFile(io.BytesIO(bundle)) as content:
         foreign = sorted(set(content.namelist()) - ALLOWED)
+        if sum(part.file_size for part in content.infolist()) > LARGEST:
+            raise InputError(f"the app takes more than {LARGEST >> 20} MB; a configuration does not.")
         named = tomllib.loads(content.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["components"]
     if foreign:
         raise InputError(f"the app contains {foreign[0]}, but this node runs installed code only (see --allow-shipped-code).")
