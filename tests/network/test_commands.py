@@ -105,7 +105,7 @@ def test_a_site_knows_its_clients_by_name(cli, tmp_path):
     assert known.names == ("east", "west")
     text = (tmp_path / "s" / "README.md").read_text()
     assert "`client-1/` to client 1 (west)" in text
-    assert "--data folder:/where/its/pictures/are" in text
+    assert "--data folder:/where/its/images/are" in text
     assert cli("deploy", "init", tmp_path / "t", *at_hand, "--names", "here, there").code == 0
     assert site.Site.read(tmp_path / "t").names == ("here", "there")
     said = cli("deploy", "init", tmp_path / "u", *at_hand, "--names", "here").sentence()

@@ -114,9 +114,9 @@ class Federation:
     name: str = "tensors"
     class_names: tuple[str, ...] = ()
     _: KW_ONLY
-    mean: tuple[float, ...] = ()  # of uint8 pictures, per channel, for pixels in [0, 1]; empty: 0.5
+    mean: tuple[float, ...] = ()  # of uint8 images, per channel, for pixels in [0, 1]; empty: 0.5
     std: tuple[float, ...] = ()
-    augment: str = "none"  # augmentation of training pictures: none or crop-flip
+    augment: str = "none"  # augmentation of training images: none or crop-flip
     pools: dict[str, Part] = field(default_factory=dict)  # clients' parts are slices of these; ignored if they are not
     shape: tuple[int, ...] = field(init=False)
     target_shape: tuple[int, ...] = field(init=False)
@@ -157,7 +157,7 @@ class Federation:
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
         if check_augment(self.augment) != "none" and len(self.shape) != 3:
             raise DataError(
-                f"augment={self.augment} is for pictures (channels, height, width), not inputs of shape {self.shape}."
+                f"augment={self.augment} is for images (channels, height, width), not inputs of shape {self.shape}."
             )
         for i, client in enumerate(self.clients):
             for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
@@ -242,7 +242,7 @@ class Federation:
     def from_datasets(cls, train: Any, *, test: Any = None, val: Any = None, **about: Unpack[About]) -> "Federation":
         """Make one client per torch Dataset of (input, target). Samples are read into memory once.
 
-        For pictures from Hugging Face's `datasets`, use `fs.from_datasets`.
+        For images from Hugging Face's `datasets`, use `fs.from_datasets`.
 
         Args:
             train: A list of Datasets, or a dict of them by client name.
@@ -290,12 +290,12 @@ class Federation:
         kind, first = _kind(x), _kind(self.clients[0].train[0])
         if kind is None:
             raise DataError(
-                f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
+                f"{who} has {part} inputs of type {x.dtype}; give floats, images as uint8 (N, channels, H, W), or int64 "
                 "for an embedding."
             )
-        if kind == "pictures" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
+        if kind == "images" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
             raise DataError(
-                f"{who} has {part} pictures of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
+                f"{who} has {part} images of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
                 "array, x.permute(0, 3, 1, 2) of a tensor."
             )
         self._check_targets(who, part, y)
@@ -345,7 +345,7 @@ class Federation:
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
 
     def split(self, part: str, dtype: torch.dtype) -> Split:
-        """All clients' samples of one part (train, val or test) in one pool; pictures stay uint8."""
+        """All clients' samples of one part (train, val or test) in one pool; images stay uint8."""
         x0, y0 = self.clients[0].train
         pairs = [getattr(c, part) or (x0[:0], y0[:0]) for c in self.clients]
         n = torch.tensor([len(y) for _, y in pairs])
@@ -387,9 +387,9 @@ def _are_labels(y: Tensor) -> bool:
 
 
 def _kind(x: Tensor) -> str | None:
-    """The kind of inputs: numbers in the model's type, pictures, or integers."""
+    """The kind of inputs: numbers in the model's type, images, or integers."""
     if x.is_floating_point():
         return "floats"
     if x.dtype == torch.uint8 and x.ndim == 4:
-        return "pictures"
+        return "images"
     return "integers" if x.dtype in (torch.int16, torch.int32, torch.int64) else None

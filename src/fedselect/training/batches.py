@@ -13,7 +13,7 @@ from fedselect.training.transforms import crop_flip
 class Split:
     """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
 
-    Pictures stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
+    Images stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
     """
 
     x: Tensor
