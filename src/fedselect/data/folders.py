@@ -44,8 +44,7 @@ def domains(
     for domain in _folders(path):
         if _pictures(domain):
             raise DataError(
-                f"{domain} holds images where class folders belong (domain/class/image); "
-                "read class folders as an image folder."
+                f"{domain} holds images where class folders belong (domain/class/image); read class folders as an image folder."
             )
         inner = _folders(domain)
         if [f.name for f in inner] == ["images"]:  # Office-31
@@ -84,9 +83,7 @@ def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, pro
         tags += [kind.name] * len(found)
         test += [held] * len(found)
     if not files:
-        raise DataError(
-            f"{path} holds no images in class folders; make it class/image, or train/class/image and test/..."
-        )
+        raise DataError(f"{path} holds no images in class folders; make it class/image, or train/class/image and test/...")
     y, class_names = numbered(tags)
     x, kept = pictures("folder", path, files, size, skip_unreadable, progress)
     marks = np.array(test)[kept] if parts else None
@@ -168,7 +165,9 @@ def _folders(path: Path) -> list[Path]:
     try:
         return sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
     except OSError as e:
-        raise DataError(f"{path} cannot be read as a folder ({e.strerror}); give the folder that contains the images.") from None
+        raise DataError(
+            f"{path} cannot be read as a folder ({e.strerror}); give the folder that contains the images."
+        ) from None
 
 
 def _class_folders(folders: Sequence[Path]) -> tuple[list[tuple[Path, bool]], bool]:

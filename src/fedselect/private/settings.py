@@ -68,7 +68,9 @@ class Private:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise InputError(f"{part!r} has no value; write --private epsilon=8, with more options after commas: --private epsilon=8,unit=sample.")
+                raise InputError(
+                    f"{part!r} has no value; write --private epsilon=8, with more options after commas: --private epsilon=8,unit=sample."
+                )
             if name not in known:
                 raise unknown("option of --private", name, known)
             given[name] = known[name].parse(value)
