@@ -310,7 +310,7 @@ def test_a_time_that_is_too_short_is_said_with_what_the_search_takes(monkeypatch
     ) as said:
         found = search(plan(quality, budget="2s"), MadeUp(quality), JUDGE, Progress())
     assert found
-    # the clock is read at 0, 10, 20, 30 and 40 s, while one setting trains 3 rounds; it goes on alone to round 30: 40 s * 30 / 3
+    # the clock is read at 0, 10, 20, 30 and 40 s, while one setting trains 3 rounds; to round 30 it takes 40 s * 30 / 3
     assert "about 400 s" in str(said[0].message)
 
 

@@ -69,7 +69,7 @@ class Private:
             name, equals, value = part.partition("=")
             if not equals:
                 raise InputError(
-                    f"{part!r} has no value; write --private epsilon=8, with more options after commas: --private epsilon=8,unit=sample."
+                    f"{part!r} has no value; write --private epsilon=8, or with more options --private epsilon=8,unit=sample."
                 )
             if name not in known:
                 raise unknown("option of --private", name, known)

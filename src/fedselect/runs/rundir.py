@@ -46,7 +46,8 @@ def no_run(place: Path) -> RunError:
     if inside:
         return RunError(f"{place} is not a run directory, but contains {len(inside)}; give one, such as {inside[0]}.")
     return RunError(
-        f"{place} is not a run directory: it has neither config.json nor compare.json; give the folder that a run wrote (its --out)."
+        f"{place} is not a run directory: it has neither config.json nor compare.json; give the folder that a run wrote "
+        "(its --out)."
     )
 
 

@@ -129,8 +129,8 @@ def _measured(plan: Plan, bench: Bench, seconds: float) -> Schedule:
     whole = gone * (halving.cost(found, plan.seeds) + plan.look) / spent
     if whole > seconds:
         warnings.warn(
-            f"the budget of {seconds:.0f} s is too short even for a small search, which takes about {whole:.0f} s here; use a larger "
-            "--budget or fewer --rounds. Ctrl-C ends the search with the best setting so far.",
+            f"the budget of {seconds:.0f} s is too short even for a small search, which takes about {whole:.0f} s here; use "
+            "a larger --budget or fewer --rounds. Ctrl-C ends the search with the best setting so far.",
             stacklevel=2,
         )
     return found
