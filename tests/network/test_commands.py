@@ -193,7 +193,7 @@ def test_something_that_is_no_certificate(cli, root, started):
 
 @pytest.mark.parametrize("command", ["server", "client", "run", "status", "renew"])
 def test_a_folder_that_is_no_site(cli, tmp_path, command):
-    assert "`fedselect deploy init`" in cli("deploy", command, tmp_path).sentence()
+    assert "give a folder made by: fedselect deploy init SITE" in cli("deploy", command, tmp_path).sentence()
 
 
 @pytest.mark.parametrize(

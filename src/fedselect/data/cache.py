@@ -172,7 +172,7 @@ def picture(raw: bytes | Path, size: int, name: str) -> Pixels:
 def fit(opened: Any, size: int) -> Pixels:
     """`picture` for an image that PIL has open."""
     image = optional("PIL.Image")
-    if opened.mode.startswith("I"):  # 16-bit grey, which PIL would clip to white
+    if opened.mode.startswith("I"):  # 16-bit gray, which PIL would clip to white
         opened = image.fromarray((np.asarray(opened) >> 8).clip(0, 255).astype(np.uint8))
     if opened.mode in ("P", "PA", "LA"):
         opened = opened.convert("RGBA")
