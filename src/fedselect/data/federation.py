@@ -327,7 +327,8 @@ class Federation:
         low = 0 if self.target_shape else int(y.min())  # in a row, labels below 0 are none
         if low < 0 or int(y.max()) >= self.classes:
             bad = low if low < 0 else int(y.max())
-            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+            mend = "; number the classes from 0" if low < 0 else ", or give classes=... if there are more"
+            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}{mend}.")
 
     def labels(self, client: int) -> list[int]:
         """The classes in a client's training data, if every sample has one class."""
@@ -339,7 +340,7 @@ class Federation:
             if client.val is None:
                 raise DataError(
                     f"client {client.name or i} has no validation data; hold some out with val (--val 20), "
-                    "or for a table with val_share (--val-share 0.2)."
+                    "for a table with val_share (--val-share 0.2), in Python with fs.ClientData(val=...)."
                 )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
