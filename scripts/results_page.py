@@ -231,7 +231,7 @@ def weak(found: Results) -> str:
     ours = rows.index(str(shifts.OURS))
     first = max(range(len(rows)), key=lambda i: float(mean[i]))
     return (
-        f"{'; '.join(said)}. With natural clients (speakers, devices, hospitals, picture styles) most fine-tuned methods are "
+        f"{'; '.join(said)}. With natural clients (speakers, devices, hospitals, image styles) most fine-tuned methods are "
         f"close, and {rows[first]} has a mean of {mean[first]:.1f} against {mean[ours]:.1f}."
     )
 

@@ -35,7 +35,7 @@ INTRO = """# Which method, where clients differ?
 
 Clients differ in many ways, and a method that suits one way may suit another badly. On this page the same methods run on
 clients that differ in a known way (`--shift`, see [data](data.md#clients-that-differ-in-a-known-way---shift)), and on natural
-clients: people, their devices, hospitals, or styles of pictures. Look at the mean over the kinds of shift, and at the **worst
+clients: people, their devices, hospitals, or image styles. Look at the mean over the kinds of shift, and at the **worst
 regret**: how far a method falls below the best method, for the kind of shift that suits it least. If you do not know how your
 clients differ, start with a method whose worst regret is small.
 
@@ -66,7 +66,7 @@ FedAvg + FT. It leads most if groups of clients contradict each other (`groups`,
 
 **Where it is behind.** With `meaning`, some clients with permuted labels are grouped together by chance, which costs two points
 compared with a late personal head. And if no clients contradict each other it can only be as good as FedAvg + FT: on
-Mini-ImageNet, FedBABU is three points better for `five classes` and FedPAC four for `dirichlet`; on PACS (four picture styles,
+Mini-ImageNet, FedBABU is three points better for `five classes` and FedPAC four for `dirichlet`; on PACS (four image styles,
 a pretrained network) FedBABU is four and a half points better, and training alone is level with FedAvg + FT. On the other
 natural sets most fine-tuned methods are level.
 
@@ -292,26 +292,26 @@ def headline(results: Path) -> str:
     ours = rows.index(str(OURS))
     best = max((i for i in range(len(rows)) if i != ours), key=lambda i: float(mean[i]))
     said = f"{OURS} has {mean[ours]:.1f}, {rows[best]} {mean[best]:.1f}"
-    clients = "Natural clients (20 speakers, 46 devices of 23 people, 4 hospitals, 4 picture styles)"
+    clients = "Natural clients (20 speakers, 46 devices of 23 people, 4 hospitals, 4 image styles)"
     out.append(f"- {clients}: most fine-tuned methods are close; on average {said}.")
     return "\n".join(out) + "\n"
 
 
 def heat(panels: list[Table]) -> Figure:
-    """Regret by method and kind: how far below the best method."""
-    figure = Figure(figsize=(1.2 + 3.2 * len(panels), 0.9 + 0.27 * len(panels[0]["rows"])), layout="constrained")
-    for ax, panel in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+    """Regret by method and kind: how far below the best method. Panels lie below each other, so that a phone shows them."""
+    figure = Figure(figsize=(6.8, 0.4 + len(panels) * (0.6 + 0.24 * len(panels[0]["rows"]))), layout="constrained")
+    for ax, panel in zip(figure.subplots(len(panels), 1), panels, strict=True):
         values = np.array(panel["regret"])
         ax.imshow(values, cmap="Oranges", vmin=0, vmax=10, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
-            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="#fefefe" if value > 6 else "#111111")
-        ax.set_xticks(range(len(panel["kinds"])), [kind.replace(" ", "\n") for kind in panel["kinds"]], fontsize=6)
-        ax.set_yticks(range(len(panel["rows"])), panel["rows"])
-        ax.set_title(panel["title"], fontsize=8)
+            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=9, color="#fefefe" if value > 6 else "#111111")
+        ax.set_xticks(range(len(panel["kinds"])), [kind.replace(" ", "\n") for kind in panel["kinds"]], fontsize=9)
+        ax.set_yticks(range(len(panel["rows"])), panel["rows"], fontsize=9)
+        ax.set_title(panel["title"], fontsize=10)
         ax.tick_params(length=0)
         ax.grid(False)
         ax.spines[:].set_visible(False)
-    figure.suptitle("Points below the best method for each kind of shift (0: the best)", fontsize=9)
+    figure.suptitle("Points below the best method for each kind of shift (0: the best)", fontsize=11)
     return figure
 
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TAKEN = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 TARGET = re.compile(r"\]\((?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 LINK = re.compile(r"\[([^\[\]]*)" + TARGET.pattern)
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.S)
 API = {
     "run": (
         "Run and compare",
@@ -56,6 +57,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by:
         return markdown
     return _moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In a narrow cell of a table, a line ends before ±, not between it and the number."""
+    return CELL.sub(lambda m: m[0].replace("± ", "±&nbsp;"), html)
 
 
 def _examples() -> Iterable[str]:

@@ -1,6 +1,6 @@
 """Write speakers/: SPEAKER/VOWEL-NUMBER.wav, five vowels spoken by four speakers, 8 kHz, 16 bits, a quarter of a second each.
 
-No recordings come with the packages that fedselect needs, so these are synthesised: pulses of a speaker's pitch through three
+No recordings come with the packages that fedselect needs, so these are synthetic: pulses of a speaker's pitch through three
 resonances, which are what makes a vowel. Speakers differ as people do: in pitch, in the length of their throat, which moves the
 resonances, and in the noise around them.
 """

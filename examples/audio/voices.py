@@ -27,7 +27,7 @@ def client(folder: Path, seed: int) -> fs.ClientData:
 
 
 def spectrogram(file: Path, bands: int = 32) -> torch.Tensor:
-    """Loudness in decibels, standardised, of windows of 32 ms: (1, bands, times)."""
+    """Loudness in decibels, standardized, of windows of 32 ms: (1, bands, times)."""
     with wave.open(str(file), "rb") as sound:
         signal = torch.frombuffer(bytearray(sound.readframes(sound.getnframes())), dtype=torch.int16).float()
     power = torch.stft(signal, 256, 128, window=torch.hann_window(256), return_complex=True).abs().square()[:-1]

@@ -1,6 +1,6 @@
 """Write pumps/: one CSV file for each of four pumps, as a logger would: a row for every 10 ms, with the state that was noted.
 
-No sensor data ships with the packages that fedselect needs, so this is synthesised: three channels of vibration, in which a
+No sensor data ships with the packages that fedselect needs, so this is synthetic: three channels of vibration, in which a
 fault shows as a tone beside that of the rotation. Pumps differ in speed, and in how their sensor is mounted: which way it
 lies, and how well it couples.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 HOSPITALS = {"city": (100, 0.4), "county": (60, 0.3), "university": (80, 0.7), "village": (40, 0.2)}
-"""Patients, and the share of them with a malignant tumour."""
+"""Patients, and the share of them with a malignant tumor."""
 
 
 def main(folder: Path = Path("hospitals")) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -544,9 +546,48 @@ def test_overwrite_refuses_a_file(cli, tmp_path):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_resume_of_something_else_says_so(cli, tmp_path):
-    assert "is not a run directory" in cli("resume", tmp_path).sentence()
-    assert "is not a run directory" in cli("report", tmp_path).sentence()
+def test_resume_of_something_else_says_so(cli, tmp_path, made_once):
+    for command in ("resume", "report"):
+        assert "is not a run directory" in cli(command, tmp_path).sentence()
+        assert f"there is no run directory {tmp_path / 'no'}; check the path" in cli(command, tmp_path / "no").sentence()
+        inside = f"{made_once.parent} is not a run directory, but contains 1; give one, such as {made_once}"
+        assert inside in cli(command, made_once.parent).sentence()
+    (tmp_path / "file").write_text("x")
+    assert "is a file, not a run directory" in cli("report", tmp_path / "file").sentence()
+
+
+def test_resume_of_a_finished_run_says_that_nothing_was_trained(cli, made_once):
+    before = (made_once / "metrics.jsonl").read_bytes()
+    assert f"{made_once} was already finished; nothing was trained" in " ".join(cli("resume", made_once).out.split())
+    assert (made_once / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["as it is", "into another error"])
+def test_ctrl_c_gets_one_sentence(cli, monkeypatch, turns):
+    """A library whose import is interrupted may turn the interruption into any error."""
+
+    def work(args):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if turns:
+                raise AttributeError("partially imported") from None
+            raise
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    said = cli("run")
+    assert (said.code, said.err) == (130, "stopped by Ctrl-C\n")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_without_ctrl_c_is_not_hidden(cli, monkeypatch):
+    def work(args):
+        raise AttributeError("a mistake of ours")
+
+    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    with pytest.raises(AttributeError, match="a mistake of ours"):
+        cli("run")
 
 
 def flip(path, at=-1):

@@ -169,7 +169,7 @@ def test_the_page_is_html_and_figures_make_pdfs(cli, compared, tmp_path, name):
 
 
 def test_bad_input_gets_one_sentence(cli, compared, tmp_path):
-    assert "is not a run directory" in cli("report", tmp_path / "no").sentence()
+    assert "there is no run directory" in cli("report", tmp_path / "no").sentence()
     assert "cannot be written" in cli("report", compared, "--out", tmp_path / "no" / "r.html").sentence()
     (tmp_path / "mine.html").mkdir()
     (tmp_path / "mine.html" / "thesis.tex").write_text("years of work")

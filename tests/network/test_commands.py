@@ -105,7 +105,7 @@ def test_a_site_knows_its_clients_by_name(cli, tmp_path):
     assert known.names == ("east", "west")
     text = (tmp_path / "s" / "README.md").read_text()
     assert "`client-1/` to client 1 (west)" in text
-    assert "--data folder:/where/its/pictures/are" in text
+    assert "--data folder:/where/its/images/are" in text
     assert cli("deploy", "init", tmp_path / "t", *at_hand, "--names", "here, there").code == 0
     assert site.Site.read(tmp_path / "t").names == ("here", "there")
     said = cli("deploy", "init", tmp_path / "u", *at_hand, "--names", "here").sentence()
@@ -193,7 +193,7 @@ def test_something_that_is_no_certificate(cli, root, started):
 
 @pytest.mark.parametrize("command", ["server", "client", "run", "status", "renew"])
 def test_a_folder_that_is_no_site(cli, tmp_path, command):
-    assert "`fedselect deploy init`" in cli("deploy", command, tmp_path).sentence()
+    assert "give a folder made by: fedselect deploy init SITE" in cli("deploy", command, tmp_path).sentence()
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_an_error_leaves_nothing_behind(source, tmp_path):
 
 
 def test_a_wrong_shape_names_the_picture(source):
-    with pytest.raises(DataError, match=r"picture 0 is uint8 \(1, 1, 3\)"):
+    with pytest.raises(DataError, match=r"image 0 is uint8 \(1, 1, 3\)"):
         decoded("k", source, 2, SHAPE, lambda i: np.zeros((1, 1, 3), np.uint8))
 
 

@@ -43,3 +43,9 @@ def test_nothing_can_be_run_for_no_rounds(digits):
 def test_methods_have_names(digits):
     with pytest.raises(fs.InputError, match=r"""methods must be a dict .* such as {"fedavg": fs.FedAvg\(\)}, not a list"""):
         fs.compare([fs.FedAvg()], model=fs.models.mlp(digits), data=digits)
+
+
+@pytest.mark.parametrize("seeds", [3, "0,1", None], ids=repr)
+def test_seeds_that_are_no_list_get_a_sentence(digits, seeds):
+    with pytest.raises(fs.InputError, match=r"seeds must be a list of whole numbers, such as \[0, 1, 2\], not "):
+        fs.compare(METHODS, model="mlp", data=digits, rounds=1, seeds=seeds)

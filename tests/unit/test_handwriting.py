@@ -33,7 +33,7 @@ def idx(array):
 
 
 def write(folder, stems, parts, pack=True):
-    """stems: how the names of training and test files begin; parts: (pictures, labels) of each."""
+    """stems: how the names of training and test files begin; parts: (images, labels) of each."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, (x, y) in parts.items():
         for kind, array in (("images-idx3", x), ("labels-idx1", y)):
@@ -93,10 +93,10 @@ def test_emnist_from_the_published_archive(tmp_path):
     [
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(pixels(3)))[:-40], "is truncated or damaged"),
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(pixels(3))[:-1]), "truncated: it says 3 x 28 x 28 bytes and has 2351"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros(3))), "is no idx file of pictures"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(pixels(3)[:, :8])), "has pictures of 8x28, not 28x28"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b""), "is no idx file of pictures"),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(2))), "has 3 pictures, but .* has 2 labels"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros(3))), "is no idx file of images"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(pixels(3)[:, :8])), "has images of 8x28, not 28x28"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b""), "is no idx file of images"),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(2))), "has 3 images, but .* has 2 labels"),
         ("train-labels-idx1-ubyte.gz", gzip.compress(idx(np.full(3, 10))), "has labels outside 0 to 9"),
     ],
     ids=["truncated", "short", "labels", "8x28", "empty", "too few labels", "label 10"],
@@ -209,11 +209,11 @@ def edited(change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s["user_data"]["a"]["y"].pop(), "writer a has 4 pictures and 3 labels, not 4 of each"),
-        (lambda s: s.update(num_samples=[5]), "writer a has 4 pictures and 4 labels, not 5 of each"),
+        (lambda s: s["user_data"]["a"]["y"].pop(), "writer a has 4 images and 3 labels, not 4 of each"),
+        (lambda s: s.update(num_samples=[5]), "writer a has 4 images and 4 labels, not 5 of each"),
         (lambda s: s["user_data"]["a"]["y"].__setitem__(0, 62), "writer a has a label outside 0 to 61"),
-        (lambda s: s["user_data"]["a"]["x"][0].__setitem__(0, 1.5), "pictures of 784 numbers from 0 to 1"),
-        (lambda s: s["user_data"]["a"].update(x=[[0.5] * 9] * 4), "pictures of 784 numbers from 0 to 1"),
+        (lambda s: s["user_data"]["a"]["x"][0].__setitem__(0, 1.5), "images of 784 numbers from 0 to 1"),
+        (lambda s: s["user_data"]["a"].update(x=[[0.5] * 9] * 4), "images of 784 numbers from 0 to 1"),
         (lambda s: s.pop("num_samples"), r"is no file of LEAF .*KeyError: 'num_samples'"),
         (lambda s: s["user_data"].clear(), r"is no file of LEAF .*KeyError: 'a'"),
     ],

@@ -24,7 +24,7 @@ from fedselect.private.words import LOUD, statement
     ("text", "said"),
     [
         ("unit=sample", "private needs a budget: --private epsilon=8."),
-        ("8", "give private as epsilon=8, with more options after commas; '8' has no value."),
+        ("8", "'8' has no value; write --private epsilon=8, or with more options --private epsilon=8,unit=sample."),
         ("epsilon=0", "epsilon must be positive, not 0.0."),
         ("epsilon=1e6", "an epsilon of 1e+06 promises nothing; use at most 100, or inf for no noise."),
         ("epsilon=8,delta=2", "delta must be a probability between 0 and 1, not 2.0."),
@@ -33,7 +33,7 @@ from fedselect.private.words import LOUD, statement
         ("epsilon=8,unit=sample,quantile=0.5", "quantile is for updates of clients; leave it out with unit=sample."),
         ("epsilon=8,unit=person", "unit is client or sample, not 'person'."),
         ("epsilon=8,colluding=-1", "colluding must be a number of clients, 0 or more, not -1."),
-        ("epsilon=8,clips=1", "there is no option of private 'clips'; did you mean 'clip'?"),
+        ("epsilon=8,clips=1", "there is no option of --private 'clips'; did you mean 'clip'?"),
     ],
 )
 def test_what_cannot_be_promised_is_refused(text, said):

@@ -401,8 +401,8 @@ def test_pictures_lie_in_one_pool_still(shift):
         ("none+camera", r"none combines with no other kind; give --shift none, or leave it out of none\+camera"),
         ("labels+motley", r"motley combines with no other kind; give --shift motley, or leave it out of labels\+motley"),
         ("groups+meaning", "groups and meaning both change what labels mean; give one of them"),
-        ("scaled", "scaled is for vectors and series, not pictures; use --shift camera or permuted"),
-        ("noisy", "noisy is for vectors and series, not pictures; use --shift camera or permuted"),
+        ("scaled", "scaled is for vectors and series, not images; use --shift camera or permuted"),
+        ("noisy", "noisy is for vectors and series, not images; use --shift camera or permuted"),
     ],
 )
 def test_kinds_that_do_not_go_are_refused(shift, said):
@@ -426,7 +426,7 @@ def test_dealing_is_not_for_data_that_is_dealt_already(digits, kind):
 
 
 def test_what_does_not_suit_the_inputs_is_refused():
-    with pytest.raises(fs.InputError, match=r"camera is for pictures .* shape \(4,\); use --shift scaled, permuted or noisy"):
+    with pytest.raises(fs.InputError, match=r"camera is for images .* shape \(4,\); use --shift scaled, permuted or noisy"):
         fs.shifted(vectors(), "camera")
     with pytest.raises(fs.InputError, match=r"scaled needs inputs that are floats, not torch\.int64; use --shift permuted"):
         fs.shifted(vectors(dtype=torch.int64), "scaled")

@@ -267,7 +267,7 @@ def test_parquet_that_does_not_fit(tmp_path, patches):
     with pytest.raises(DataError, match="no column image or img, only picture, label"):
         cifar10(tmp_path)
     parquet(path, image=[encoded(patches[0]), b"no picture"], label=[0, 1])
-    with pytest.raises(DataError, match=r"row 1 of .*cifar10.parquet cannot be read as a picture"):
+    with pytest.raises(DataError, match=r"row 1 of .*cifar10.parquet cannot be read as an image"):
         cifar10(tmp_path)
     parquet(path, image=[encoded(patches[0]), None], label=[0, 1])
     with pytest.raises(DataError, match="row 1 of"):
@@ -573,26 +573,26 @@ def spoil(office):
 
 def test_an_unreadable_picture_is_named(office):
     bad = spoil(office)
-    with pytest.raises(DataError, match=rf"({bad[0]}|{bad[1]}) cannot be read as a picture .*skip_unreadable"):
+    with pytest.raises(DataError, match=rf"({bad[0]}|{bad[1]}) cannot be read as an image .*skip_unreadable"):
         domains(office, size=16)
 
 
 def test_unreadable_pictures_are_skipped_with_one_warning(office):
     bad = spoil(office)
     for _ in range(2):  # the second time from the cache
-        with pytest.warns(UserWarning, match=rf"2 of 12 pictures in .* are skipped, first {bad[0]}") as said:
+        with pytest.warns(UserWarning, match=rf"2 of 12 images in .* are skipped, first {bad[0]}") as said:
             got = domains(office, size=16, skip_unreadable=True)
         assert len(said) == 1
         assert len(got.x) == len(got.y) == len(got.domain) == 10
         assert got.y.tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1, 1]
-    with pytest.raises(DataError, match="cannot be read as a picture"):
+    with pytest.raises(DataError, match="cannot be read as an image"):
         domains(office, size=16)
 
 
 def test_no_readable_picture_at_all(office):
     for file in office.rglob("*.*"):
         file.write_bytes(b"none")
-    with pytest.raises(DataError, match="none of the 12 pictures"):
+    with pytest.raises(DataError, match="none of the 12 images"):
         domains(office, size=16, skip_unreadable=True)
 
 
@@ -609,11 +609,11 @@ def test_a_mended_picture_is_read_anew(office, patches):
 
 
 def test_folders_of_another_shape(tmp_path, office):
-    with pytest.raises(DataError, match="holds pictures where class folders belong"):
+    with pytest.raises(DataError, match="holds images where class folders belong"):
         domains(office / "Art")
-    with pytest.raises(DataError, match="no pictures in domain/class folders"):
+    with pytest.raises(DataError, match="no images in domain/class folders"):
         domains(office / "Art" / "Bed")
-    with pytest.raises(DataError, match="no pictures in class folders"):
+    with pytest.raises(DataError, match="no images in class folders"):
         image_folder(office)
     with pytest.raises(DataError, match="cannot be read as a folder"):
         image_folder(tmp_path / "none")
@@ -719,7 +719,7 @@ def test_datasets_that_do_not_fit(patches, photo):
         from_datasets(Rows([patches[0], photo[:40, :50]], [0, 0]))
     with pytest.raises(InputError, match="are 50x40, not square; give size"):
         from_datasets(Rows([photo[:40, :50]], [0]))
-    with pytest.raises(DataError, match="row 0 of the dataset holds no picture"):
+    with pytest.raises(DataError, match="row 0 of the dataset holds no image"):
         from_datasets(Rows([b"none"], [0]))
     with pytest.raises(DataError, match="no rows"):
         from_datasets(Rows([], []))

@@ -88,7 +88,7 @@ def test_bad_augmentation():
     with pytest.raises(fs.InputError, match="augment must be none or crop-flip, not 'flop'"):
         pictures(augment="flop")
     x = torch.randn(4, 5)
-    with pytest.raises(fs.DataError, match="augment=crop-flip is for pictures"):
+    with pytest.raises(fs.DataError, match="augment=crop-flip is for images"):
         fs.Federation(
             [fs.ClientData((x, torch.zeros(4, dtype=torch.int64)), (x, torch.zeros(4, dtype=torch.int64)))],
             2,

@@ -301,6 +301,19 @@ def test_with_a_time_the_schedule_is_fixed_after_the_first_rung_and_then_followe
     assert all(n == notes[0] for n in notes)
 
 
+def test_a_time_that_is_too_short_is_said_with_what_the_search_takes(monkeypatch):
+    clock = iter(range(0, 10**6, 10))
+    monkeypatch.setattr("fedselect.tuning.search.time.perf_counter", lambda: next(clock))
+    quality = {f"s{i}": i / 100 for i in range(8)}
+    with pytest.warns(
+        UserWarning, match=r"the budget of 2 s is too short .* takes about (\d+) s here; use a larger --budget"
+    ) as said:
+        found = search(plan(quality, budget="2s"), MadeUp(quality), JUDGE, Progress())
+    assert found
+    # the clock is read at 0, 10, 20, 30 and 40 s, while one setting trains 3 rounds; to round 30 it takes 40 s * 30 / 3
+    assert "about 400 s" in str(said[0].message)
+
+
 # in memory
 
 

@@ -75,7 +75,10 @@ def adapt_(
         say(f"\n{load}")
 
 
-def share(run: Source, out: Annotated[Path, typer.Option(help="The file to write")]) -> None:
+def share(
+    run: Annotated[Path, typer.Argument(help="A finished run directory or a saved result")],
+    out: Annotated[Path, typer.Option(help="The file to write")],
+) -> None:
     """Write the shared part of a finished run to a file. On another machine, fedselect adapt FILE makes a model from it."""
     from fedselect.adaptation.adapting import shared_of
 

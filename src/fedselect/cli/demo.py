@@ -10,7 +10,7 @@ from fedselect.cli import completion
 from fedselect.cli.flags import EXTRA, flags
 from fedselect.cli.run_options import Shown, with_run_options
 from fedselect.cli.terminal import say
-from fedselect.cli.train import Overwrite, Seeds, compared, train_all
+from fedselect.cli.train import Overwrite, compared, train_all
 
 CONFIG = Path(__file__).with_name("demo.toml")
 
@@ -24,7 +24,7 @@ def demo(
         str | None,
         typer.Option(help="Only these methods, separated by commas (default: all nine)", autocompletion=completion.methods),
     ] = None,
-    seeds: Seeds = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas (default: 0,1,2)")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report")] = Path("runs/demo"),
     overwrite: Overwrite = False,
     **given: Any,

@@ -110,10 +110,13 @@ def _command(methods: list[str], named: dict[str, Any], asked: dict[str, str]) -
 def _table(found: Diagnosis) -> Table:
     """Clients by layers. On a terminal, darker cells are more persistent."""
     columns = found.table
-    table = Table(box=SIMPLE_HEAD, title="persistence", title_justify="left")
-    table.add_column("client", no_wrap=True)
+    widest = max(map(len, ["client", *found.clients]))
+    wide = widest + 3 + sum(3 + max(5, len(name)) for name in columns) > console.width  # then names take two lines
+    table = Table(box=SIMPLE_HEAD, title="persistence", title_justify="left", collapse_padding=wide, pad_edge=not wide)
+    table.add_column("client", no_wrap=True, min_width=widest)
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        part, dot, last = name.rpartition(".")
+        table.add_column(f"{part}{dot}\n{last}" if wide else name, justify="right", no_wrap=True, min_width=5)
     for i, client in enumerate(found.clients):
         table.add_row(client, *(_cell(column[i]) for column in columns.values()))
     return table

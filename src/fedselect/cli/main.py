@@ -1,10 +1,13 @@
 """The program: all commands, and how it reports errors."""
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +20,7 @@ from fedselect.cli.terminal import console
 from fedselect.core import plugins
 from fedselect.core.errors import FedselectError, Stopped
 
+BY_HAND = "stopped by Ctrl-C"
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Personalized federated learning: every client gets its own model.",
@@ -59,17 +63,52 @@ def main() -> None:
     """Entry point. Errors that a user can fix are printed to stderr as one sentence, without a traceback."""
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
-        args, named = take_plugins(sys.argv[1:])
-        if named or plugins.asked():
-            from fedselect.runs.config import load_plugins
-
-            load_plugins(named)
-        with _processes():
-            app(args)
+        with _interruptible():
+            _run()
     except Stopped as e:
         _fail(str(e), 130)
     except FedselectError as e:
         _fail(f"error: {e}", 2)
+
+
+def _run() -> None:
+    args, named = take_plugins(sys.argv[1:])
+    if named or plugins.asked():
+        from fedselect.runs.config import load_plugins
+
+        load_plugins(named)
+    with _processes():
+        app(args)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """After Ctrl-C, say one sentence. A library that is interrupted while it is imported may raise any error."""
+    pressed = False
+
+    def press(signum: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(signum, frame)
+
+    ours = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    )
+    if ours:
+        signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as e:
+        if not pressed or isinstance(e, FedselectError):
+            raise
+        _fail(BY_HAND, 130)
+    except SystemExit as e:
+        if not pressed or e.code != 130:
+            raise
+        _fail(BY_HAND, 130)
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

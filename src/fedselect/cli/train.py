@@ -157,9 +157,12 @@ def resume(out: Annotated[Path, typer.Argument(help="The directory of a run, a c
     if is_search(out):
         resume_tuning(out, shown.quiet)
         return
-    runs = list(rundir.read_configs(out).values()) if (out / "compare.json").exists() else []
-    with _watching(out, runs, shown) as watch:
+    named = rundir.read_configs(out) if (out / "compare.json").exists() else {}
+    complete = all(rundir.finished(run) for run in [out / name for name in named] or [out])
+    with _watching(out, list(named.values()), shown) as watch:
         done = runner.resume(out, watch)
+    if complete:
+        say(f"{out} was already finished; nothing was trained")
     _say_table(done, out, report=False)
 
 

@@ -72,8 +72,8 @@ def tune(
 ) -> None:
     """Choose a method and its settings on validation data, which is held out of each client's training data.
 
-    All settings train for a few rounds, then the weaker ones are dropped and the others go on (successive halving). The
-    result is a ranking, the chosen setting as a file for run --config, and its score on test data with fresh seeds.
+    All settings train for a few rounds, then the weaker ones are dropped and the others go on (successive halving).
+    The result is a ranking, the chosen setting as a file for run --config, and its score on test data with fresh seeds.
     """
     from fedselect.runs import rundir
     from fedselect.tuning import trials

@@ -130,7 +130,8 @@ def _import(name: str, file: Path | None) -> None:
     except (Exception, SystemExit) as e:
         if isinstance(e, ModuleNotFoundError) and e.name and f"{name}.".startswith(f"{e.name}."):
             raise InputError(
-                f"there is no plugin {name!r}: no module of that name is installed or in the current directory."
+                f"there is no plugin {name!r}: no module of that name is installed or in the current directory; "
+                f"give the name of a module, or its file: --plugin PATH/{name}.py"
             ) from None
         raise InputError(f"the plugin {name!r} cannot be imported ({_said(e)}).") from None
 

@@ -1,4 +1,4 @@
-"""AudioMNIST: spoken digits of sixty speakers; each recording is a log-mel picture of 32 time steps by 32 frequencies."""
+"""AudioMNIST: spoken digits of sixty speakers; each recording is a log-mel image of 32 time steps by 32 frequencies."""
 
 import re
 from functools import cache
@@ -32,7 +32,7 @@ def audiomnist(
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """AudioMNIST, spoken digits as 32x32 pictures; one client per speaker, tested on its last repetitions."""
+    """AudioMNIST, spoken digits as 32x32 images; one client per speaker, tested on its last repetitions."""
     data = read(data_folder(data_dir)).first(clients)
     parts = divide(data, Sizes(train, test, val), seed, later=True)
     return federation("audiomnist", data, parts, mean=MEAN, std=STD)

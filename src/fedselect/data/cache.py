@@ -1,4 +1,4 @@
-"""Pictures decoded once into a memory-mapped array, safe against concurrent processes and kills."""
+"""Images decoded once into a memory-mapped array, safe against concurrent processes and kills."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ from fedselect.core.files import held, read_json, replace, write_json
 from fedselect.data.places import Progress, either, optional, user_cache
 
 Pixels = NDArray[np.uint8]
-CHUNK = 512  # pictures decoded at a time
+CHUNK = 512  # images decoded at a time
 PART = 1 << 24  # bytes of a decoded array that have a checksum
 IMAGE_COLUMNS = ("image", "img")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -78,11 +78,11 @@ def decoded_some(
 
 
 def cache_folder() -> Path:
-    """The folder of decoded pictures, readable only by its owner."""
+    """The folder of decoded images, readable only by its owner."""
     folder = user_cache() / "decoded"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # pictures may be of people, in a folder that others cannot read
+        folder.chmod(0o700)  # images may be of people, in a folder that others cannot read
     except OSError as e:
         raise DataError(f"{folder} cannot be created ({e.strerror}); set XDG_CACHE_HOME to a writable folder.") from None
     return folder
@@ -108,7 +108,7 @@ def _write(
                     skipped.append(i)
                     continue
                 if row.shape != shape or row.dtype != np.uint8:
-                    raise DataError(f"picture {i} is {row.dtype} {row.shape}, not uint8 {shape}.")
+                    raise DataError(f"image {i} is {row.dtype} {row.shape}, not uint8 {shape}.")
                 file.write(np.ascontiguousarray(row).data)
             if progress:
                 progress(rows.stop, count)
@@ -166,13 +166,13 @@ def picture(raw: bytes | Path, size: int, name: str) -> Pixels:
         with image.open(io.BytesIO(raw) if isinstance(raw, bytes) else raw) as opened:
             return fit(opened, size)
     except Exception as e:  # a decoder may raise almost anything on damaged bytes
-        raise DataError(f"{name} cannot be read as a picture ({e}); repair or remove it.") from None
+        raise DataError(f"{name} cannot be read as an image ({e}); repair or remove it.") from None
 
 
 def fit(opened: Any, size: int) -> Pixels:
     """`picture` for an image that PIL has open."""
     image = optional("PIL.Image")
-    if opened.mode.startswith("I"):  # 16-bit grey, which PIL would clip to white
+    if opened.mode.startswith("I"):  # 16-bit gray, which PIL would clip to white
         opened = image.fromarray((np.asarray(opened) >> 8).clip(0, 255).astype(np.uint8))
     if opened.mode in ("P", "PA", "LA"):
         opened = opened.convert("RGBA")
@@ -187,7 +187,7 @@ def fit(opened: Any, size: int) -> Pixels:
 
 
 class Parquet:
-    """Parquet files read one after another as one table; pictures are streamed, never all in memory."""
+    """Parquet files read one after another as one table; images are streamed, never all in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = [path.resolve() for path in paths]

@@ -1,4 +1,4 @@
-"""What image corruptions lay over a picture: fog, frost and the relief of drops, as stacks of fields."""
+"""What image corruptions lay over an image: fog, frost and the relief of drops, as stacks of fields."""
 
 from functools import lru_cache
 from typing import Any
@@ -59,7 +59,7 @@ _ICE = (  # the colours of five windows: where ice is thin, and where it is thic
 
 @lru_cache(maxsize=1)
 def frost_textures(size: int = 160) -> NDArray[np.uint8]:
-    """Five frosted windows (5, size, size, 3): always the same pictures, made by rule and not photographs.
+    """Five frosted windows (5, size, size, 3): always the same images, made by rule and not photographs.
 
     Patches of ice from fractal noise; in each cell of a random mosaic, bright needles along one direction and its
     branches at 60 degrees (noise stretched along them, of which only the ridges are kept). Tones and contrasts were set

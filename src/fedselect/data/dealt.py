@@ -1,4 +1,4 @@
-"""Images partitioned among clients: a Federation whose pictures stay uint8, with one pool per part."""
+"""Images partitioned among clients: a Federation whose images stay uint8, with one pool per part."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from fedselect.data.partition import Part, Pool
 
 BLOCK = 256
 Change = Callable[[int, NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
-"""Changes a client's pictures: (client, pictures, their numbers in the set) -> pictures."""
+"""Changes a client's images: (client, images, their numbers in the set) -> images."""
 
 
 def pool_of(images: Images) -> Pool:

@@ -115,9 +115,9 @@ class Federation:
     name: str = "tensors"
     class_names: tuple[str, ...] = ()
     _: KW_ONLY
-    mean: tuple[float, ...] = ()  # of uint8 pictures, per channel, for pixels in [0, 1]; empty: 0.5
+    mean: tuple[float, ...] = ()  # of uint8 images, per channel, for pixels in [0, 1]; empty: 0.5
     std: tuple[float, ...] = ()
-    augment: str = "none"  # augmentation of training pictures: none or crop-flip
+    augment: str = "none"  # augmentation of training images: none or crop-flip
     pools: dict[str, Part] = field(default_factory=dict)  # clients' parts are slices of these; ignored if they are not
     shape: tuple[int, ...] = field(init=False)
     target_shape: tuple[int, ...] = field(init=False)
@@ -158,7 +158,7 @@ class Federation:
         object.__setattr__(self, "shape", tuple(self.clients[0].train[0].shape[1:]))
         if check_augment(self.augment) != "none" and len(self.shape) != 3:
             raise DataError(
-                f"augment={self.augment} is for pictures (channels, height, width), not inputs of shape {self.shape}."
+                f"augment={self.augment} is for images (channels, height, width), not inputs of shape {self.shape}."
             )
         if isinstance(self.clients, Pooled) and self._fine(self.clients):
             return
@@ -245,7 +245,7 @@ class Federation:
     def from_datasets(cls, train: Any, *, test: Any = None, val: Any = None, **about: Unpack[About]) -> "Federation":
         """Make one client per torch Dataset of (input, target). Samples are read into memory once.
 
-        For pictures from Hugging Face's `datasets`, use `fs.from_datasets`.
+        For images from Hugging Face's `datasets`, use `fs.from_datasets`.
 
         Args:
             train: A list of Datasets, or a dict of them by client name.
@@ -320,12 +320,12 @@ class Federation:
         kind, first = _kind(x), _kind(self.clients[0].train[0])
         if kind is None:
             raise DataError(
-                f"{who} has {part} inputs of type {x.dtype}; give floats, pictures as uint8 (N, channels, H, W), or int64 "
+                f"{who} has {part} inputs of type {x.dtype}; give floats, images as uint8 (N, channels, H, W), or int64 "
                 "for an embedding."
             )
-        if kind == "pictures" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
+        if kind == "images" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
             raise DataError(
-                f"{who} has {part} pictures of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
+                f"{who} has {part} images of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
                 "array, x.permute(0, 3, 1, 2) of a tensor."
             )
         self._check_targets(who, part, y)
@@ -357,7 +357,8 @@ class Federation:
         low = 0 if self.target_shape else int(y.min())  # in a row, labels below 0 are none
         if low < 0 or int(y.max()) >= self.classes:
             bad = low if low < 0 else int(y.max())
-            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}.")
+            mend = "; number the classes from 0" if low < 0 else ", or give classes=... if there are more"
+            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}{mend}.")
 
     def labels(self, client: int) -> list[int]:
         """The classes in a client's training data, if every sample has one class."""
@@ -371,13 +372,13 @@ class Federation:
             if client.val is None:
                 raise DataError(
                     f"client {client.name or i} has no validation data; hold some out with val (--val 20), "
-                    "or for a table with val_share (--val-share 0.2)."
+                    "for a table with val_share (--val-share 0.2), in Python with fs.ClientData(val=...)."
                 )
         pools = {**self.pools, "test": self.pools["val"]} if "val" in self.pools else {}
         return replace(self, clients=[replace(c, test=c.val) for c in self.clients if c.val is not None], pools=pools)
 
     def split(self, part: str, dtype: torch.dtype) -> Split:
-        """All clients' samples of one part (train, val or test) in one pool; pictures stay uint8."""
+        """All clients' samples of one part (train, val or test) in one pool; images stay uint8."""
         if isinstance(self.clients, Pooled):
             rows = self.clients.rows(part)
             return self._as_inputs(Split(self.clients.x, self.clients.y, rows.start, rows.n, index=rows.index), part, dtype)
@@ -427,9 +428,9 @@ def _are_labels(y: Tensor) -> bool:
 
 
 def _kind(x: Tensor) -> str | None:
-    """The kind of inputs: numbers in the model's type, pictures, or integers."""
+    """The kind of inputs: numbers in the model's type, images, or integers."""
     if x.is_floating_point():
         return "floats"
     if x.dtype == torch.uint8 and x.ndim == 4:
-        return "pictures"
+        return "images"
     return "integers" if x.dtype in (torch.int16, torch.int32, torch.int64) else None

@@ -1,7 +1,7 @@
 """FEMNIST as LEAF writes it: handwritten digits and letters in JSON files, one client per writer.
 
-A file is a table of `users`, `num_samples` and `user_data`, which has for each user `x`, pictures as 784 numbers in [0, 1], and
-`y`, their labels. LEAF makes them from 8-bit pictures, so they are stored as such.
+A file is a table of `users`, `num_samples` and `user_data`, which has for each user `x`, images as 784 numbers in [0, 1], and
+`y`, their labels. LEAF makes them from 8-bit images, so they are stored as such.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from fedselect.data.places import find
 PLACES = ("femnist", "FEMNIST")
 CLASS_NAMES = tuple(CLASSES["byclass"])  # also LEAF's order: digits, capitals, small letters
 Parsed = tuple[NDArray[np.str_], Indices, Pixels, Indices]
-"""A file's users, how many samples each has, and the pictures and labels of one after the other."""
+"""A file's users, how many samples each has, and the images and labels of one after the other."""
 
 
 def femnist(
@@ -185,15 +185,15 @@ def _parsed(file: Path) -> Parsed:
 
 
 def _user(file: Path, user: str, count: int, said: Any) -> tuple[Pixels, Indices]:
-    """One writer's pictures (N, 1, 28, 28) and labels."""
+    """One writer's images (N, 1, 28, 28) and labels."""
     x, y = np.array(said["x"], np.float32).reshape(len(said["x"]), -1), np.array(said["y"])
     who = f"{file}: writer {user}"
     if not len(x) == len(y) == count:
-        raise DataError(f"{who} has {len(x)} pictures and {len(y)} labels, not {count} of each; make the file again.")
+        raise DataError(f"{who} has {len(x)} images and {len(y)} labels, not {count} of each; make the file again.")
     if not count:
         return np.empty((0, 1, SIDE, SIDE), np.uint8), np.empty(0, np.int64)
     if x.shape[1] != SIDE * SIDE or not (float(x.min()) >= 0 and float(x.max()) <= 1):
-        raise DataError(f"{who} must have pictures of {SIDE * SIDE} numbers from 0 to 1; make the file again.")
+        raise DataError(f"{who} must have images of {SIDE * SIDE} numbers from 0 to 1; make the file again.")
     if not np.issubdtype(y.dtype, np.integer) or not 0 <= int(y.min()) <= int(y.max()) < len(CLASS_NAMES):
         raise DataError(f"{who} has a label outside 0 to {len(CLASS_NAMES) - 1}; make the file again.")
     return np.rint(255 * x).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y.astype(np.int64)

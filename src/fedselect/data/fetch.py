@@ -50,7 +50,7 @@ REMOTE: dict[str, Remote | tuple[Remote, ...]] = {
 }
 BY_HAND = {
     "miniimagenet": "miniimagenet.parquet with miniimagenet_classes.json, or a folder mini-imagenet with images, train.csv and "
-    "test.csv (its pictures are ImageNet's, from image-net.org)",
+    "test.csv (its images are ImageNet's, from image-net.org)",
     "officehome": "the unpacked folder OfficeHomeDataset_10072016 (from hemanthdv.org/officeHomeDataset.html)",
     "femnist": "the folder femnist with data/train and data/test, which data/femnist/preprocess.sh -s niid --sf 0.1 -k 64 "
     f"-t sample makes in a copy of {ORIGINS['femnist']}",
@@ -71,7 +71,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
     if name == "digits":
         raise InputError("digits come with scikit-learn: there is nothing to fetch.")
     if name in BY_HAND:
-        raise InputError(f"{name} must be downloaded by hand; place {BY_HAND[name]} in {folder}.")
+        raise InputError(f"{name} must be downloaded by hand; place in {folder}: {BY_HAND[name]}.")
     if name not in REMOTE:
         raise unknown("data to fetch called", name, [*REMOTE, *BY_HAND])
     remote = REMOTE[name]

@@ -1,6 +1,6 @@
-"""Folders of pictures: domain/class/*.jpg as in OfficeHome, Office-31 and PACS, and your own class/*.jpg.
+"""Folders of images: domain/class/*.jpg as in OfficeHome, Office-31 and PACS, and your own class/*.jpg.
 
-A domain (one client's pictures) or your own folder may contain train/class/*.jpg and test/class/*.jpg (or val/).
+A domain (one client's images) or your own folder may contain train/class/*.jpg and test/class/*.jpg (or val/).
 """
 
 import json
@@ -24,14 +24,14 @@ OFFICEHOME = ("OfficeHomeDataset_10072016", "OfficeHome", "officehome")
 def officehome(
     data_dir: Path | None = None, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None
 ) -> Images:
-    """OfficeHome: 15,588 pictures of 65 objects in four domains (Art, Clipart, Product, Real World)."""
+    """OfficeHome: 15,588 images of 65 objects in four domains (Art, Clipart, Product, Real World)."""
     return domains(find(OFFICEHOME, data_dir), size, skip_unreadable, progress, name="officehome")
 
 
 def domains(
     path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None, name: str | None = None
 ) -> Images:
-    """Pictures in domain/class or domain/train/class and domain/test/class folders, or a parquet file."""
+    """Images in domain/class or domain/train/class and domain/test/class folders, or a parquet file."""
     path = Path(path).resolve()
     name = name or (path.name if path.is_dir() else path.stem)
     check_size(size)
@@ -44,8 +44,7 @@ def domains(
     for domain in _folders(path):
         if _pictures(domain):
             raise DataError(
-                f"{domain} holds pictures where class folders belong (domain/class/picture); "
-                "read class folders as an image folder."
+                f"{domain} holds images where class folders belong (domain/class/image); read class folders as an image folder."
             )
         inner = _folders(domain)
         if [f.name for f in inner] == ["images"]:  # Office-31
@@ -58,7 +57,7 @@ def domains(
             test += [held] * len(found)
             divided |= {parts: domain} if found else {}
     if not files:
-        raise DataError(f"{path} holds no pictures in domain/class folders; give the folder above the domains.")
+        raise DataError(f"{path} holds no images in domain/class folders; give the folder above the domains.")
     if len(divided) > 1:
         raise DataError(f"{divided[True]} has train/ and test/, but {divided[False]} has not; divide all of them, or none.")
     domain_of, domain_names = numbered([d for d, _ in tags])
@@ -71,7 +70,7 @@ def domains(
 
 
 def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, progress: Progress | None = None) -> Images:
-    """Your own pictures in class folders, optionally under train/ and test/ (or val/ if there is no test/)."""
+    """Your own images in class folders, optionally under train/ and test/ (or val/ if there is no test/)."""
     path = Path(path).resolve()
     check_size(size)
     kinds, parts = _class_folders(_folders(path))
@@ -84,9 +83,7 @@ def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, pro
         tags += [kind.name] * len(found)
         test += [held] * len(found)
     if not files:
-        raise DataError(
-            f"{path} holds no pictures in class folders; make it class/picture, or train/class/picture and test/..."
-        )
+        raise DataError(f"{path} holds no images in class folders; make it class/image, or train/class/image and test/...")
     y, class_names = numbered(tags)
     x, kept = pictures("folder", path, files, size, skip_unreadable, progress)
     marks = np.array(test)[kept] if parts else None
@@ -96,8 +93,8 @@ def image_folder(path: Path, size: int = 224, skip_unreadable: bool = False, pro
 def pictures(
     key: str, path: Path, files: Sequence[Path], size: int, skip_unreadable: bool, progress: Progress | None
 ) -> tuple[Pixels, NDArray[np.int64]]:
-    """All pictures decoded to one size, and their numbers; an unreadable one is an error, or is skipped with a warning."""
-    optional("PIL.Image")  # if it is missing, pictures must not seem unreadable
+    """All images decoded to one size, and their numbers; an unreadable one is an error, or is skipped with a warning."""
+    optional("PIL.Image")  # if it is missing, images must not seem unreadable
 
     def decode(i: int) -> Pixels | None:
         try:
@@ -112,11 +109,11 @@ def pictures(
         progress=progress, stamp=listing_stamp(files), every=not skip_unreadable,
     )  # fmt: skip
     if not len(kept):
-        raise DataError(f"none of the {len(files)} pictures in {path} can be read; get them again.")
+        raise DataError(f"none of the {len(files)} images in {path} can be read; get them again.")
     if len(kept) < len(files):
         first = files[int(np.setdiff1d(np.arange(len(files)), kept)[0])]
         warnings.warn(
-            f"{len(files) - len(kept)} of {len(files)} pictures in {path} cannot be read and are skipped, first {first}.",
+            f"{len(files) - len(kept)} of {len(files)} images in {path} cannot be read and are skipped, first {first}.",
             stacklevel=3,
         )
     return x, kept
@@ -168,7 +165,9 @@ def _folders(path: Path) -> list[Path]:
     try:
         return sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
     except OSError as e:
-        raise DataError(f"{path} cannot be read as a folder ({e.strerror}); give the folder that holds the pictures.") from None
+        raise DataError(
+            f"{path} cannot be read as a folder ({e.strerror}); give the folder that contains the images."
+        ) from None
 
 
 def _class_folders(folders: Sequence[Path]) -> tuple[list[tuple[Path, bool]], bool]:

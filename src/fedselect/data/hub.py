@@ -19,9 +19,9 @@ def from_datasets(dataset: Any, image: str = "image", label: str = "label", size
 
     Args:
         dataset: A dataset, or a mapping with `train` and `test` (from `datasets.load_dataset` without a split).
-        image: The column with the pictures.
+        image: The column with the images.
         label: The column with the labels.
-        size: Make all pictures squares of this size; without it they must already be squares of equal size. Gray pictures
+        size: Make all images squares of this size; without it they must already be squares of equal size. Gray images
             become RGB.
 
     Returns:
@@ -86,13 +86,13 @@ def _opened(value: Any, name: str) -> Any:
             raise ValueError(f"values are {pixels.dtype}, not whole numbers 0 to 255")
         return images.fromarray(pixels.astype(np.uint8))
     except Exception as e:  # a decoder fed with damaged bytes may raise nearly anything
-        raise DataError(f"{name} of the dataset holds no picture ({e}); mend or drop it.") from None
+        raise DataError(f"{name} of the dataset holds no image ({e}); mend or drop it.") from None
 
 
 def _side(value: Any, column: str) -> int:
     width, height = _opened(value, "row 0").size
     if width != height:
-        raise InputError(f"the pictures in {column!r} are {width}x{height}, not square; give size to resize and crop them.")
+        raise InputError(f"the images in {column!r} are {width}x{height}, not square; give size to resize and crop them.")
     return int(width)
 
 

@@ -1,4 +1,4 @@
-"""Images: a labeled set of pictures from a source, before it is partitioned among clients."""
+"""Images: a labeled set of images from a source, before it is partitioned among clients."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -40,7 +40,7 @@ class Images:
             raise DataError(f"{self.name}: labels must lie in 0 to {len(self.class_names) - 1}.")
 
     def only(self, classes: Sequence[int]) -> "Images":
-        """The pictures of these classes, renumbered in this order."""
+        """The images of these classes, renumbered in this order."""
         numbers = np.full(len(self.class_names), -1)
         numbers[list(classes)] = np.arange(len(classes))
         rows = np.flatnonzero(numbers[self.y] >= 0)

@@ -1,4 +1,4 @@
-"""Mini-ImageNet from parquet, or from pictures with one of the common split files."""
+"""Mini-ImageNet from parquet, or from images with one of the common split files."""
 
 import csv
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def miniimagenet(
     classes: int = 100,
     progress: Progress | None = None,
 ) -> Images:
-    """Mini-ImageNet: a hundred of ImageNet's classes, 600 pictures each (or fewer), 84x84.
+    """Mini-ImageNet: a hundred of ImageNet's classes, 600 images each (or fewer), 84x84.
 
     With fewer `classes`, these are evenly spaced in the list of all.
     """
@@ -52,7 +52,7 @@ def _table(path: Path, size: int, progress: Progress | None) -> Images:
 def _folder(path: Path, size: int, skip_unreadable: bool, progress: Progress | None) -> Images:
     rows = list(_rows(path))
     if not rows:
-        raise DataError(f"the split files in {path} name no pictures; get them again.")
+        raise DataError(f"the split files in {path} name no images; get them again.")
     y, class_names = numbered([label for _, label, _ in rows])
     x, kept = pictures("miniimagenet", path, [file for file, _, _ in rows], size, skip_unreadable, progress)
     test = _usable(np.array([split == "test" for _, _, split in rows])[kept], y[kept])
@@ -67,7 +67,7 @@ def _usable(test: NDArray[np.bool_] | None, y: NDArray[np.int64]) -> NDArray[np.
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """Pictures in the order of the split file; each must be there."""
+    """Images in the order of the split file; each must be there."""
     for name, label, split in _listed(path):
         spots = [path / "images" / name, path / name, path / "images" / label / name, path / label / name]
         file = next((s for s in spots if s.is_file()), None)

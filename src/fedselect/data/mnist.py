@@ -1,4 +1,4 @@
-"""MNIST and EMNIST from the published idx files, packed or not: 28x28 grey pictures of digits and letters."""
+"""MNIST and EMNIST from the published idx files, packed or not: 28x28 gray images of digits and letters."""
 
 import gzip
 import string
@@ -34,7 +34,7 @@ Subset = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 
 
 def mnist(data_dir: Path | None = None, progress: Progress | None = None) -> Images:
-    """MNIST: 60,000 training and 10,000 test pictures of 28x28, ten digits."""
+    """MNIST: 60,000 training and 10,000 test images of 28x28, ten digits."""
     path = find(MNIST_PLACES, data_dir, fetch="mnist")
     parts = [_part(path, f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte", 10) for part in ("train", "t10k")]
     return _images("mnist", parts, string.digits)
@@ -61,13 +61,13 @@ def _images(name: str, parts: list[tuple[Pixels, NDArray[np.int64]]], classes: s
 
 
 def _part(path: Path, pictures: str, labels: str, classes: int, first: int = 0) -> tuple[Pixels, NDArray[np.int64]]:
-    """Pictures (N, 28, 28) and their classes from 0 on; labels in the file begin with `first`."""
+    """Images (N, 28, 28) and their classes from 0 on; labels in the file begin with `first`."""
     x, what = _idx(path, pictures, PICTURES, 3)
     if x.shape[1:] != (SIDE, SIDE):
-        raise DataError(f"{what} has pictures of {x.shape[1]}x{x.shape[2]}, not {SIDE}x{SIDE}; get it again.")
+        raise DataError(f"{what} has images of {x.shape[1]}x{x.shape[2]}, not {SIDE}x{SIDE}; get it again.")
     y, where = _idx(path, labels, LABELS, 1)
     if len(x) != len(y):
-        raise DataError(f"{what} has {len(x)} pictures, but {where} has {len(y)} labels; get both again.")
+        raise DataError(f"{what} has {len(x)} images, but {where} has {len(y)} labels; get both again.")
     if len(y) and not first <= int(y.min()) <= int(y.max()) < first + classes:
         raise DataError(f"{where} has labels outside {first} to {first + classes - 1}; get it again.")
     return x, y.astype(np.int64) - first
@@ -79,7 +79,7 @@ def _idx(path: Path, name: str, magic: int, dimensions: int) -> tuple[Pixels, st
     head = 4 * (1 + dimensions)
     said = np.frombuffer(raw[:head], ">u4") if len(raw) >= head else np.zeros(1, np.uint32)
     if int(said[0]) != magic:
-        raise DataError(f"{what} is no idx file of {'pictures' if dimensions == 3 else 'labels'}; get it again.")
+        raise DataError(f"{what} is no idx file of {'images' if dimensions == 3 else 'labels'}; get it again.")
     shape = tuple(int(n) for n in said[1:])
     if len(raw) - head != np.prod(shape):
         raise DataError(

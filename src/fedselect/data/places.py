@@ -10,7 +10,7 @@ from fedselect.core.errors import DataError, InputError
 
 Progress = Callable[[int, int | None], None]  # done, total (None: not known)
 ORIGINS = {  # of data that is free to download, but not by us: where, and under which licence
-    "femnist": "https://github.com/TalwalkarLab/leaf (BSD 2-clause; its pictures are of NIST Special Database 19)",
+    "femnist": "https://github.com/TalwalkarLab/leaf (BSD 2-clause; its images are of NIST Special Database 19)",
     "audiomnist": "https://github.com/soerenab/AudioMNIST (MIT licence)",
     "har": "https://github.com/GeoTecINIT/sp-sw-har-dataset (CC BY 4.0)",
     "heart": "https://archive.ics.uci.edu/dataset/45/heart+disease (CC BY 4.0)",

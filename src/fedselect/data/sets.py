@@ -35,13 +35,13 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
 READER_OPTIONS = ("path", "data_dir", "size", "skip_unreadable", "subset", "classes")
 Reader = Callable[..., Images]
 Changer = Callable[[Images, int, int, dict[str, Any]], tuple[Change, tuple[str, ...]]]
-"""(images, seed, clients, options) -> what happens to each client's pictures, and the clients' names, which say it."""
+"""(images, seed, clients, options) -> what happens to each client's images, and the clients' names, which say it."""
 
 
 def image_set(
     read: Reader, about: str, change: Changer | None = None, domain_tests: Sequence[int] | None = None, **defaults: Any
 ) -> Callable[..., Federation]:
-    """A named set: its reader's own options, those of every set with the given defaults, and what happens to pictures.
+    """A named set: its reader's own options, those of every set with the given defaults, and what happens to images.
 
     `domain_tests` are the test sizes of its domains where none is given.
     """
@@ -92,7 +92,7 @@ def one_domain(
     val: int = 0,
     augment: str = "none",
 ) -> Federation:
-    """One client's class folders, divided into training and test pictures as `domains` divides its folder of this number."""
+    """One client's class folders, divided into training and test images as `domains` divides its folder of this number."""
     images = folders.image_folder(Path(path), size, skip_unreadable)
     alone = replace(images, domain=np.zeros(len(images.y), np.int64), domain_names=(images.name,))
     parts = by_domain(pool_of(alone), 1, Sizes(train, test, val), seed, first=number)
@@ -114,9 +114,9 @@ def deal_images(images: Images, *, seed: int = 0, **options: Any) -> Federation:
 
 
 def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) -> tuple[Change, tuple[str, ...]]:
-    """CIFAR10-C: one corruption per client, drawn from the fifteen or named, on both training and test pictures.
+    """CIFAR10-C: one corruption per client, drawn from the fifteen or named, on both training and test images.
 
-    With published=yes test pictures come from the published arrays, which have no training pictures.
+    With published=yes test images come from the published arrays, which have no training images.
     """
     name, severity = options["corruption"], options["severity"]
     if name != "random" and name not in CORRUPTIONS:
@@ -133,7 +133,7 @@ def corrupted(images: Images, seed: int, clients: int, options: dict[str, Any]) 
 
     def change(client: int, x: NDArray[np.uint8], ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         if arrays is not None and images.test is not None and len(ids) and images.test[ids].all():
-            order = np.cumsum(images.test) - 1  # a picture's number within the official test set
+            order = np.cumsum(images.test) - 1  # an image's number within the official test set
             return np.asarray(arrays(kinds[client], severity)[order[ids]])
         return corrupt(x, kinds[client], severity, seed, ids)
 

@@ -59,10 +59,10 @@ def groups(data: Federation, seed: int) -> list[Way]:
 
 
 def camera(data: Federation, seed: int) -> list[Way]:
-    """Each client's own camera: it turns pictures, mixes colours (or inverts, where there is one channel) and darkens."""
+    """Each client's own camera: it turns images, mixes colors (or inverts, where there is one channel) and darkens."""
     if not _are_pictures(data):
         raise InputError(
-            f"camera is for pictures (channels, height, width), not inputs of shape {data.shape}; "
+            f"camera is for images (channels, height, width), not inputs of shape {data.shape}; "
             "use --shift scaled, permuted or noisy."
         )
     channels, height, width = data.shape
@@ -83,18 +83,18 @@ def scaled(data: Federation, seed: int) -> list[Way]:
 
 
 def permuted(data: Federation, seed: int) -> list[Way]:
-    """Each client's own order of the features: of pixels in pictures, of channels in series."""
-    pictures = _are_pictures(data)
-    count = data.shape[1] * data.shape[2] if pictures else data.shape[0] if data.shape else 1
+    """Each client's own order of the features: of pixels in images, of channels in series."""
+    images = _are_pictures(data)
+    count = data.shape[1] * data.shape[2] if images else data.shape[0] if data.shape else 1
     if count < 2:
         raise InputError("permuted needs inputs of at least two features or channels; use scaled or noisy.")
 
     def way(order: Tensor) -> Way:
         def inputs(x: Tensor, _: np.random.Generator) -> Tensor:
             there = order.to(x.device)
-            return x.flatten(2)[:, :, there].view_as(x) if pictures else x[:, there]
+            return x.flatten(2)[:, :, there].view_as(x) if images else x[:, there]
 
-        return Way(f"own order of the {'pixels' if pictures else 'channels' if len(data.shape) > 1 else 'features'}", inputs)
+        return Way(f"own order of the {'pixels' if images else 'channels' if len(data.shape) > 1 else 'features'}", inputs)
 
     return [way(torch.from_numpy(rng(seed, PURPOSE, 4, i).permutation(count))) for i in range(len(data.clients))]
 
@@ -301,7 +301,7 @@ def _spread(data: Federation, kind: str) -> Tensor:
     """The standard deviation of each feature, or channel of a series, over everybody's training samples."""
     x = data.clients[0].train[0]
     if _are_pictures(data):
-        raise InputError(f"{kind} is for vectors and series, not pictures; use --shift camera or permuted.")
+        raise InputError(f"{kind} is for vectors and series, not images; use --shift camera or permuted.")
     if not x.is_floating_point():
         raise InputError(f"{kind} needs inputs that are floats, not {x.dtype}; use --shift permuted.")
     count = data.shape[0] if data.shape else 1

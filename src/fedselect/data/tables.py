@@ -53,6 +53,8 @@ def table(
     if not path:
         raise InputError("give the path of the table: --data table:FILE, or table:FOLDER with one file per client.")
     place = Path(path).expanduser()
+    if not place.exists():
+        raise InputError(f"there is no table {place}; check the path.")
     if client is None and is_table(place):
         raise InputError(
             f"{place} is one table; name its column of clients with --client COLUMN, or give a folder with one file per client."

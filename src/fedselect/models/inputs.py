@@ -167,7 +167,7 @@ def _check_part(v: Any, who: str) -> None:
         raise DataError(f"{who} give one row per sample, not a single number.")
     if not (v.is_floating_point() or v.dtype in (*_WHOLE, torch.bool)):
         raise DataError(
-            f"{who} give floats, int64 or bools, not {v.dtype}; uint8 pictures are scaled only if they are the single input."
+            f"{who} give floats, int64 or bools, not {v.dtype}; uint8 images are scaled only if they are the single input."
         )
 
 

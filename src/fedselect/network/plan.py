@@ -405,7 +405,7 @@ def fitting(whole: Federation, who: str, agreed: Shape, name: str) -> Federation
     if tuple(whole.shape) != agreed.shape:
         raise DataError(
             f"{who} has inputs of shape {tuple(whole.shape)}; this federation agreed on {agreed.shape}: "
-            "convert them to that shape (pictures in folders become color squares of --size)."
+            "convert them to that shape (images in folders become color squares of --size)."
         )
     if whole.whole != agreed.whole:
         here, there = ("whole numbers" if w else "floats" for w in (whole.whole, agreed.whole))

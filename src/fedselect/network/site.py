@@ -45,7 +45,7 @@ class Site:
     @classmethod
     def read(cls, part: Path) -> "Site":
         """From site/, site/server or site/client-3."""
-        said = read_json(part / "federation.json", "it should be a folder that `fedselect deploy init` made.")
+        said = read_json(part / "federation.json", "give a folder made by: fedselect deploy init SITE")
         try:
             shape = Shape.from_json(said)
             names = tuple(map(str, said.get("names", ())))
@@ -399,7 +399,7 @@ def _toml(value: bool | float | int | str) -> str:
 
 def _readme(site: Site) -> str:
     clients = "\n".join(f"- `client-{i}/` to client {site.who(i)}, over a secure channel" for i in range(site.clients))
-    place = {"table": "/where/its/table/is.csv", "folder": "/where/its/pictures/are"}
+    place = {"table": "/where/its/table/is.csv", "folder": "/where/its/images/are"}
     own = f"{(kind := own_kind(site.data))}:{place.get(kind, '/where/its/data/is')}"
     keys = "" if site.insecure else "\n- `ca/` stays with you: it signs new certificates (`fedselect deploy renew`)"
     return f"""# Federation {site.federation}

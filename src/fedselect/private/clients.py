@@ -52,8 +52,8 @@ class Covered(Method):
         state, up = self.method.client(work, state, down)
         if up.extra:
             raise InputError(
-                f"this method also sends {', '.join(up.extra)}, which noise on updates does not protect; use one that sends "
-                "parameters only, such as fedavg or fedselect, or protect samples instead of clients (unit=sample)."
+                f"{type(self.method).__name__} also sends {', '.join(up.extra)}, which noise on updates does not protect; use "
+                "a method that sends parameters only, such as fedavg or fedselect, or protect samples instead of clients (unit=sample)."
             )
         if not bool((up.weight == 1).all()):
             raise InputError("--private weights all clients equally; use weight=uniform.")

@@ -68,9 +68,11 @@ class Private:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise InputError(f"give private as epsilon=8, with more options after commas; {part!r} has no value.")
+                raise InputError(
+                    f"{part!r} has no value; write --private epsilon=8, or with more options --private epsilon=8,unit=sample."
+                )
             if name not in known:
-                raise unknown("option of private", name, known)
+                raise unknown("option of --private", name, known)
             given[name] = known[name].parse(value)
         if "epsilon" not in given:
             raise InputError("private needs a budget: --private epsilon=8.")

@@ -25,6 +25,7 @@ from fedselect.runs.rundir import (
     finished,
     headline,
     measures,
+    no_run,
     outcome,
     read_comparison,
     read_config,
@@ -121,7 +122,7 @@ def expand(place: Path) -> list[Path]:
         return [run for name in finalists(place) or read_comparison(place) if ((run := place / name) / "config.json").exists()]
     if (place / "config.json").exists():
         return [place]
-    raise RunError(f"{place} is not a run directory: it has neither config.json nor compare.json.")
+    raise no_run(place)
 
 
 def _run(path: Path, config: Data, history: list[Record], group: int, federations: list[Data]) -> Data:

@@ -82,7 +82,8 @@ const sides = {
   caption() {
     const [a, b] = this.pair(), rows = this.clients(), up = rows.filter(r => r.gain > 0).length, gain = mean(rows.map(r => r.gain));
     const seeds = this.seeds(a.g, b.g).length ? "" : " They have no seed in common, so clients may have different data.";
-    return `${label(b.g)} is better than ${label(a.g)} for ${up} of ${rows.length} clients, by ${points(gain)}${inPoints()} on average.${seeds}`;
+    const apart = `${points(Math.abs(gain)).slice(1)}${inPoints()} ${gain < 0 ? "worse" : "better"} on average`;
+    return `${label(b.g)} is better than ${label(a.g)} for ${up} of ${rows.length} clients, and ${apart}.${seeds}`;
   },
   numbers() {
     const [a, b] = this.pair();

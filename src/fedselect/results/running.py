@@ -123,7 +123,7 @@ def compare(
             f'methods must be a dict of methods by name, such as {{"fedavg": fs.FedAvg()}}, not a {type(methods).__name__}.'
         )
     check_rounds(rounds, how, patience)
-    data, seeds = as_federation(data), list(seeds)
+    data, seeds = as_federation(data), as_seeds(seeds)
     model = as_model(model, data, as_task(how.get("task"), data))
     runs = {
         (name, seed): Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
@@ -159,6 +159,13 @@ def compare(
 
 def _ended(found: Result | TrainingError, rounds: int) -> bool:
     return isinstance(found, TrainingError) or is_end(found.history[-1], rounds)
+
+
+def as_seeds(seeds: Iterable[int]) -> list[int]:
+    """The seeds as a list."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise InputError(f"seeds must be a list of whole numbers, such as [0, 1, 2], not {seeds!r}.")
+    return list(seeds)
 
 
 def check_rounds(rounds: int, how: RunOptions, patience: int | None) -> None:

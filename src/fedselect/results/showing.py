@@ -55,7 +55,7 @@ def table(source: Source, history: Sequence[Record]) -> Table:
     lists = whole(record)
     shares = any(lists["share"])
     chosen = lists.get(CHOSEN)
-    heads = ["client", *(m.title for m in metrics), *(["share"] if shares else []), *([CHOSEN] if chosen else [])]
+    heads = ["client", *(m.title for m in metrics), *(["personal %"] if shares else []), *([CHOSEN] if chosen else [])]
     rows = [
         [name, *(_shown(m, lists[m.name][i]) for m in metrics), *([_share(lists["share"][i])] if shares else []),
          *([chosen[i] or ""] if chosen else [])]
@@ -100,4 +100,4 @@ def _shown(measure: Measure, value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    return "" if value is None else f"{100 * value:.1f}"

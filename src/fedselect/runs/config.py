@@ -206,7 +206,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
     except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+        raise InputError(f"{path} cannot be read: {e.strerror}; give a TOML file, or the config.json of a run.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file.") from None
     try:

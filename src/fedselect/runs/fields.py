@@ -67,7 +67,7 @@ class Fields:
         "senders", "With --secret, divide each entry's sum by its number of senders, or by the size of the cohort"
     )
     private: str | None = _option(
-        None, "Differential privacy: epsilon=8; more options, separated by commas, in docs/private.md"
+        None, "Differential privacy: epsilon=8, with more options after commas: epsilon=8,unit=sample,clip=0.5"
     )
     preset: str | None = _option(None, "Preset of option values: paper, authors (published for the method) or ours (fedselect)")
     plugins: list[str] = field(default_factory=list)  # plugins that the run uses; `complete` fills this in

@@ -23,7 +23,7 @@ PAUSE = 10.0  # seconds between lines while a run goes on
 def describe(record: Record, headline: Measure) -> str:
     parts = [f"{headline.name} {measured(record, headline)}"] if evaluated(record) else []
     if record["share"]:
-        parts.append(f"personal {record['share']:.2f}")
+        parts.append(f"personal {record['share']:.1%}")
     if record["train_loss"] is not None:
         parts.append(f"loss {record['train_loss']:.4f}")
     if record.get("epsilon") is not None:

@@ -36,6 +36,21 @@ MADE = re.compile(  # files written by `export` and `report --figures`
 )
 
 
+def no_run(place: Path) -> RunError:
+    """The error for a place that is not a run directory, with the run directories that it contains, if any."""
+    if not place.exists():
+        return RunError(f"there is no run directory {place}; check the path.")
+    if not place.is_dir():
+        return RunError(f"{place} is a file, not a run directory; give the folder that a run wrote (its --out).")
+    inside = sorted({path.parent for name in BEGIN for path in place.glob(f"*/{name}")})
+    if inside:
+        return RunError(f"{place} is not a run directory, but contains {len(inside)}; give one, such as {inside[0]}.")
+    return RunError(
+        f"{place} is not a run directory: it has neither config.json nor compare.json; give the folder that a run wrote "
+        "(its --out)."
+    )
+
+
 def read_configs(out: Path) -> dict[str, Config]:
     """The configurations of a comparison, by run directory."""
     return {name: Config.from_dict(c, f"{out / 'compare.json'}: {name}") for name, c in read_comparison(out).items()}
@@ -218,7 +233,7 @@ def reopen(out: Path) -> tuple[Config, Simulation]:
     if (out / "compare.json").exists():
         raise RunError(f"{out} is a comparison; pass one of its runs, such as {out / next(iter(read_configs(out)))}.")
     if not (out / "config.json").exists():
-        raise RunError(f"{out} is not a run directory: it has no config.json.")
+        raise no_run(out)
     if deployed(out):
         raise RunError(
             f"{out} was deployed, so each personalized model is on its client; export it there with: fedselect deploy export"

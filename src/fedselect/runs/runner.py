@@ -36,6 +36,7 @@ from fedselect.runs.rundir import (
     intact_rounds,
     is_run,
     kept_records,
+    no_run,
     outcome,
     owner,
     read_configs,
@@ -117,7 +118,7 @@ def resume(out: Path, watch: Watch | None = None) -> list[Path]:
     if not any((out / name).exists() for name in BEGIN):
         if out.is_dir() and any(out.iterdir()) and is_unused(out):
             raise RunError(f"the run in {out} stopped before its first round; start it again with the same command.")
-        raise RunError(f"{out} is not a run directory: it has neither config.json nor compare.json.")
+        raise no_run(out)
     check_not_saved(out)
     if deployed(out):
         raise RunError(f"{out} is a deployed run; resume it with: {again(out)}")
@@ -405,7 +406,8 @@ def may_write(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(
-            f"{out} already exists; choose another --out, resume it, or pass --overwrite to replace everything in it."
+            f"{out} already exists; choose another --out, resume it (fedselect resume {out}), or pass --overwrite to replace "
+            "everything in it."
         )
     if out.is_symlink():
         raise InputError(f"{out} is a link, but --overwrite replaces only folders; pass the target of the link as --out.")

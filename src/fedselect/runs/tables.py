@@ -123,7 +123,7 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
     )
     table.add_column("method", no_wrap=True, min_width=max(map(len, [*(r.name for r in found), *diverged])))
     views = [f"{name}{unit}" for name in ("local", "merged", *(["others"] if crossed else []))]
-    for column in (first.title, *views, "share", "MB up", "sec"):
+    for column in (first.title, *views, "personal %", "MB up", "sec"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in found:
         views = [first.show(statistics.fmean(v)) for v in (r.local, r.merged)]
@@ -131,13 +131,15 @@ def render(found: Sequence[Line], diverged: Sequence[str] = ()) -> Table:
             mark = 0 if r.reports == "local" else 1
             views[mark] = f"[bold]{views[mark]}[/bold]"
         others = [first.show(r.others) if r.others is not None else "-"] if crossed else []
-        figures = [f"{r.share:.2f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
+        figures = [f"{100 * r.share:.1f}", f"{r.bytes_up / 1e6:.2f}", f"{r.seconds:.1f}"]
         table.add_row(r.name, spread(r.values, first), *views, *others, *figures)
     for label in diverged:
         table.add_row(label, "diverged")
     table.caption = (
         f"{first.name}: the view that the method reports (bold); local: after local training; merged: after aggregation; "
-        "MB up: uploads of all clients in the whole run"
+        f"{'others: on the data of other clients; ' if crossed else ''}"
+        "personal: share of the parameters that stay on the client; MB up: uploads of all clients in the whole run; "
+        "sec: seconds for one run"
     )
     for r in found:
         if r.chosen:

@@ -14,7 +14,7 @@ class Split:
     """One part (training, validation or test) of every client's data, in one pool: client i owns n[i] rows from start[i].
 
     With an `index`, these are rows of the index, which says where in the pool each sample lies; the pool may then be a file.
-    Pictures stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
+    Images stay uint8 in the pool and are converted batch by batch: pixel * scale + shift, by channel.
     """
 
     x: Tensor

@@ -16,9 +16,9 @@ def check_augment(name: str) -> str:
 
 
 def crop_flip(x: Tensor, keys: Tensor, index: Tensor) -> Tensor:
-    """Shift each picture by up to an eighth of its side, filling with black, and mirror every other one.
+    """Shift each image by up to an eighth of its side, filling with black, and mirror every other one.
 
-    x (C, b, channels, H, W), keys (C,) of the clients' local epoch, index (C, b) the pictures' numbers within their client.
+    x (C, b, channels, H, W), keys (C,) of the clients' local epoch, index (C, b) the images' numbers within their client.
     """
     clients, batch, _, height, width = x.shape
     drawn = random.bits(random.fold(keys.unsqueeze(1), index), 3) & 0x7FFFFFFFFFFFFFFF  # (C, b, 3)

@@ -13,7 +13,7 @@ from fedselect.methods.method import Method
 from fedselect.results import showing
 from fedselect.results.progress import Show, bar
 from fedselect.results.result import Result
-from fedselect.results.running import check_rounds
+from fedselect.results.running import as_seeds, check_rounds
 from fedselect.results.running import run as run_once
 from fedselect.simulate import Simulation
 from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_method, as_model, as_task
@@ -129,8 +129,8 @@ def tune(
     """
     check_rounds(rounds, how, patience)
     check_whole(how.get("eval_fraction", 1.0))
-    data, seeds = as_federation(data), list(seeds)
-    fresh = list(test_seeds) if test_seeds is not None else [max(seeds) + i for i in (1, 2, 3)] if data.has("test") else []
+    data, seeds = as_federation(data), as_seeds(seeds)
+    fresh = as_seeds(test_seeds) if test_seeds is not None else [max(seeds) + i for i in (1, 2, 3)] if data.has("test") else []
     if {*seeds} & {*fresh}:
         raise InputError("test_seeds must differ from seeds; choose other seeds for the test.")
     settings = named_settings(methods)

@@ -1,6 +1,7 @@
 """The search: rung by rung, independent of what trains the runs."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -124,4 +125,12 @@ def _measured(plan: Plan, bench: Bench, seconds: float) -> Schedule:
     gone = time.perf_counter() - began
     spent = plan.seeds * done * until
     left = CAREFUL * (seconds - gone) * spent / max(gone, 1e-6) - plan.look
-    return halving.refit(halving.plan(done, plan.rounds, plan.seeds), plan.seeds, spent + int(left))
+    found = halving.refit(halving.plan(done, plan.rounds, plan.seeds), plan.seeds, spent + int(left))
+    whole = gone * (halving.cost(found, plan.seeds) + plan.look) / spent
+    if whole > seconds:
+        warnings.warn(
+            f"the budget of {seconds:.0f} s is too short even for a small search, which takes about {whole:.0f} s here; use "
+            "a larger --budget or fewer --rounds. Ctrl-C ends the search with the best setting so far.",
+            stacklevel=2,
+        )
+    return found
