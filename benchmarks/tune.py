@@ -52,9 +52,14 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     methods = {n: method for n, (method, _) in settings.items()}
     names = space.order(methods, SEEDS[0])
 
+    made = as_model(model, feds[SEEDS[0]], as_task(None, feds[SEEDS[0]]))
+    like: dict[int, fs.Simulation] = {}
+
     def simulate(setting: str, seed: int) -> fs.Simulation:
         how: dict[str, Any] = {"training": training, "rounds": rounds, "val": True, "eval_every": rounds}
-        return fs.Simulation(settings[setting][1], model, feds[seed], seed=seed, **how)
+        found = fs.Simulation(settings[setting][1], made, feds[seed], seed=seed, like=like.get(seed), **how)
+        like.setdefault(seed, found)
+        return found
 
     simulate(names[0], 0).step()  # whatever a process does once
     first = simulate(names[0], 0).metrics[0]

@@ -21,10 +21,10 @@ from fedselect.core.tree import State, Tree, blocks, expand, lay
 from fedselect.methods.choice import choose
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ahead, ranks
+from fedselect.simulate.common import pool
 from fedselect.simulate.inputs import deterministic
 from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.records import Record
-from fedselect.training.batches import Split
 from fedselect.training.step import one_by_one, precision
 from fedselect.training.work import Work, score
 
@@ -61,7 +61,7 @@ class Stack:
         self._early = True  # until an early start fails
         self._beside: ahead.Beside | None = None
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
-        self._split = {part: _pool([r._split[part] for r in runs]) for part in runs[0]._split}
+        self._split = {part: pool([r._split[part] for r in runs], runs[0].pools) for part in runs[0]._split}
 
     @property
     def round(self) -> int:
@@ -130,7 +130,7 @@ class Stack:
         """Continue with these runs; the others leave the stack."""
         if len(runs) in (0, len(self.runs)):
             return
-        if runs[0] is not self.runs[0]:
+        if runs[0]._programs is not self._programs:
             self._programs.clear()  # programs of a run that left would keep its memory
         self._set(runs)
 
@@ -244,19 +244,6 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
             each = [torch.as_tensor(v, dtype=torch.float64).to(device, non_blocking=True) for v in values]
             own[f.name] = torch.cat([v.expand(c) for v, c in zip(each, counts, strict=True)])
     return altered(first, own)
-
-
-def _pool(splits: Sequence[Split]) -> Split:
-    """One pool of the data of all runs."""
-    if len(splits) == 1:
-        return splits[0]
-    starts, at = [], 0
-    for s in splits:
-        starts.append(s.start + at)
-        at += len(s.x)
-    sizes = tuple(n for s in splits for n in s.sizes or ())
-    x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
-    return replace(splits[0], x=x, y=y, start=start.clamp_max(max(0, len(x) - 1)), n=n, sizes=sizes)
 
 
 def _alike(states: Sequence[State], counts: list[int]) -> list[State]:
