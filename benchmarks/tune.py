@@ -26,6 +26,7 @@ import torch
 
 import fedselect as fs
 from fedselect.runs.presets import suited
+from fedselect.simulate.inputs import as_model, as_task
 from fedselect.simulate.records import validated
 from fedselect.tuning import space
 from fedselect.tuning.budget import Budget
@@ -53,12 +54,12 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     names = space.order(methods, SEEDS[0])
 
     made = as_model(model, feds[SEEDS[0]], as_task(None, feds[SEEDS[0]]))
-    like: dict[int, fs.Simulation] = {}
+    ready: dict[int, Any] = {}  # what the runs of a seed share, as in fs.tune
 
     def simulate(setting: str, seed: int) -> fs.Simulation:
         how: dict[str, Any] = {"training": training, "rounds": rounds, "val": True, "eval_every": rounds}
-        found = fs.Simulation(settings[setting][1], made, feds[seed], seed=seed, like=like.get(seed), **how)
-        like.setdefault(seed, found)
+        found = fs.Simulation(settings[setting][1], made, feds[seed], seed=seed, like=ready.get(seed), **how)
+        ready.setdefault(seed, found.ready)
         return found
 
     simulate(names[0], 0).step()  # whatever a process does once

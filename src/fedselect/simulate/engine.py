@@ -27,7 +27,6 @@ from fedselect.private.words import statement
 from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
 from fedselect.secret.sizes import Sizes
 from fedselect.simulate import checkpoint, ranks
-from fedselect.simulate.common import Pools, prepared
 from fedselect.simulate.inputs import (
     Network,
     as_aggregator,
@@ -46,6 +45,7 @@ from fedselect.simulate.inputs import (
 from fedselect.simulate.jobs import Asked, Full, Job, Turn
 from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
+from fedselect.simulate.ready import Ready
 from fedselect.simulate.records import (
     CHOSEN,
     SENT,
@@ -116,8 +116,8 @@ class Simulation:
             values on a network do not change a sum and are left out.
         mean: With `secret`, what sums are divided by: the `senders` of an entry, or the `cohort`.
         private: Differential privacy, such as `fs.Private(epsilon=8)`.
-        like: Another run. If it has the same model, data and training, what it prepared and tried is used again, which makes
-            many small runs faster to create (on a CPU; results are the same).
+        like: What another run has prepared, `other.ready`. With the same model, data and training it is used again, which
+            makes many small runs on a CPU faster; results are the same.
 
     Examples:
         >>> import fedselect as fs
@@ -155,7 +155,7 @@ class Simulation:
         secret: bool = False,
         mean: Over = "senders",
         private: Private | str | None = None,
-        like: "Simulation | None" = None,
+        like: Ready | None = None,
     ) -> None:
         method = as_method(method)
         self.aggregator = as_aggregator(aggregator)
@@ -203,13 +203,12 @@ class Simulation:
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
-        self.recompute = recompute
-        ready = like if like is not None and prepared(self, like) else None
-        if ready is None:
-            self._prepare()
-        else:
-            self.task, self._split, self.fitted, self._programs = ready.task, ready._split, ready.fitted, ready._programs
-        self.pools: Pools = {} if ready is None else ready.pools
+        names = [m.name for m in self.metrics]
+        of = (model, data, self._from.tolist(), self.training, task, names, self.device, self.precision, recompute)
+        new = like is None or self.private is not None or not like.serves(of)
+        self.ready = self._prepared(of, recompute) if like is None or new else like
+        self.task, self._split = self.ready.task, self.ready.split
+        self.fitted, self._programs = self.ready.fitted, self.ready.programs
         sizes = self._split["train"].sizes or ()
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self.round = 0
@@ -218,10 +217,12 @@ class Simulation:
         self._folds = self.secret or self.aggregator
         self.memory = self._folds.start({n: self.initial[n] for n in model.params})  # the aggregator's state between rounds
         self._check_processes()
-        self.fits = self._fit() if ready is None else ready.fits
-        if ready is None and 1 in sizes:  # one sample may be too little for BatchNorm
+        if new:
+            self.ready.fits = self._fit()
+        self.fits = self.ready.fits
+        if new and 1 in sizes:  # one sample may be too little for BatchNorm
             self._try_step(sizes.index(1))
-        if ready is None and self.fitted.slow:
+        if new and self.fitted.slow:
             what = ", ".join(sorted(self.fitted.slow))
             warnings.warn(f"{model.name} is slow to train: {what} has no fast rule for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
@@ -234,15 +235,15 @@ class Simulation:
         self.keep = keep
         self.kept = None if keep == "last" else Kept(keep, self.clients, self.metrics[0], self._resting())
 
-    def _prepare(self) -> None:
-        """Put the data and the model in place, and try one on the other."""
+    def _prepared(self, of: tuple[Any, ...], recompute: bool) -> Ready:
+        """The data and the model, in place."""
         dtype = self.initial[self.model.params[0]].dtype
-        self._split = {part: self.data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
-        sizes = self._split["train"].sizes or ()
-        self.fitted = Fitted(self.model, self.device, self.precision, layout=self.data.layout, recompute=self.recompute)
-        x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
-        self.task.check(self.fitted.check(x[0], self.task, self.data), y[0], self.metrics)
-        self._programs = Programs(self.fitted, self.training, self.task)
+        split = {part: self.data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
+        sizes = split["train"].sizes or ()
+        fitted = Fitted(self.model, self.device, self.precision, layout=self.data.layout, recompute=recompute)
+        x, y = split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
+        self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
+        return Ready(of, split, self.task, fitted, Programs(fitted, self.training, self.task))
 
     def __getstate__(self) -> dict[str, Any]:
         """How it was made and its current state; everything else, such as recorded steps, each process makes for itself."""
@@ -252,7 +253,7 @@ class Simulation:
             "seed": self.seed, "training": self.training, "task": self.asked, "headline": first, "metrics": others,
             "fraction": self.fraction, "late": late if late[0] else None, "chunk": self.chunk,
             "rows": "personal" if isinstance(self.store, Compact) else "all", "device": self.device.type,
-            "precision": self.precision, "recompute": self.recompute, "deterministic": self.deterministic,
+            "precision": self.precision, "recompute": self.fitted.recompute, "deterministic": self.deterministic,
             "eval_every": self.eval_every, "val": self.val, "keep": self.keep, "view": "best" if self.view == "best" else None,
             "aggregator": self._bare[1], "rounds": self.total, "secret": self.secret is not None,
             "mean": self.secret.mean if self.secret else "senders", "private": self.private,

@@ -21,7 +21,6 @@ from fedselect.core.tree import State, Tree, blocks, expand, lay
 from fedselect.methods.choice import choose
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ahead, ranks
-from fedselect.simulate.common import pool
 from fedselect.simulate.inputs import deterministic
 from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.records import Record
@@ -61,7 +60,7 @@ class Stack:
         self._early = True  # until an early start fails
         self._beside: ahead.Beside | None = None
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
-        self._split = {part: pool([r._split[part] for r in runs], runs[0].pools) for part in runs[0]._split}
+        self._split = {part: runs[0].ready.pool([r._split[part] for r in runs]) for part in runs[0]._split}
 
     @property
     def round(self) -> int:
