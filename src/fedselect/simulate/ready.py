@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,9 +30,17 @@ class Ready:
         """Whether a run can use it. None can on a GPU, where recordings hold memory and what fits depends on what is free."""
         return self.of == of and all(s.n.device.type == "cpu" for s in self.split.values())
 
+    @cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """What runs must have in common to be stacked, as far as it depends on model and data."""
+        model, train = self.fitted.model, self.split["train"]
+        numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (train.scale, train.shift))
+        ends = (repr(model.module), model.base, model.output, self.fitted.layout)
+        return ends, train.x.shape[1:], train.augment, numbers
+
     def pool(self, splits: Sequence[Split]) -> Split:
-        """The data of several runs as one split. A split that runs share is in it once, so that other stacks of runs on the same
-        data read the same memory, and the steps that one stack has recorded serve all.
+        """The data of several runs as one split. A split that runs share is in it once, and other stacks of runs on the same
+        data read the same memory, so that the steps that one stack has recorded serve all.
         """
         if len(splits) == 1:
             return splits[0]
