@@ -242,8 +242,8 @@ class _Cohort:
 
 def form(method: Any) -> tuple[Any, ...]:
     """A method with its per-client numbers reduced to whether they are zero, because zero may mean less work."""
-    hints = _hints(type(method))
-    out: list[Any] = [type(method)]
+    kind: Any = type(method)
+    hints, out = _hints(kind), [kind]
     for f in fields(method):
         value = getattr(method, f.name)
         if is_dataclass(value):
