@@ -1,12 +1,13 @@
 """What tune finds for a fifth of the rounds: beside the full grid, and beside random search and TPE of Optuna at equal work.
 
 Every setting of the default space is trained to the end on every seed (the full grid), evaluated in the last quarter of its
-rounds on validation and on test data. tune runs for real. Of both the time of the processor is measured, on one thread.
+rounds on validation and on test data. tune runs for real. Of both the time of the processor is measured, on one thread, as the
+least of a few turns; neither finds anything that the other has prepared.
 Optuna chooses among the same settings, each trained to the end on all seeds, for as many rounds in all as tune took. A run
 depends on its setting and seed alone, so what a trial of Optuna gives is read from the grid, and each sampler is tried 50
 times. Needs optuna; nothing else of the project does.
 
-    python benchmarks/tune.py [--out tune.json] [--only "heart, 4 hospitals"] [--rounds 30]
+    python benchmarks/tune.py [--out tune.json] [--only "heart, 4 hospitals"] [--rounds 30] [--turns 1]
 """
 
 import argparse
@@ -26,6 +27,7 @@ import torch
 
 import fedselect as fs
 from fedselect.runs.presets import suited
+from fedselect.simulate.inputs import as_model, as_task
 from fedselect.simulate.records import validated
 from fedselect.tuning import space
 from fedselect.tuning.budget import Budget
@@ -44,7 +46,7 @@ SEEDS = (0, 1, 2)
 TRIES = 50  # of each sampler
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, rounds: int, turns: int) -> dict[str, Any]:
     source, model, options = DATA[name]
     feds = {seed: fs.load(source, seed=seed, **options) for seed in SEEDS}
     settings = named_settings(None)
@@ -52,23 +54,31 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     methods = {n: method for n, (method, _) in settings.items()}
     names = space.order(methods, SEEDS[0])
 
+    made = as_model(model, feds[SEEDS[0]], as_task(None, feds[SEEDS[0]]))
+    ready: dict[int, Any] = {}  # what the runs of a seed share, as in fs.tune
+
     def simulate(setting: str, seed: int) -> fs.Simulation:
         how: dict[str, Any] = {"training": training, "rounds": rounds, "val": True, "eval_every": rounds}
-        return fs.Simulation(settings[setting][1], model, feds[seed], seed=seed, **how)
+        found = fs.Simulation(settings[setting][1], made, feds[seed], seed=seed, like=ready.get(seed), **how)
+        ready.setdefault(seed, found.ready)
+        return found
 
     simulate(names[0], 0).step()  # whatever a process does once
     first = simulate(names[0], 0).metrics[0]
     judge, seen = Judge(first), Judge(replace(first, name=validated(first.name)))
     plan = Plan({n: methods[n] for n in names}, rounds, len(SEEDS), 0, Budget())
 
-    began = time.process_time()
-    grid_bench = Bench(SEEDS, rounds, None, simulate)
-    found = grid_bench.advance(names, rounds)
-    grid_seconds = time.process_time() - began
-    began = time.process_time()
-    progress = Progress()
-    chosen = search(plan, Bench(SEEDS, rounds, None, simulate), seen, progress)[0]
-    seconds = time.process_time() - began
+    took: dict[str, list[float]] = {"grid": [], "tune": []}
+    for _ in range(turns):
+        ready.clear()
+        began = time.process_time()
+        found = Bench(SEEDS, rounds, None, simulate).advance(names, rounds)
+        took["grid"].append(time.process_time() - began)
+        ready.clear()
+        began = time.process_time()
+        progress = Progress()
+        chosen = search(plan, Bench(SEEDS, rounds, None, simulate), seen, progress)[0]
+        took["tune"].append(time.process_time() - began)
     assert progress.schedule is not None
     scores = {n: seen.score(found[n], rounds) for n in names}
     there = {n: s for n, s in scores.items() if s is not None}
@@ -87,7 +97,8 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "settings": len(names),
         "schedule": spell(progress.schedule),
         "work": [rounds * len(SEEDS) * len(names), work],
-        "seconds": [round(grid_seconds, 1), round(seconds, 1)],
+        "seconds": {who: [round(t, 1) for t in times] for who, times in took.items()},
+        "share": round(min(took["tune"]) / min(took["grid"]), 3),
         "grid": {"chosen": best, "val": there[best], "error": standard_error(each), "test": tests[best]},
         "tune": {"chosen": chosen, "val": there[chosen], "test": tests[chosen], "behind": behind, "behind_error": error},
         "optuna": {
@@ -135,6 +146,7 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     asked.add_argument("--only", choices=list(DATA))
     asked.add_argument("--rounds", type=int, default=30)
+    asked.add_argument("--turns", type=int, default=1)
     given = asked.parse_args()
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -147,7 +159,7 @@ def main() -> None:
         "data": {},
     }
     for name in [given.only] if given.only else DATA:
-        made = found["data"][name] = measure(name, given.rounds)
+        made = found["data"][name] = measure(name, given.rounds, given.turns)
         print(json.dumps({name: made}, indent=1), flush=True)
         if given.out:
             given.out.write_text(json.dumps(found, indent=1) + "\n")

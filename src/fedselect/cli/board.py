@@ -28,6 +28,7 @@ class Board:
         self._asked, self._judge = asked, asked.judge
         runs = {(n, s): c for n in asked.settings for s, c in zip(asked.seeds, asked.runs([n]).values(), strict=True)}
         self._names = {identity(c): name for (name, _), c in runs.items()}
+        self._met: dict[int, tuple[Config, str | None]] = {}  # configurations by object, with their settings
         self._seen: dict[str, dict[int, list[Record]]] = {}
         self._progress = Progress()
         self._rounds, self._began = 0, time.perf_counter()
@@ -35,7 +36,9 @@ class Board:
 
     def watch(self, config: Config, record: Record) -> None:
         self._rounds += 1
-        name = self._names.get(identity(config))
+        if id(config) not in self._met:
+            self._met[id(config)] = config, self._names.get(identity(config))
+        name = self._met[id(config)][1]
         self.looking = name is None
         if name is not None:
             self._seen.setdefault(name, {}).setdefault(config.seed, []).append(record)

@@ -235,6 +235,7 @@ class Model:
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    seeded = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seeded(seed)  # without a GPU, torch.manual_seed would keep a stack trace of each call
         return build()

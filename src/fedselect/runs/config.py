@@ -27,6 +27,7 @@ from fedselect.simulate import Simulation
 from fedselect.simulate.checkpoint import GONE
 from fedselect.simulate.inputs import RANGES, check_late, check_ranges, make_model
 from fedselect.simulate.keeping import keeps
+from fedselect.simulate.ready import Ready
 from fedselect.tasks import TASKS, Task, suited
 from fedselect.tasks.metrics import Metric
 from fedselect.training.settings import SEAMS, Training, training_options
@@ -47,6 +48,15 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "task": ("task", TASKS),
     "aggregate": ("aggregator", AGGREGATORS),
 }
+
+
+@dataclass
+class Dealt:
+    """What runs of the same data and model share if they are made together."""
+
+    data: Federation
+    model: Model
+    ready: Ready | None = None
 
 
 @dataclass(frozen=True)
@@ -126,16 +136,19 @@ class Config(Fields):
         return build("adaptation", self.adapt["name"], ADAPTERS, _rest(self.adapt), model=model)
 
     def simulation(
-        self, chunk: int | None = None, rows: str | None = None, dealt: dict[str, Federation] | None = None
+        self, chunk: int | None = None, rows: str | None = None, dealt: "dict[str, Dealt] | None" = None
     ) -> Simulation:
-        """Build the simulation. `dealt`: a cache of federations, shared by configurations with the same data."""
-        dealt, same = {} if dealt is None else dealt, json.dumps([self.data, self.seed, self.score], sort_keys=True)
-        data = dealt[same] = dealt.get(same) or self.make_data()
+        """Build the simulation. `dealt`: what it shares with other configurations of the same data and model."""
+        same = json.dumps([self.data, self.seed, self.score, self.model, self.adapt, self.task], sort_keys=True)
+        shared = None if dealt is None else dealt.get(same)
+        if shared is None:
+            data = self.make_data()
+            shared = Dealt(data, self.make_model(data))
         how: Any = chunk or self.chunk
         simulation = Simulation(
             self.make_method(),
-            self.make_model(data),
-            data,
+            shared.model,
+            shared.data,
             seed=self.seed,
             training=self.make_training(),
             task=self.make_task(),
@@ -158,7 +171,12 @@ class Config(Fields):
             mean=self.mean,
             rounds=self.rounds,
             private=self.private,
+            like=shared.ready,
         )
+        if dealt is not None:
+            dealt[same] = shared
+            if simulation.device.type == "cpu":  # on a GPU no run could use it, and it would hold memory there
+                shared.ready = simulation.ready
         if self.cross:
             simulation.need(simulation.view)
         return simulation

@@ -15,13 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError, Stopped, TrainingError
 from fedselect.core.files import check_folder_name, disk, empty, is_unused, locked, read_json, write_json
-from fedselect.data import Federation
 from fedselect.private import budget
 from fedselect.runs import grouped, persistence, schemas
-from fedselect.runs.config import Config
+from fedselect.runs.config import Config, Dealt
 from fedselect.runs.kept import KeptFile
 from fedselect.runs.masks import MaskLog, federation
 from fedselect.runs.rundir import (
@@ -193,7 +194,9 @@ def _may_go_on(out: Path, config: Config) -> bool:
     return checkpoints.claim(out / "checkpoint", owner(config), mend)
 
 
-def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False) -> Iterator[list[str]]:
+def groups(
+    configs: Mapping[str, Config], over: Callable[[str], bool] = lambda name: False, dealt: dict[str, Dealt] | None = None
+) -> Iterator[list[str]]:
     """Group runs that may train in one batch, as many as fit in memory; `go_on` makes the final decision.
 
     Finished runs count but are not returned, so that runs that started together also resume together.
@@ -206,8 +209,9 @@ def groups(configs: Mapping[str, Config], over: Callable[[str], bool] = lambda n
     for names in alike.values():
         if all(map(over, names)):
             continue
-        gc.collect()  # free the GPU memory of the previous group
-        one = configs[names[0]].simulation()
+        if torch.cuda.is_available():
+            gc.collect()  # free the GPU memory of the previous group
+        one = configs[names[0]].simulation(dealt=dealt)
         fit = max(1, one.fits // one.clients) if stacks(one) else 1
         del one
         parts = -(-len(names) // fit)  # equal sizes, so that no run has the GPU to itself
@@ -224,7 +228,7 @@ class _Run:
     """
 
     def __init__(
-        self, out: Path, begun: tuple[Config, Simulation] | None = None, dealt: dict[str, Federation] | None = None
+        self, out: Path, begun: tuple[Config, Simulation] | None = None, dealt: dict[str, Dealt] | None = None
     ) -> None:
         """begun: the configuration and simulation of a new run, if they exist already."""
         self.out = out
@@ -235,7 +239,7 @@ class _Run:
         self._owner = owner(self.config)
         found = checkpoints.find(out / "checkpoint", self._owner, *intact_rounds(out / "metrics.jsonl"))
         chunk, rows = (found.chunk, found.rows) if found else (None, None)
-        self.simulation = begun[1] if begun else self.config.simulation(chunk, rows, dealt)
+        self.simulation = simulation = begun[1] if begun else self.config.simulation(chunk, rows, dealt)
         if found:
             checkpoints.load(found.place, self.simulation, self._owner)
         if self.simulation.budget:
@@ -254,10 +258,10 @@ class _Run:
             write_measures(out, self.simulation.metrics, learned(self.config.make_task(), self.simulation.task))
             write_json(out / "federation.json", federation(self.simulation))
             schemas.keep(out, self.simulation.data)
-            self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(self.simulation.groups())))
+            self._kept.append(KeptFile(out / grouped.NAME, lambda: grouped.find(simulation.groups())))
             if self.simulation.store.kind == "resident" and ranks.world() == 1:  # all masks are in memory
                 self._masks = MaskLog(out, self.config.rounds, self.simulation)
-                self._kept.append(KeptFile(out / persistence.NAME, lambda: persistence.find(self.simulation)))
+                self._kept.append(KeptFile(out / persistence.NAME, lambda: persistence.find(simulation)))
             else:
                 with disk(out):
                     for name in ("masks.jsonl", persistence.NAME):  # they would lack rounds
@@ -322,6 +326,7 @@ def go_on(
     alone: bool = True,
     keep: bool = True,
     until: int | None = None,
+    dealt: dict[str, Dealt] | None = None,
 ) -> list[_Run]:
     """Finish these runs. Runs of equal shape train in one batch, others one after the other.
 
@@ -329,7 +334,7 @@ def go_on(
     `keep`, final models are not stored: checkpoints serve only to resume, and short runs write none. With `until`, runs
     stop after that round and can be continued later; they are evaluated there and in the last quarter of all rounds.
     """
-    dealt: dict[str, Federation] = {}
+    dealt = {} if dealt is None else dealt
     opened = [_Run(place, begun, dealt) for place in places]
     groups: dict[Any, list[_Run]] = {}
     for run in opened:

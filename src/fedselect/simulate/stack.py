@@ -9,7 +9,8 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -37,16 +38,13 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     if one_by_one(run.fitted, run.device) or run.chunk < run.clients or ranks.world() > 1 or run.private:
         return None
     shapes = tuple((n, v.shape, v.dtype) for n, v in run.initial.items())
-    data = run._split["train"]
-    if data.index is not None:  # joining such pools would read them into memory
+    if run._split["train"].index is not None:  # joining such pools would read them into memory
         return None
-    numbers = tuple(None if v is None else tuple(v.flatten().tolist()) for v in (data.scale, data.shift))
     total = run.total if run.training.the_schedule.needs_rounds else None
     asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)
     how = (run.precision, run.fitted.recompute, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    ends = (repr(run.model.module), run.model.base, run.model.output, run.data.layout)
-    return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
+    return run.ready.kind, shapes, asked, how, joins, form(run.method)
 
 
 class Stack:
@@ -63,7 +61,8 @@ class Stack:
         self._early = True  # until an early start fails
         self._beside: ahead.Beside | None = None
         self._first = [sum(r.clients for r in runs[:i]) for i in range(len(runs))]
-        self._split = {part: _pool([r._split[part] for r in runs]) for part in runs[0]._split}
+        self._cohort: _Cohort | None = None
+        self._split = {part: runs[0].ready.pool([r._split[part] for r in runs]) for part in runs[0]._split}
 
     @property
     def round(self) -> int:
@@ -132,7 +131,7 @@ class Stack:
         """Continue with these runs; the others leave the stack."""
         if len(runs) in (0, len(self.runs)):
             return
-        if runs[0] is not self.runs[0]:
+        if runs[0]._programs is not self._programs:
             self._programs.clear()  # programs of a run that left would keep its memory
         self._set(runs)
 
@@ -188,51 +187,79 @@ class Stack:
 
     def _done(self, whole: Job, who: list[int], jobs: list[Job]) -> Any:
         """The answer to several jobs combined into one."""
+        cohort = self._cohort_of(who, jobs)
         if whole.what == "score":
-            own = self._split[whole.part].rows(self._at(who, jobs))
-            return score(self._programs, whole.state["model"], own, self.runs[0].metrics)
-        methods = [self.runs[i]._for(j.ids) for i, j in zip(who, jobs, strict=True)]
-        counts = [len(j.ids) for j in jobs]
-        method = methods[0] if len(jobs) == 1 else _join(methods, counts, self.runs[0].device)
+            return score(self._programs, whole.state["model"], cohort.data(whole.part), self.runs[0].metrics)
         work = self._work(who, jobs)
         if whole.what == "choose":
-            return choose(method, work, whole.state, whole.heard(), self.runs[0].metrics[0])
-        return do(whole, method, work)
+            return choose(cohort.method, work, whole.state, whole.heard(), self.runs[0].metrics[0])
+        return do(whole, cohort.method, work)
 
-    def _at(self, who: list[int], jobs: list[Job]) -> Tensor:
-        """The positions of these jobs' clients in the pool of all runs' data."""
-        return torch.cat([j.ids + self._first[i] for i, j in zip(who, jobs, strict=True)])
+    def _cohort_of(self, who: list[int], jobs: list[Job]) -> "_Cohort":
+        """The clients of these jobs, which are usually those of the jobs before."""
+        key = [(i, j.ids.tolist()) for i, j in zip(who, jobs, strict=True)]
+        if self._cohort is None or self._cohort.key != key:
+            runs, counts, device = [self.runs[i] for i in who], [len(j.ids) for j in jobs], self.runs[0].device
+            methods = [r._for(j.ids) for r, j in zip(runs, jobs, strict=True)]
+            method = methods[0] if len(jobs) == 1 else _join(methods, counts, device)
+            ids = torch.cat([j.ids for j in jobs]).to(device, non_blocking=True)
+            each = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)]
+            seed = torch.cat(each) if len(jobs) > 1 else runs[0].seed
+            at = torch.cat([j.ids + self._first[i] for i, j in zip(who, jobs, strict=True)])
+            self._cohort = _Cohort(key, method, ids, seed, self._split, at)
+        return self._cohort
 
     def _work(self, who: list[int], jobs: list[Job]) -> Work:
-        runs, counts, at = [self.runs[i] for i in who], [len(j.ids) for j in jobs], self._at(who, jobs)
-        device, seed = runs[0].device, runs[0].seed
-        each = [torch.full((c,), r.seed, device=device) for r, c in zip(runs, counts, strict=True)] if len(runs) > 1 else []
+        runs, counts, cohort = [self.runs[i] for i in who], [len(j.ids) for j in jobs], self._cohort_of(who, jobs)
         return Work(
             self._programs,
-            self._split["train"].rows(at),
-            self._split["val"].rows(at),
-            ids=torch.cat([j.ids for j in jobs]).to(device, non_blocking=True),
+            cohort.data("train"),
+            cohort.data("val"),
+            ids=cohort.ids,
             round=jobs[0].round,
             rounds=runs[0].total,
-            seed=torch.cat(each) if each else seed,
+            seed=cohort.seed,
             initial=lambda: _spread([r.initial for r in runs], counts),
             guard=runs[0].guard,
         )
 
 
+@dataclass
+class _Cohort:
+    """The clients that one job of each run is for: what is the same for them in every round."""
+
+    key: list[tuple[int, list[int]]]  # runs by number, and their clients
+    method: Any
+    ids: Tensor
+    seed: int | Tensor
+    split: dict[str, Split]  # of all runs
+    at: Tensor  # positions in it
+    parts: dict[str, Split] = field(default_factory=dict)
+
+    def data(self, part: str) -> Split:
+        if part not in self.parts:
+            self.parts[part] = self.split[part].rows(self.at)
+        return self.parts[part]
+
+
 def form(method: Any) -> tuple[Any, ...]:
     """A method with its per-client numbers reduced to whether they are zero, because zero may mean less work."""
-    hints = get_type_hints(type(method))
-    out: list[Any] = [type(method)]
+    kind: Any = type(method)
+    hints, out = _hints(kind), [kind]
     for f in fields(method):
         value = getattr(method, f.name)
         if is_dataclass(value):
             out.append(form(value))
-        elif value is not None and "Tensor" in str(hints[f.name]):
+        elif value is not None and "Tensor" in hints[f.name]:
             out.append("number" if bool(torch.as_tensor(value).any()) else "zero")
         else:
             out.append(value)
     return tuple(out)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, str]:
+    return {name: str(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> Any:
@@ -246,19 +273,6 @@ def _join(methods: Sequence[Any], counts: list[int], device: torch.device) -> An
             each = [torch.as_tensor(v, dtype=torch.float64).to(device, non_blocking=True) for v in values]
             own[f.name] = torch.cat([v.expand(c) for v, c in zip(each, counts, strict=True)])
     return altered(first, own)
-
-
-def _pool(splits: Sequence[Split]) -> Split:
-    """One pool of the data of all runs."""
-    if len(splits) == 1:
-        return splits[0]
-    starts, at = [], 0
-    for s in splits:
-        starts.append(s.start + at)
-        at += len(s.x)
-    sizes = tuple(n for s in splits for n in s.sizes or ())
-    x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
-    return replace(splits[0], x=x, y=y, start=start.clamp_max(max(0, len(x) - 1)), n=n, sizes=sizes)
 
 
 def _alike(states: Sequence[State], counts: list[int]) -> list[State]:

@@ -144,7 +144,7 @@ def tune(
     tried: RunOptions = {**how, "eval_every": rounds} if how.get("keep") == "last" else how
 
     def simulate(name: str, seed: int) -> Simulation:
-        return Simulation(settings[name][1], made, held, seed=seed, training=training, rounds=rounds, **tried)
+        return Simulation(settings[name][1], made, held, seed=seed, training=training, rounds=rounds, like=one.ready, **tried)
 
     state = Progress()
     with bar(progress, 0, judge.measure) as show:

@@ -18,7 +18,7 @@ from fedselect.core import snapshots
 from fedselect.core.errors import InputError, RunError, Stopped
 from fedselect.core.files import check_folder_name, empty, locked, read_json, write_json
 from fedselect.runs import runner
-from fedselect.runs.config import Config
+from fedselect.runs.config import Config, Dealt
 from fedselect.runs.rundir import done, failure, finished, outcome, read_records
 from fedselect.runs.runner import Watch
 from fedselect.simulate import ranks
@@ -251,14 +251,15 @@ class Bench:
 
     def __init__(self, asked: Asked, out: Path, stop: Callable[[], bool], watch: Watch | None) -> None:
         self._asked, self._out, self._stop, self._watch = asked, out, stop, watch
+        self._dealt: dict[str, Dealt] = {}
 
     def advance(self, names: Sequence[str], until: int, seeds: int | None = None) -> dict[str, list[History | None]]:
         runs = self._asked.runs(names, seeds)
-        for group in runner.groups(runs, lambda name: self._there(name, until)):
+        for group in runner.groups(runs, lambda name: self._there(name, until), self._dealt):
             with self._prepared({name: runs[name] for name in group}) as places:
                 if self._stop():
                     raise Stopped("stopped")
-                runner.go_on(places, self._stop, self._watch, alone=False, until=until)
+                runner.go_on(places, self._stop, self._watch, alone=False, until=until, dealt=self._dealt)
         return {name: [_history(self._out / run(name, s)) for s in self._asked.seeds[:seeds]] for name in names}
 
     def drop(self, names: Sequence[str]) -> None:
