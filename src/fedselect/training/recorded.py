@@ -31,7 +31,7 @@ from fedselect.training.traced import Body, Traced
 
 RECORD_AFTER = {"cuda": 1, "cpu": 10}
 """Steps of one kind after which it is recorded. On a CPU a trace costs about ten steps as written."""
-SOON = 2
+SOON = 0
 """The same on a CPU if at least twice RECORD_AFTER such steps are still to come, so that tracing surely pays."""
 TRIES = {"cuda": 2, "cpu": 1}
 """Attempts: a capture may fail because of something else on the GPU at the time; a trace that fails always fails."""
@@ -132,6 +132,8 @@ class Programs:
             i["sums"]["at"] += 1
 
         def ready(i: State) -> Body:
+            if not (self.fitted.taps or kernels.serve(data.x)):
+                return body  # nothing to find: a trace leaves out what nobody uses, such as keys that nothing draws from
             found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
             return lambda i: body(i, found)
 
