@@ -1,7 +1,7 @@
 """A job of `peers.py` in Flower's simulation, in a process of its own: `pip install "flwr[simulation]==1.41.0"`.
 
-Flower runs clients in Ray's processes, so CPU time is that of this process and all its children. One client runs at a time, with
-one thread. A worker keeps the module and the clients' data from one message to the next, which the tutorials do not.
+Flower runs clients in Ray's processes, so CPU time is that of this process and all its children. One client runs at a time,
+with one thread. A worker keeps the module and the clients' data from one message to the next, which the tutorials do not.
 
     python benchmarks/peers_flower.py mlp 10 --rounds 6
 """
@@ -12,18 +12,20 @@ import os
 import time
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
+from typing import ClassVar
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 import psutil
 import torch
 import torch.nn.functional as F
+from contestants import BATCH, EPOCHS, LR, pictures
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peers import BATCH, EPOCHS, LR, pictures
 
 import fedselect as fs
 
@@ -70,7 +72,7 @@ def spent() -> float:
 class Timed(FedAvg):
     """FedAvg that notes wall and CPU time before each round, and after the last."""
 
-    marks: list[tuple[float, float]] = []
+    marks: ClassVar[list[tuple[float, float]]] = []
 
     def configure_train(self, *args, **kwargs):
         self.marks.append((time.perf_counter(), spent()))
@@ -97,7 +99,7 @@ def measure(name: str, clients: int, rounds: int) -> dict:
     backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1, "include_dashboard": False}}
     run_simulation(server, client, num_supernodes=clients, backend_config=backend)
     marks = Timed.marks
-    taken = [[1e3 * (b - a) for a, b in zip(one, two, strict=True)] for one, two in zip(marks, marks[1:], strict=False)]
+    taken = [[1e3 * (b - a) for a, b in zip(one, two, strict=True)] for one, two in pairwise(marks)]
     wall, cpu = zip(*taken, strict=True)
     return {
         "versions": {p: version(p) for p in ("flwr", "ray")}, "rounds": len(taken),
