@@ -5,6 +5,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -335,7 +336,7 @@ class Simulation:
             del before, down
             self._put(ids, state, scores)
             there = ids.to(self.device, non_blocking=True)  # do not wait while a GPU trains
-            folded.take(up, random.client_keys(self.seed, there, self.round, ROUNDING))
+            folded.take(up, partial(random.client_keys, self.seed, there, self.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
             notes.add("bytes_up", ids, sizes.up_size(up))

@@ -71,16 +71,25 @@ class _Kind(NamedTuple):
     looks: bool  # what follows may depend on the values of a tensor
     moves: bool  # it changes the shape or strides of a tensor in place
     draws: bool
+    same: bool  # its result is its argument
+    shapes: bool  # so it is if shape and strides stay the same
+    fills: bool  # its result depends on shapes only
 
 
 @cache
 def _kind(func: Any) -> _Kind:
-    schema = func._schema
+    schema, tags = func._schema, func.tags
     written = tuple((i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
-    views = not written and (any(r.alias_info for r in schema.returns) or func is _aten._unsafe_view.default)
-    looks = bool(_LOOKS.intersection(func.tags)) and func is not _aten.index.Tensor
-    tags = func.tags
-    return _Kind(written, views, looks, torch.Tag.inplace_view in tags, torch.Tag.nondeterministic_seeded in tags)
+    return _Kind(
+        writes=written,
+        views=not written and (any(r.alias_info for r in schema.returns) or func is _aten._unsafe_view.default),
+        looks=bool(_LOOKS.intersection(tags)) and func is not _aten.index.Tensor,
+        moves=torch.Tag.inplace_view in tags,
+        draws=torch.Tag.nondeterministic_seeded in tags,
+        same=func in _SAME,
+        shapes=func in _SHAPED,
+        fills=func in _FILLED,
+    )
 
 
 class _Line(NamedTuple):
@@ -90,8 +99,7 @@ class _Line(NamedTuple):
     made: list[str]
     used: list[str]
     kind: _Kind
-    filled: bool  # its result depends on the shapes of what it needs only
-    constant: Tensor | None  # its result, if that follows from filled tensors only
+    constant: Tensor | None  # its result, if that follows from shapes only
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,7 +116,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._lines: list[_Line] = []
         self._fixed: dict[str, Any] = {}  # operations, and what else is the same each time
         self._known: dict[Any, str] = {}
-        self._views: dict[tuple[Any, str], list[str]] = {}
+        self._views: dict[str, list[str]] = {}  # what a call made
         self._home: dict[str, str] = {}  # of a view: whose memory it is
         self._moved = False  # whether the shape or strides of a tensor were changed in place
         self._written: set[str] = set()  # whose memory is changed
@@ -123,34 +131,33 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.looks:
             raise RuntimeError(f"{func.overloadpacket.__name__} depends on the values of a tensor")
         used: list[str] = []
-        given = ", ".join([*(self._say(v, used) for v in args), *(f"{n}={self._say(v, used)}" for n, v in kwargs.items())])
-        out = func(*args, **kwargs)
+        given = ", ".join([self._say(v, used) for v in args] + [f"{n}={self._say(v, used)}" for n, v in kwargs.items()])
+        op = func._op  # the operation itself: calling `func` costs as much again as a small one
+        out = op(*args, **kwargs)
         several = isinstance(out, tuple | list)
         outs = out if several else (out,)
+        doing = f"{self._fix(op)}({given})"
         if kind.views:
-            twin = used[:1] if func in _SAME or (func in _SHAPED and _alike(out, args[0])) else self._views.get((func, given))
+            twin = used[:1] if kind.same or (kind.shapes and _alike(out, args[0])) else self._views.get(doing)
             if twin is not None:
                 for v, name in zip(outs, twin, strict=True):
                     setattr(v, self._mark, name)
                 return out
         for place, name in kind.writes:
             self._write(args[place] if place < len(args) else kwargs.get(name))
-        if kind.moves:
-            self._moved = True
-            self._views.clear()
         made = [self._name(v) or self._new(v) if isinstance(v, Tensor) else "_" for v in outs]
         if kind.views:
-            self._views[func, given] = made
+            self._views[doing] = made
             self._home.update(dict.fromkeys(made, self._home_of(used[0])))
-        call = f"{self._fix(func._op)}({given})"
-        if several or not (made[0] == "_" or made[0] in used):  # what is changed in place keeps its name
-            call = f"{', '.join(made)}{',' * several} = {call}"
-        filled = func in _FILLED
-        constant = filled or (bool(used) and self._constants.issuperset(used) and not (kind.writes or kind.draws))
-        small = isinstance(out, Tensor) and out.numel() <= _SMALL
-        if constant and small:
+        elif kind.moves:
+            self._moved = True
+            self._views.clear()
+        constant = kind.fills or (bool(used) and self._constants.issuperset(used) and not (kind.writes or kind.draws))
+        if constant := constant and isinstance(out, Tensor) and out.numel() <= _SMALL:
             self._constants.add(made[0])
-        self._lines.append(_Line(call, made, used, kind, filled, out if constant and small else None))
+        # what is changed in place keeps its name
+        call = f"{', '.join(made)}{',' * several} = {doing}" if several or not (made[0] == "_" or made[0] in used) else doing
+        self._lines.append(_Line(call, made, used, kind, out if constant else None))
         return out
 
     def program(self) -> Callable[..., None]:
@@ -181,8 +188,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The lines that change a tensor, and those that they need; what follows from shapes becomes a constant."""
         lines, constants = list[_Line](), set[str]()
         for line in self._lines:
-            unwritten = self._home_of(line.made[0]) not in self._written
-            if line.constant is not None and unwritten and (line.filled or constants.issuperset(line.used)):
+            follows = line.constant is not None and (line.kind.fills or constants.issuperset(line.used))
+            if follows and self._home_of(line.made[0]) not in self._written:
                 constants.add(line.made[0])
                 self._fixed[line.made[0]] = line.constant
             else:

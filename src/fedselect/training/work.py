@@ -313,9 +313,10 @@ class Work:
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
         lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
-        for p in passes:
-            shuffle = random.fold(base, p.epoch)
-            order = random.permutations(shuffle, self.n, self._data.longest)
+        epochs = torch.tensor([p.epoch for p in passes], dtype=torch.int64).unsqueeze(1).to(self.ids.device, non_blocking=True)
+        shuffles = random.fold(base, epochs)  # (passes, C)
+        orders = random.permutations(shuffles, self.n, self._data.longest)
+        for p, shuffle, order in zip(passes, shuffles, orders, strict=True):
             if self._data.picks is not None:
                 order = self._data.picks.gather(1, order)
             total = torch.zeros_like(self.loss)
