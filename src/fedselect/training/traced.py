@@ -98,6 +98,7 @@ class _Line(NamedTuple):
     call: str
     made: list[str]
     used: list[str]
+    writes: list[str]  # whose memory it changes
     kind: _Kind
     constant: Tensor | None  # its result, if that follows from shapes only
 
@@ -143,8 +144,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for v, name in zip(outs, twin, strict=True):
                     setattr(v, self._mark, name)
                 return out
-        for place, name in kind.writes:
-            self._write(args[place] if place < len(args) else kwargs.get(name))
+        written = [
+            n for place, name in kind.writes for n in self._homes(args[place] if place < len(args) else kwargs.get(name))
+        ]
+        self._written.update(written)
         made = [self._name(v) or self._new(v) if isinstance(v, Tensor) else "_" for v in outs]
         if kind.views:
             self._views[doing] = made
@@ -157,7 +160,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._constants.add(made[0])
         # what is changed in place keeps its name
         call = f"{', '.join(made)}{',' * several} = {doing}" if several or not (made[0] == "_" or made[0] in used) else doing
-        self._lines.append(_Line(call, made, used, kind, out if constant else None))
+        self._lines.append(_Line(call, made, used, written, kind, out if constant else None))
         return out
 
     def program(self) -> Callable[..., None]:
@@ -195,16 +198,18 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 lines.append(line)
         wanted, kept = set[str](), list[_Line]()
+        homes = {*self._inputs, *self._fixed}  # whose memory is read later
         for line in reversed(lines):
-            if line.kind.writes or line.kind.draws or not wanted.isdisjoint(line.made):
+            if line.kind.draws or not (wanted.isdisjoint(line.made) and homes.isdisjoint(line.writes)):
                 wanted.update(line.used)
+                homes.update(map(self._home_of, line.used))
                 kept.append(line)
         return kept[::-1]
 
-    def _write(self, value: Any) -> None:
-        for v in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(v, Tensor):
-                self._written.add(self._home_of(self._name(v) or self._fix(v)))
+    def _homes(self, value: Any) -> list[str]:
+        """Whose memory these tensors are in."""
+        several = value if isinstance(value, list | tuple) else (value,)
+        return [self._home_of(self._name(v) or self._fix(v)) for v in several if isinstance(v, Tensor)]
 
     def _home_of(self, name: str) -> str:
         return self._home.get(name, name)
