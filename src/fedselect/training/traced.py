@@ -29,7 +29,7 @@ _FILLED = {
 }  # fmt: skip
 """Operations whose result depends on shapes only."""
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_SMALL = 4096
+_SMALL = 1 << 16
 """Constants of at most this many numbers are computed once."""
 _tapes = count()
 
