@@ -272,8 +272,9 @@ class Work:
             self._train(out, memory, passes, goal, ctx, key)
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
-        out = ordered(tree)
         moving = {n for p in passes for n in trained(self.model, p.only)}
+        changing = {n: v for n, v in tree.items() if n in moving or n in self.model.stats}
+        out = {**tree, **(ordered(changing) if changing else {})}  # frozen parts are only read
         memory = self._programs.rest({n: out[n][:1] for n in self.model.params if n in moving})
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
             for v in (v for past in memory.values() for v in past.values()):
