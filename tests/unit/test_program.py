@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,7 +98,9 @@ def setting(build=mlp, training=PLAIN, augment="none", clients=CLIENTS):
     start, n = torch.arange(clients) * N, torch.full((clients,), N)
     y = torch.randint(0, CLASSES, (clients * N,), generator=g)
     data = Split(x, y, start, n, torch.full((1, 1, 1), 1 / 64), torch.full((1, 1, 1), -2.0), augment=augment)
-    return Programs(Fitted(model), training, TASK), tree, data
+    fitted = Fitted(model)
+    fitted.check(data.batch(torch.zeros(clients, 2, dtype=torch.int64))[0][0], TASK, SimpleNamespace(classes=CLASSES))
+    return Programs(fitted, training, TASK), tree, data
 
 
 def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_entropy, size=SIZE, times=2):

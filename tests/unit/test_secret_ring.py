@@ -148,7 +148,7 @@ def test_the_mean_is_that_of_the_rounded_updates(mean):
     marks[:, 0, 0] = False  # nobody sends it
     how = hidden(fs.Mean(), 5, mean)
     fold = how.fold(how.start(params), params)
-    fold.take(up(values, {"w": marks, "b": True}), KEYS)
+    fold.take(up(values, {"w": marks, "b": True}), lambda: KEYS)
     found, heard, memory = fold.finish()
     codes = how.ring.code(values, {"w": marks, "b": True}, params, {n: torch.tensor(FIRST) for n in LIKE}, KEYS)
     for n, mask in (("w", marks), ("b", torch.ones(5, 4, dtype=torch.bool))):
@@ -169,7 +169,7 @@ def test_chunks_and_order_do_not_show():
     for order in ([[0, 1, 2, 3, 4]], [[4], [2, 0], [3, 1]]):
         fold = how.fold(how.start(params), params)
         for part in order:
-            fold.take(up({n: v[part] for n, v in values.items()}, {"w": marks[part], "b": True}), KEYS[part])
+            fold.take(up({n: v[part] for n, v in values.items()}, {"w": marks[part], "b": True}), lambda part=part: KEYS[part])
         ends.append(fold.finish())
     assert all(v.equal(ends[1][0][n]) for n, v in ends[0][0].items())
     assert all(v.equal(ends[1][2]["reach"][n]) for n, v in ends[0][2]["reach"].items())
@@ -186,7 +186,7 @@ def test_the_range_follows_what_was_cut():
     for _ in range(3):
         fold = how.fold(state, params)
         seen.append([float(fold.reach[n]) for n in params])
-        fold.take(up(moved, dict.fromkeys(params, True)), KEYS)
+        fold.take(up(moved, dict.fromkeys(params, True)), lambda: KEYS)
         mean, _, state = fold.finish()
         seen[-1] += [round(float(mean["w"].mean()), 3), round(float(state["cut"]["share"]), 3)]
     assert seen == [

@@ -27,8 +27,8 @@ class Fold(ABC):
     def add(self, values: Tree, sent: Mask, weight: Tensor) -> None:
         """Add the uploads of some clients, stacked; entries that `sent` does not mark are undefined."""
 
-    def take(self, up: Up, keys: Tensor) -> None:
-        """Add uploads; `keys`: a random key per client and round, for a fold that needs randomness."""
+    def take(self, up: Up, keys: Callable[[], Tensor]) -> None:
+        """Add uploads; `keys()`: a random key per client and round, for a fold that needs randomness."""
         self.add(up.values, up.sent, up.weight)
 
     def exchange(self, everywhere: Callable[[Any], list[Any]]) -> None:  # noqa: B027  # most have nothing to exchange

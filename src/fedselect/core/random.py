@@ -14,9 +14,9 @@ _GOLDEN, _MIX1, _MIX2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 
 def _mix(z: Tensor) -> Tensor:
     """splitmix64's finalizer on int64; `>>` is arithmetic on signed integers, hence the masks."""
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX1
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX2
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+    z = (z >> 30).bitwise_and_(0x3FFFFFFFF).bitwise_xor_(z).mul_(_MIX1)
+    z = (z >> 27).bitwise_and_(0x1FFFFFFFFF).bitwise_xor_(z).mul_(_MIX2)
+    return (z >> 31).bitwise_and_(0x1FFFFFFFF).bitwise_xor_(z)
 
 
 def _number(part: int | str) -> int:
@@ -50,7 +50,7 @@ def uniform(key: Tensor, count: int, first: int = 0) -> Tensor:
 
 
 def permutations(key: Tensor, n: Tensor, longest: int) -> Tensor:
-    """For each key (C,) a permutation of range(n_i), as (C, longest); values beyond n_i are meaningless."""
+    """For each key (..., C) a permutation of range(n_i), as (..., C, longest); values beyond n_i are meaningless."""
     order = bits(key, longest) & 0x7FFFFFFFFFFFFFFF
     order = order.masked_fill(torch.arange(longest, device=key.device) >= n.unsqueeze(-1), 0x7FFFFFFFFFFFFFFF)
     return order.argsort(dim=-1, stable=True)

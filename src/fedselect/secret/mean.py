@@ -4,6 +4,7 @@ A simulation adds up the plain numbers. Over a network they are sent under pads 
 it, so both give the same model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -74,11 +75,11 @@ class SecretFold(Fold):
     def expect(self, clients: int) -> None:
         self._clients = clients
 
-    def take(self, up: Up, keys: Tensor) -> None:
+    def take(self, up: Up, keys: Callable[[], Tensor]) -> None:
         check_hidden(up)
         names = [n for n in up.values if up.sent.get(n, False) is not False]
         codes = coded(
-            self._how.ring, self._how.noisy, up, self._params, {n: self.reach[n] for n in names}, keys, clients=self._clients
+            self._how.ring, self._how.noisy, up, self._params, {n: self.reach[n] for n in names}, keys(), clients=self._clients
         )
         self.add(codes, {**dict.fromkeys(codes, True), **{n: up.sent[n] for n in names}}, up.weight)
 

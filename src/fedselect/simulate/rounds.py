@@ -4,6 +4,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +127,7 @@ class Round:
             del before, down
             self._put(ids, state, scores)
             there = ids.to(s.device, non_blocking=True)  # do not wait while a GPU trains
-            folded.take(up, random.client_keys(s.seed, there, s.round, ROUNDING))
+            folded.take(up, partial(random.client_keys, s.seed, there, s.round, ROUNDING))
             extras.append(up.extra)
             order.append(ids)
             self._notes.add("bytes_up", ids, sizes.up_size(up))

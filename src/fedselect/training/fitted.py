@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
@@ -67,6 +66,7 @@ class Fitted:
         self.module.register_forward_hook(self._write_back)
         if model.head is not None:
             self.module.get_submodule(model.head).register_forward_pre_hook(self._see, with_kwargs=True)
+        self._places = _places(self.module)
 
     def apply(self, tree: Tree, x: Tensor, train: bool = False, *, floats: torch.dtype | None = None) -> Output:
         """One client's forward pass; in training its running statistics are updated in `tree`, in place.
@@ -80,8 +80,20 @@ class Fitted:
         if self._train != train:
             self._switch(train)
         with self._features(tree) as seen:
-            returned = functional_call(self.module, tree, args, named)
+            returned = self._call(tree, args, named)
             return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
+
+    def _call(self, tree: Tree, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The module with these values in place of its own: torch.func.functional_call, which looks for them in every call."""
+        places = [(store, key, v) for n, v in tree.items() for store, key in self._places.get(n, ())]
+        own = [store[key] for store, key, _ in places]
+        try:
+            for store, key, v in places:
+                store[key] = v
+            return self.module(*args, **named)
+        finally:
+            for (store, key, _), v in zip(places, own, strict=True):
+                store[key] = v
 
     def _switch(self, train: bool) -> None:
         """Switch to training or evaluation; layers with fixed statistics always evaluate."""
@@ -164,3 +176,15 @@ class Fitted:
         finally:
             self._seen.clear()
             self._values = {}
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each of a module's tensors is stored: the dict and the key. A tensor under several names is in several places."""
+    homes: dict[str, tuple[int, dict[str, Any], str]] = {}
+    for path, m in module.named_modules(remove_duplicate=False):
+        for store in (m._parameters, m._buffers):
+            homes |= {f"{path}.{n}" if path else n: (id(v), store, n) for n, v in store.items() if v is not None}
+    tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for same, store, n in homes.values():
+        tied.setdefault(same, []).append((store, n))
+    return {name: tied[same] for name, (same, _, _) in homes.items()}

@@ -13,6 +13,8 @@ from torch import Tensor
 from fedselect import kernels
 
 Pair = tuple[int, int]
+FEW = 8
+"""Below this many channels, a CPU copies convolution windows number by number: their rows are too short for anything else."""
 
 
 class Conv(torch.autograd.Function):
@@ -282,6 +284,10 @@ def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pai
     wide = (width + 2 * padding[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
     x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
     c, n, h, w, i = x.stride()
+    if x.device.type == "cpu" and inside < FEW:
+        row, across = (high, wide, *kernel, inside), (h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i)
+        places = torch.arange(n, device=x.device).as_strided(row, across).reshape(-1)
+        return x.view(-1, n).index_select(1, places).view(clients, batch * high * wide, -1), (high, wide)
     windows = x.as_strided(
         (clients, batch, high, wide, kernel[0], kernel[1], inside),
         (c, n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i),

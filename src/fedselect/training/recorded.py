@@ -26,12 +26,12 @@ from fedselect.training.batches import Split
 from fedselect.training.buffers import Room
 from fedselect.training.fitted import Fitted
 from fedselect.training.settings import Training
-from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shortcuts, forward, one_by_one, step
+from fedselect.training.step import AS_WRITTEN, Aim, Batch, Shortcuts, find_shortcuts, forward, hold, one_by_one, step, trained
 from fedselect.training.traced import Body, Traced
 
 RECORD_AFTER = {"cuda": 1, "cpu": 10}
 """Steps of one kind after which it is recorded. On a CPU a trace costs about ten steps as written."""
-SOON = 2
+SOON = 0
 """The same on a CPU if at least twice RECORD_AFTER such steps are still to come, so that tracing surely pays."""
 TRIES = {"cuda": 2, "cpu": 1}
 """Attempts: a capture may fail because of something else on the GPU at the time; a trace that fails always fails."""
@@ -58,12 +58,14 @@ class Programs:
         self._tried: dict[Any, int] = {}
         self._recorded: dict[Any, Callable[[State, int], Any] | None] = {}
         self._compiled: set[Any] = set()
+        self._held: tuple[Tree, list[int], Tree] = ({}, [], {})
         self._pool: Any = None
         self._said = False
 
     def clear(self) -> None:
         """Drop all recordings and the memory they hold."""
         self._rooms.clear()
+        self._held = {}, [], {}
         self._recorded.clear()
         self._pool = None
 
@@ -127,14 +129,18 @@ class Programs:
 
         def body(i: State, shortcuts: Shortcuts = AS_WRITTEN) -> None:
             past = {k: i[f"memory {k}"] for k in memory}
-            losses = step(self.fitted, i["tree"], past, batch(i, shortcuts), given(i), self.training, shortcuts=shortcuts)
+            now, what = batch(i, shortcuts), given(i)
+            losses = step(self.fitted, i["tree"], past, now, what, self.training, shortcuts=shortcuts, held=held)
             i["sums"]["loss"] += losses
             i["sums"]["at"] += 1
 
         def ready(i: State) -> Body:
+            if not (self.fitted.taps or kernels.serve(data.x)):
+                return body  # nothing to find: a trace leaves out what nobody uses, such as keys that nothing draws from
             found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
             return lambda i: body(i, found)
 
+        held = self._hold(tree, aim) if one_by_one(self.fitted, device) else None
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (*_pool(data), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
@@ -146,6 +152,16 @@ class Programs:
                 break
             body(inputs)
         return inputs["sums"]["loss"]
+
+    def _hold(self, tree: Tree, aim: Aim) -> Tree:
+        """What is prepared of frozen parameters, again only if these are not the same values at the same place."""
+        moving = set(trained(self.model, aim.only))
+        still = {n: tree[n] for n in self.fitted.taps if n in tree and n not in moving}
+        before, versions, _ = self._held
+        same = still.keys() == before.keys() and versions == [v._version for v in still.values()]
+        if not (same and all(v.data_ptr() == before[n].data_ptr() for n, v in still.items())):
+            self._held = still, [v._version for v in still.values()], hold(self.fitted, still)
+        return self._held[2]
 
     def predict(self, tree: Tree, split: Split, at: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Every client's model on `width` of its own samples, starting at `at`: (outputs, features, targets, which are real).

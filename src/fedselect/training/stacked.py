@@ -45,8 +45,9 @@ class Forward(TorchFunctionMode):
     """Active while a model runs: keyed random numbers always, our stacked rules if clients are stacked.
 
     `live` gives, for a kernel (by identity), the tensor of its live taps to use in its place, so that unused taps are neither
-    read nor given a gradient. `watched`, if given names by identity, learns which kernels allow that: those whose only use is
-    one convolution with taps that meet nothing but padding. `endings` follows BatchNorms of stacked clients.
+    read nor given a gradient; `held` the same for a frozen kernel, if these are its taps. `watched`, if given names by
+    identity, learns which kernels allow that: those whose only use is one convolution with taps that meet nothing but padding.
+    `endings` follows BatchNorms of stacked clients.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Forward(TorchFunctionMode):
         self.stacked = stacked
         self.precision = precision
         self.live: dict[int, Tensor] = {}
+        self.held: dict[int, tuple[Taps, Tensor]] = {}
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
         self.endings = Endings()
@@ -226,8 +228,10 @@ class Forward(TorchFunctionMode):
         taps = Taps(*spans[0][:2], *spans[1][:2]) if cropped else None
         self._note(torch.conv2d, (weight,), {}, taps)
         if taps is not None:
-            live = self.live.get(id(weight))
-            weight = _Crop.apply(weight, taps) if live is None else live  # type: ignore[no-untyped-call]
+            live, (held, part) = self.live.get(id(weight)), self.held.get(id(weight), (None, weight))
+            if live is None:
+                live = part if held == taps else _Crop.apply(weight, taps)  # type: ignore[no-untyped-call]
+            weight = live
             (_, _, above, below), (_, _, before, behind) = spans
             if above or below or before or behind:
                 x = F.pad(x, (before, behind, above, below))

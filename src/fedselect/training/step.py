@@ -95,11 +95,12 @@ def step(
     training: Training,
     *,
     shortcuts: Shortcuts = AS_WRITTEN,
+    held: Tree | None = None,
 ) -> Tensor:
     """One step of the optimizer on `tree` and its `memory`, in place; returns each client's loss (C,).
 
     Only entries marked in `aim.only` move; the others keep their value and their memory. Running statistics follow the data:
-    every training step updates them, whatever is frozen.
+    every training step updates them, whatever is frozen. `held`: what `hold` returned.
     """
     crops = shortcuts.crops
     alone = one_by_one(fitted, batch.x.device)
@@ -112,13 +113,18 @@ def step(
     with torch.enable_grad(), precision(fitted.precision):
         with forward as mode:
             mode.endings.rectified, mode.endings.joined = shortcuts.rectified, shortcuts.joined
-            found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops)
+            found = losses(mode, fitted, leaves, tree, batch, aim, crops=crops, held=held)
         grads = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=True)
     fitted.slow |= mode.slow
     fitted.steady = True
     with torch.no_grad():
         move(tree, memory, dict(zip(leaves, grads, strict=True)), aim, training, crops)
     return found.detach().view(len(batch.x))
+
+
+def hold(fitted: Fitted, frozen: Tree) -> Tree:
+    """The live taps of a single client's frozen kernels, copied once for many steps."""
+    return {n: fitted.taps[n].of(v[0]).clone() for n, v in frozen.items()}
 
 
 def move(tree: Tree, memory: State, grads: Tree, aim: Aim, training: Training, crops: Crops | None = None) -> None:
@@ -212,7 +218,7 @@ def _apply(fitted: Fitted, values: Tree, x: Tensor, train: bool) -> Output:
 
 def losses(
     mode: Forward, fitted: Fitted, leaves: Tree, tree: Tree, batch: Batch, aim: Aim, *, crops: Crops | None = None,
-    watch: bool = False,
+    watch: bool = False, held: Tree | None = None,
 ) -> Tensor:  # fmt: skip
     """The objective that each client minimizes: (C,), or one number for a single client."""
     crops = crops or {}
@@ -221,6 +227,7 @@ def losses(
         mode.drawn.key = key
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
+        mode.held = {id(values[n]): (fitted.taps[n], part) for n, part in (held or {}).items()}
         mode.watched = {id(values[n]): n for n in leaves} if watch else {}
         mode.endings.watching = watch
         out = _apply(fitted, values, x, train=True)

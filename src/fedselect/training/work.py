@@ -272,8 +272,9 @@ class Work:
             self._train(out, memory, passes, goal, ctx, key)
             return self._programs.fetch("values", out) if self.ids.is_cuda else out
         # the whole round of one client before the next, so that its values stay in the cache
-        out = ordered(tree)
         moving = {n for p in passes for n in trained(self.model, p.only)}
+        changing = {n: v for n, v in tree.items() if n in moving or n in self.model.stats}
+        out = {**tree, **(ordered(changing) if changing else {})}  # frozen parts are only read
         memory = self._programs.rest({n: out[n][:1] for n in self.model.params if n in moving})
         for row in (slice(i, i + 1) for i in range(len(self.ids))):
             for v in (v for past in memory.values() for v in past.values()):
@@ -313,9 +314,10 @@ class Work:
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
         lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
-        for p in passes:
-            shuffle = random.fold(base, p.epoch)
-            order = random.permutations(shuffle, self.n, self._data.longest)
+        epochs = torch.tensor([p.epoch for p in passes], dtype=torch.int64).unsqueeze(1).to(self.ids.device, non_blocking=True)
+        shuffles = random.fold(base, epochs)  # (passes, C)
+        orders = random.permutations(shuffles, self.n, self._data.longest)
+        for p, shuffle, order in zip(passes, shuffles, orders, strict=True):
             if self._data.picks is not None:
                 order = self._data.picks.gather(1, order)
             total = torch.zeros_like(self.loss)
