@@ -27,6 +27,7 @@ from fedselect.private.words import statement
 from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
 from fedselect.secret.sizes import Sizes
 from fedselect.simulate import checkpoint, ranks
+from fedselect.simulate.frozen import run_ahead
 from fedselect.simulate.inputs import (
     Network,
     as_aggregator,
@@ -201,10 +202,13 @@ class Simulation:
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
+        self._inputs = self._split["train"]
         sizes = self._split["train"].sizes or ()
         self.fitted = Fitted(model, self.device, self.precision, layout=data.layout, recompute=recompute)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(self.fitted.check(x[0], self.task, data), y[0], self.metrics)
+        self.bare = self.fitted.bare  # whether the whole network returns a single tensor
+        self.frozen = run_ahead(self, x[0])
         self._programs = Programs(self.fitted, self.training, self.task)
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self.round = 0
@@ -433,8 +437,8 @@ class Simulation:
 
     @property
     def inputs(self) -> Split:
-        """All clients' training inputs, in the form that models get."""
-        return self._split["train"]
+        """The clients' training inputs, or only the first if all that is trained is the outputs of frozen layers."""
+        return self._inputs
 
     def masks(self) -> Tree:
         """Which parameters are personal: {name: bool (clients, ...)}."""
@@ -480,7 +484,7 @@ class Simulation:
         layout = self.data.layout
         return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
 
-    def out_of_rows(self, ids: Tensor) -> InputError:
+    def out_of_rows(self, ids: Iterable[int]) -> InputError:
         """The error for an embedding that has no row for an input of these clients."""
         low, high = self._ends(ids)
         return InputError(
@@ -488,10 +492,11 @@ class Simulation:
             "or other inputs."
         )
 
-    def _ends(self, ids: Tensor) -> tuple[str, str]:
+    def _ends(self, ids: Iterable[int]) -> tuple[str, str]:
         """The smallest and the largest whole number among the inputs of these clients, and which client has it."""
-        layout = self.data.layout
-        parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
+        layout, ids = self.data.layout, list(ids)
+        splits = [self.data.split(part, torch.float32) for part in self._split]
+        parts = [(i, s.x[s.start[i] : s.start[i] + s.n[i]]) for i in ids for s in splits if s.n[i]]
         given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
         found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])

@@ -43,7 +43,7 @@ def stacks(run: "Simulation") -> tuple[Any, ...] | None:
     asked = (run.training, total, run.task, *(m.name for m in run.metrics), run.eval_every, run.val, run.view)
     how = (run.precision, run.fitted.recompute, run.deterministic, run.device, run.round, run.store.kind)
     joins = (run.fraction < 1.0, *sorted(set(run._from.tolist())))
-    ends = (repr(run.model.module), run.model.base, run.model.output, run.data.layout)
+    ends = (repr(run.model.module), run.model.base, run.model.output, run.data.layout, run.frozen and run.frozen.before)
     return ends, shapes, data.x.shape[1:], data.augment, numbers, asked, how, joins, form(run.method)
 
 
@@ -179,7 +179,7 @@ class Stack:
         except IndexError as e:
             if not runs[0].whole_inputs:
                 raise
-            raise runs[0].out_of_rows(jobs[0].ids) from e
+            raise runs[0].out_of_rows(jobs[0].ids.tolist()) from e
         if len(jobs) == 1:
             return [answer]
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]
