@@ -7,13 +7,10 @@ from torch import Tensor
 
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import deterministic
-from fedselect.training.prefix import find, memory
+from fedselect.training.prefix import SHARE, find, memory
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
-
-SHARE = 0.25
-"""The share of the memory that the outputs may take."""
 
 
 @dataclass(frozen=True)

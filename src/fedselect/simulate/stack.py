@@ -250,12 +250,17 @@ def _pool(splits: Sequence[Split]) -> Split:
     """One pool of the data of all runs."""
     if len(splits) == 1:
         return splits[0]
-    starts, at = [], 0
+    first: dict[tuple[int, int], int] = {}  # runs on the same samples share them
+    own, starts, at = [], [], 0
     for s in splits:
-        starts.append(s.start + at)
-        at += len(s.x)
+        if (id(s.x), id(s.y)) not in first:
+            first[id(s.x), id(s.y)] = at
+            own.append(s)
+            at += len(s.x)
+        starts.append(s.start + first[id(s.x), id(s.y)])
     sizes = tuple(n for s in splits for n in s.sizes or ())
-    x, y, start, n = (torch.cat(v) for v in ([s.x for s in splits], [s.y for s in splits], starts, [s.n for s in splits]))
+    x, y = (own[0].x, own[0].y) if len(own) == 1 else (torch.cat([s.x for s in own]), torch.cat([s.y for s in own]))
+    start, n = torch.cat(starts), torch.cat([s.n for s in splits])
     return replace(splits[0], x=x, y=y, start=start.clamp_max(max(0, len(x) - 1)), n=n, sizes=sizes)
 
 

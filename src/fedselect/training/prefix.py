@@ -11,6 +11,7 @@ import os
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ CHUNK = 64
 """Samples of a client that run at once, in simulations and deployments alike, so that both get the same bits."""
 LEAST = 0.05
 """The share of a network's work below which its frozen layers are not worth the memory of their outputs."""
+SHARE = 0.25
+"""The share of the memory that outputs may take."""
 CLOSE = {"float32": 1e-4, "tf32": 1e-2, "bf16": 1e-1}
 """How closely the two parts must compute what the whole network does, by precision."""
 Run = Callable[[Tensor, bool], Tensor | None]
@@ -158,7 +161,8 @@ def _before_the_end(fitted: Fitted, x: Tensor, total: float) -> list[_Place]:
     names = model.head.split(".") if model.head else []
     for path in (".".join(names[: i + 1]) for i in range(len(names))):
         run, end = partial(_read, fitted, path), fitted.module.get_submodule(path)
-        if all(n.startswith(f"{path}.") for n in model.names) and (y := _fixed(fitted, run, x)) is not None:
+        alone = all(n.startswith(f"{path}.") for n in model.names) and _ends(fitted, path, x)
+        if alone and (y := _fixed(fitted, run, x)) is not None:
             left = _work(lambda end=end, y=y: end(y.clone()))  # type: ignore[misc]
             found.append(_Place(path, run, partial(_end, model.module, path), total - left, y, bare=True))
     return found
@@ -204,26 +208,40 @@ def _through(fitted: Fitted, paths: Sequence[steps.Path], x: Tensor, train: bool
     return x
 
 
+class _ReachedError(Exception): ...
+
+
 def _read(fitted: Fitted, path: str, x: Tensor, train: bool) -> Tensor | None:
-    """What a submodule is given, if that is one tensor, and if nothing follows it."""
+    """What a submodule is given, if that is one tensor; nothing runs after it."""
     given: list[Any] = []
-    returned: list[tuple[Any, int]] = []
-    end = fitted.module.get_submodule(path)
 
-    def start(module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        given.append(args[0].clone() if len(args) == 1 and not named and isinstance(args[0], Tensor) else None)
+    def stop(module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        given.append(args[0] if len(args) == 1 and not named else None)
+        raise _ReachedError
 
-    def stop(module: nn.Module, args: Any, out: Any) -> None:
-        returned.append((out, getattr(out, "_version", 0)))
-
-    hooks = [end.register_forward_pre_hook(start, with_kwargs=True), end.register_forward_hook(stop)]
+    hook = fitted.module.get_submodule(path).register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        outputs = _outputs(fitted, x, train)
+        with suppress(_ReachedError):
+            _outputs(fitted, x, train)
     finally:
-        for hook in hooks:
-            hook.remove()
-    last = len(returned) == 1 and returned[0][0] is outputs and returned[0][1] == outputs._version
-    return given[0] if last else None
+        hook.remove()
+    return given[0] if given and isinstance(given[0], Tensor) else None
+
+
+def _ends(fitted: Fitted, path: str, x: Tensor) -> bool:
+    """Whether a submodule runs once, and what it returns is what the network returns."""
+    returned: list[tuple[Any, int]] = []
+    hook = fitted.module.get_submodule(path).register_forward_hook(lambda m, i, o: returned.append((o, _version(o))))
+    try:
+        out = _ran(fitted, partial(_outputs, fitted), x)
+    finally:
+        hook.remove()
+    return len(returned) == 1 and returned[0][0] is out and returned[0][1] == _version(out)
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was changed in place."""
+    return value._version if isinstance(value, Tensor) else 0
 
 
 def _left(net: nn.Module, path: steps.Path) -> nn.Module:
@@ -244,7 +262,7 @@ def _rest(fitted: Fitted, place: _Place) -> Fitted | None:
         return None
     try:
         return Fitted(model, place.outputs.device, fitted.precision, recompute=fitted.recompute)
-    except InputError:  # the blocks to recompute are frozen
+    except InputError:  # the blocks to recompute are among the frozen layers
         return Fitted(model, place.outputs.device, fitted.precision)
 
 
