@@ -1,11 +1,15 @@
 """Clients with low-rank adapters stacked, against one client after another with a plain loop in the manner of peft.
 
     python benchmarks/lora.py [--clients 20] [--turns 3] [--models mlp,small_cnn,resnet18,vit_tiny] [--peft]
+    python benchmarks/lora.py --frozen [--clients 4]
 
 Random pictures, rank 8 beside every layer and a head that trains, SGD with momentum, batches of 32. The loop has a frozen
 module with A and B beside each layer, and for each client it loads that client's values and makes a fresh optimizer; --peft
 takes the modules of peft, if it is installed. Both do the same passes over the same data, in turns in one run; the fastest
 turn of each counts. Memory is what a GPU held at most, above the data, by client.
+
+--frozen measures instead what it saves to run frozen layers once per sample: processor time of one thread for a round of
+training with it and without, in turns, and for running them once.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +154,42 @@ def measured(name: str, clients: int, turns: int, passes: int, peft: bool) -> di
     }  # fmt: skip
 
 
+def frozen(
+    name: str, parts: str, make: Callable[[fs.Model], fs.Model], clients: int, turns: int, passes: int
+) -> dict[str, Any]:
+    """A round of training with the outputs of frozen layers at hand, and one that runs all layers."""
+    model = make(fs.MODELS[name](federation(1, SIDES[name])))
+    training, method = fs.Training(batch_size=BATCH, momentum=0.9), fs.Local(epochs=passes)
+
+    def made() -> tuple[fs.Simulation, float]:
+        data = federation(clients, SIDES[name])
+        began = time.process_time()
+        return fs.Simulation(method, model, data, training=training, device="cpu"), time.process_time() - began
+
+    with mock.patch("fedselect.simulate.engine.run_ahead", return_value=None):
+        (whole, _), (_, plain) = made(), made()  # the first warms up
+    kept, both = made()
+    assert kept.frozen is not None
+    times = []
+    for _ in range(turns + 1):  # the first turn warms up
+        for run in (kept, whole):
+            began = time.process_time()
+            run.step(evaluate=False)
+            times.append(time.process_time() - began)
+    fast, slow = min(times[2::2]), min(times[3::2])
+    return {
+        "model": name, "trains": parts, "before": kept.frozen.before, "clients": clients, "once": round(both - plain, 4),
+        "kept": round(fast, 4), "whole": round(slow, 4), "ratio": round(slow / fast, 1), "MB": round(kept.frozen.size / 1e6, 2),
+    }  # fmt: skip
+
+
+FROZEN: list[tuple[str, str, Callable[[fs.Model], fs.Model]]] = [
+    ("resnet18", "head", fs.head_only),
+    ("resnet18", 'lora --targets "layer4.*"', lambda model: fs.lora(model, RANK, "layer4.*")),
+    ("resnet18", 'lora --targets "layer3.*,layer4.*"', lambda model: fs.lora(model, RANK, "layer3.*,layer4.*")),
+]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
@@ -156,13 +197,20 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--models", default=",".join(n for n in SIDES if n in fs.MODELS))
     parser.add_argument("--peft", action="store_true")
+    parser.add_argument("--frozen", action="store_true")
+    parser.add_argument("--machine", help="its name in the results, if not a GPU's")
     args = parser.parse_args()
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    if args.frozen:
+        torch.set_num_threads(1)
+    gpu = torch.cuda.is_available() and not args.frozen
+    machine = torch.cuda.get_device_name() if gpu else args.machine or platform.machine()
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     made = {"torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit.strip(), "date": date}
     print(json.dumps({"machine": machine, **made}))
-    for name in args.models.split(","):
+    for name, parts, make in FROZEN if args.frozen else ():
+        print(json.dumps(frozen(name, parts, make, args.clients, args.turns, args.passes)), flush=True)
+    for name in () if args.frozen else args.models.split(","):
         print(json.dumps(measured(name, args.clients, args.turns, args.passes, args.peft)), flush=True)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import StrictUndefined, Template
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS, SPEED = "docs/adapters.md", "results/adapters.jsonl", "results/lora.jsonl"
+PAGE, RESULTS = "docs/adapters.md", "results/adapters.jsonl"
+SPEED, FROZEN = "results/lora.jsonl", "results/frozen.jsonl"
 TEXT = Path(__file__).with_name("adapters.md.j2")
 Row = dict[str, Any]
 RATE_OF = {"LoRA, shared, exact": "LoRA, shared", "LoRA, shared + FT, exact": "LoRA, shared + FT"}
@@ -125,6 +126,16 @@ def speeds(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def savings(rows: list[Row]) -> str:
+    """A round with the outputs of frozen layers at hand, and one that runs all layers."""
+    heads = ["`--adapt`", "runs once per sample", "once", "a round", "a round of all layers", "", "MB"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|--:|"]
+    for r in rows:
+        times = " | ".join(f"{r[k]:.3f} s" for k in ("once", "kept", "whole"))
+        lines.append(f"| `{r['trains']}` | all before `{r['before']}` | {times} | {r['ratio']:.1f}x | {r['MB']:.1f} |")
+    return "\n".join(lines)
+
+
 def rows_of(root: Path, file: str = RESULTS) -> list[Row]:
     return [json.loads(line) for line in (root / file).read_text(encoding="utf-8").splitlines()]
 
@@ -135,7 +146,8 @@ def page(root: Path) -> str:
     places = [p for p in TITLES if of(rows, place=p, score="test")]
     tables = "\n\n".join(f"**{TITLES[p]}**\n\n{table(rows, p)}\n\n{lessons(rows, p)}\n\n{made(rows, p)}." for p in places)
     machine, *timed = rows_of(root, SPEED)
-    return template.render(tables=tables, speeds=speeds(timed), on=machine)
+    cpu, *saved = rows_of(root, FROZEN)
+    return template.render(tables=tables, speeds=speeds(timed), on=machine, savings=savings(saved), cpu=cpu, rounds=saved[0])
 
 
 def stale(root: Path) -> list[str]:

@@ -81,6 +81,7 @@ class Model:
         self.pairs = {} if adapters is None else adapters.pairs(self.module)
         self.frozen = sum(p.numel() for p in self.module.parameters() if not p.requires_grad)
         self.head_was_guessed = head is None
+        self._named = head
         found = self._find_head() if head is None else head
         self.head = None if found is None or self._is_frozen(found) else self._check_head(found)
 
@@ -149,6 +150,11 @@ class Model:
         """This model with the values of an assembled module, whatever the seed."""
         build = partial(copy.deepcopy, module)
         return Model(build, head=self.head, name=self.name, output=self.output, adapters=self.adapters)
+
+    def behind(self, module: nn.Module, bare: bool) -> "Model":
+        """The part of this model that an assembled module has left; `bare`: it returns a single tensor."""
+        build, output = partial(copy.deepcopy, module), None if bare else self.output
+        return Model(build, head=self._named, name=self.name, output=output, adapters=self.adapters)
 
     def init(self, seed: int) -> Tree:
         """The common initial values, without a client axis."""

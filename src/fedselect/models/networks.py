@@ -17,6 +17,7 @@ from fedselect.models.huggingface import build_hf
 from fedselect.models.model import Model
 from fedselect.models.resnet import build_resnet18, build_resnet50
 from fedselect.models.shapes import Shaped, check_positive, image_shape
+from fedselect.models.steps import Steps
 from fedselect.models.vit import build_vit
 
 
@@ -76,7 +77,9 @@ def _norm(kind: str, channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(4, channels), channels) if kind == "group" else nn.Identity()
 
 
-class _Conv1d(nn.Module):
+class _Conv1d(Steps):
+    order = (("layer1", "conv1"), ("layer2", "conv2"), ("features", "conv3"), ("fc",))
+
     def __init__(self, channels: int, width: int, classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv1d(channels, width, 5, 2, 2)
@@ -84,13 +87,20 @@ class _Conv1d(nn.Module):
         self.conv3 = nn.Conv1d(2 * width, 2 * width, 3, 2, 1)
         self.fc = nn.Linear(2 * width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.conv3(F.relu(self.conv2(F.relu(self.conv1(x))))))
-        return self.fc(x.mean(-1))  # type: ignore[no-any-return]
+    def layer1(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv1(x))
+
+    def layer2(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv3(x)).mean(-1)
 
 
-class _GRU(nn.Module):
+class _GRU(Steps):
     """The GRU of torch, as products that run for all clients at once; nn.GRU would run client by client."""
+
+    order = (("embed",), ("states", "gates", "back"), ("fc",))
 
     def __init__(self, tokens: int, width: int, classes: int) -> None:
         super().__init__()
@@ -99,20 +109,22 @@ class _GRU(nn.Module):
         self.back = nn.Linear(width, 3 * width)  # of the previous state
         self.fc = nn.Linear(width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gates = self.gates(self.embed(x))
-        state = torch.zeros_like(gates[:, 0, : self.fc.in_features])
+    def states(self, x: Tensor) -> Tensor:
+        gates = self.gates(x)
+        state = torch.zeros_like(gates[:, 0, : self.back.in_features])
         states = []
-        for step in range(x.shape[1]):
+        for step in range(gates.shape[1]):
             reset, update, new = gates[:, step].chunk(3, -1)
             was_reset, was_update, was_new = self.back(state).chunk(3, -1)
             fresh = torch.tanh(new + torch.sigmoid(reset + was_reset) * was_new)
             state = torch.lerp(fresh, state, torch.sigmoid(update + was_update))
             states.append(state)
-        return self.fc(torch.stack(states, 1))  # type: ignore[no-any-return]
+        return torch.stack(states, 1)
 
 
-class _SmallCNN(nn.Module):
+class _SmallCNN(Steps):
+    order = (("layer1", "conv1", "norm1"), ("layer2", "conv2", "norm2"), ("features", "hidden"), ("fc",))
+
     def __init__(self, channels: int, width: int, norm: str, area: int, classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
@@ -122,10 +134,14 @@ class _SmallCNN(nn.Module):
         self.hidden = nn.Linear(2 * width * area, 4 * width)
         self.fc = nn.Linear(4 * width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        return self.fc(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+    def layer1(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+
+    def layer2(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.hidden(x.flatten(1)))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

@@ -11,6 +11,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.models.model import Model
 from fedselect.models.shapes import Shaped, image_shape
+from fedselect.models.steps import Steps
 from fedselect.models.weights import read_weights
 
 Stem = Literal["imagenet", "small"]
@@ -98,7 +99,9 @@ def _downsample(inputs: int, outputs: int, stride: int) -> nn.Module | None:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
 
-class _ResNet(nn.Module):
+class _ResNet(Steps):
+    order = (("stem", "conv1", "bn1", "maxpool"), ("layer1",), ("layer2",), ("layer3",), ("layer4",), ("pool",), ("fc",))
+
     def __init__(
         self,
         block: type[_BasicBlock] | type[_Bottleneck],
@@ -123,10 +126,11 @@ class _ResNet(nn.Module):
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((-2, -1)))  # type: ignore[no-any-return]
+    def stem(self, x: Tensor) -> Tensor:
+        return self.maxpool(F.relu(self.bn1(self.conv1(x))))  # type: ignore[no-any-return]
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x.mean((-2, -1))
 
 
 def _stage(block: type[_BasicBlock] | type[_Bottleneck], inputs: int, width: int, depth: int, *, stride: int) -> nn.Sequential:

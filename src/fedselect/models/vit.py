@@ -12,6 +12,7 @@ from fedselect.core.errors import InputError
 from fedselect.core.tree import Tree
 from fedselect.models.model import Model
 from fedselect.models.shapes import Shaped, check_positive, image_shape
+from fedselect.models.steps import Steps
 from fedselect.models.weights import fitting, read_tensors
 
 DEPTH = 12
@@ -170,7 +171,9 @@ class _Block(nn.Module):
         return branch * F.dropout(branch.new_ones(len(branch), 1, 1), self.drop_path)
 
 
-class _ViT(nn.Module):
+class _ViT(Steps):
+    order = (("embed", "cls_token", "pos_embed", "patch_embed"), ("blocks",), ("features", "norm"), ("head",))
+
     def __init__(self, channels: int, grid: list[int], patch: int, sizes: list[int], classes: int, drops: list[float]) -> None:
         super().__init__()
         (width, depth, heads), (dropout, drop_path) = sizes, drops
@@ -189,9 +192,9 @@ class _ViT(nn.Module):
                 nn.init.trunc_normal_(m.weight, std=0.02)
                 nn.init.zeros_(m.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], 1) + self.pos_embed
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)[:, 0])  # type: ignore[no-any-return]
+        return torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], 1) + self.pos_embed
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x)[:, 0]  # type: ignore[no-any-return]

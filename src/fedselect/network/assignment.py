@@ -23,6 +23,7 @@ from fedselect.tasks.task import Targets, Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.per_sample import Counting, Guard
+from fedselect.training.prefix import SHARE, Prefix, find, memory
 from fedselect.training.recorded import Programs
 from fedselect.training.settings import Training
 from fedselect.training.step import Batch, one_by_one, try_step
@@ -54,9 +55,12 @@ class Assignment:
     private: Private | None = None
     keep: str = "last"  # which round's model is kept: last, best or own
     view: str | None = None  # best: each client chooses which of its models it reports
+    ahead: bool = True  # whether layers that never change run once per sample; not if samples are augmented
     initial: Tree = field(init=False, repr=False)
     programs: Programs = field(init=False, repr=False)
     metrics: tuple[Metric, ...] = field(init=False, repr=False)
+    bare: bool = field(init=False, repr=False)  # whether the network returns a single tensor
+    prefix: Prefix | None = field(init=False, repr=False, compare=False)  # the layers that run once per sample
     _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # cache of `told`
 
     def __post_init__(self) -> None:
@@ -65,10 +69,15 @@ class Assignment:
         if self.private is not None and self.private.unit == "client" and not isinstance(self.method, Covered):
             object.__setattr__(self, "method", Covered(self.method))
         fitted = Fitted(self.model, self.device, layout=self.layout)
-        object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         object.__setattr__(self, "initial", {n: v.to(self.device) for n, v in self.model.init(self.seed).items()})
-        x, y = self.split(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
+        x, y = self.raw(self._samples(), "train").batch(torch.tensor([[0, 1]], device=self.device))
         self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
+        object.__setattr__(self, "bare", fitted.bare)
+        prefix = find(fitted, x[0], self.task, self.data) if self.ahead else None
+        object.__setattr__(self, "prefix", prefix)
+        if prefix is not None:
+            fitted, x = prefix.rest, prefix.outputs(x[0]).unsqueeze(0)
+        object.__setattr__(self, "programs", Programs(fitted, self.training, self.task))
         if not one_by_one(fitted, self.device):
             self._try(fitted, x, y)
 
@@ -120,8 +129,22 @@ class Assignment:
     def ids(self, client: int) -> Tensor:
         return torch.tensor([client], device=self.device)
 
-    def split(self, data: Federation, part: str) -> Split:
+    def for_data(self, data: Federation) -> "Assignment":
+        """This assignment for one client's data: its samples may be augmented, or too many to keep the outputs of layers."""
+        if self.prefix is None:
+            return self
+        samples = sum(len(p[1]) for c in data.clients for p in (c.train, c.test, c.val) if p is not None)
+        fits = samples * self.prefix.size <= SHARE * memory(self.device)
+        return self if fits and data.augment == "none" else replace(self, ahead=False)
+
+    def raw(self, data: Federation, part: str) -> Split:
+        """A client's samples as the network takes them."""
         return data.split(part, self.initial[self.model.params[0]].dtype).to(self.device)
+
+    def split(self, data: Federation, part: str) -> Split:
+        """A client's samples, or the outputs of the layers that run once per sample."""
+        raw = self.raw(data, part)
+        return raw if self.prefix is None else self.prefix.split(data, part, raw)
 
     def work(self, data: Federation, client: int, round: int, guard: Guard | None = None) -> Work:
         """Access to one client's data in a round; rounds count from 1."""

@@ -60,6 +60,7 @@ class Node:
             raise DataError(f"client {client} has {_ends(data)}, but this federation has {_ends(assigned.data)}.")
         if why := assigned.task.unfit_data(data):
             raise DataError(f"client {client}: {why}")
+        assigned = assigned.for_data(data)
         self.assigned, self.client, self.data, self.folder = assigned, client, data, folder
         if assigned.private is not None:  # a server may have started the run without these checks
             check_task(assigned.task, self._statistics() is not None)
@@ -214,7 +215,7 @@ class Node:
 
     def _keep(self, round: int, views: dict[str, Tree], chosen: str | None) -> None:
         """Store the finished model with all that loading it needs: input and output scaling, classes, network."""
-        test = self.assigned.split(self.data, "test")
+        test = self.assigned.raw(self.data, "test")
         kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
@@ -225,7 +226,7 @@ class Node:
         schema = self.data.clients[0].schema
         table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
-        table |= {} if self.assigned.programs.fitted.bare else {"bare": False}
+        table |= {} if self.assigned.bare else {"bare": False}
         table |= {} if self.assigned.keep == "last" else {"kept": "the best round on validation data"}
         table |= {} if chosen is None else {"chosen": chosen}
         notes = {

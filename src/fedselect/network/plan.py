@@ -150,6 +150,7 @@ class Plan:
             private=as_private(self.config.private),
             keep=keeps(self.config.keep, self.config.patience),
             view=self.config.view,
+            ahead=self.config.data.get("augment", "none") == "none",
         )
         if self.initial and (self.base or made.model.adapters) and self.base != made.model.base:
             raise InputError(

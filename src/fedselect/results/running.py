@@ -61,6 +61,8 @@ def run(
     simulation = Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
     if progress and simulation.promise:
         print(simulation.promise, file=sys.stderr)
+    if progress and simulation.frozen:
+        print(simulation.frozen, file=sys.stderr)
     history: list[Record] = []
     stack = Stack([simulation])
     with bar(progress, rounds, simulation.metrics[0]) as show:

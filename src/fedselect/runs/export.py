@@ -193,7 +193,7 @@ def _say_safetensors(path: Path, s: Simulation, model: dict[str, Any]) -> str:
     return loading(
         path, model, data.shape, data.classes, data.clients[0].train[0].dtype, data.class_names,
         outputs=task.outputs(data), units=task.units is not None, table=data.clients[0].schema is not None,
-        layout=data.layout, bare=s.fitted.bare,
+        layout=data.layout, bare=s.bare,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,7 @@ def start(config: Config, out: Path, *, overwrite: bool = False, watch: Watch | 
     if ranks.rank() == 0:
         may_write(out, overwrite)
     simulation = config.simulation()  # raises for bad input before anything is written or replaced
+    _say_frozen([simulation])
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             may_write(out, overwrite)  # another run may have used the directory since
@@ -89,8 +90,11 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
         check_folder_name(name)
     if ranks.rank() == 0:
         may_write(out, overwrite)
-    for first in {c.method["name"]: c for c in reversed(comparison.runs.values())}.values():
-        first.simulation()  # raises before anything runs if a method does not support the model or data
+    dealt: dict[str, Dealt] = {}
+    firsts = {c.method["name"]: c for c in reversed(comparison.runs.values())}.values()
+    # raises before anything runs if a method does not support the model or data
+    _say_frozen(first.simulation(dealt=dealt) for first in firsts)
+    del dealt
     with _locked(out), ctrl_c() as stop:
         if ranks.rank() == 0:
             may_write(out, overwrite)  # another run may have used the directory since
@@ -99,6 +103,13 @@ def start_comparison(comparison: Comparison, out: Path, *, overwrite: bool = Fal
         ranks.everywhere(None)
         with _withdrawn(out):
             return _go_on_comparison(out, stop, watch)
+
+
+def _say_frozen(simulations: Iterable[Simulation]) -> None:
+    """Say once whether frozen layers run once per sample."""
+    found = {str(s.frozen) for s in simulations if s.frozen}
+    if ranks.rank() == 0:
+        print(*(f"note: {words}\n" for words in sorted(found)), sep="", end="", file=sys.stderr)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from fedselect.private.words import statement
 from fedselect.secret.mean import Over, check_secret, hidden
 from fedselect.simulate import checkpoint, ranks, trial
 from fedselect.simulate.disk import Disk
+from fedselect.simulate.frozen import run_ahead
 from fedselect.simulate.inputs import (
     Network,
     as_aggregator,
@@ -186,6 +188,7 @@ class Simulation:
         self.ready = self._prepared(of, recompute) if like is None or new else like
         self.task, self._split = self.ready.task, self.ready.split
         self.fitted, self._programs = self.ready.fitted, self.ready.programs
+        self.frozen, self.bare = self.ready.frozen, self.ready.bare
         sizes = self._split["train"].sizes or ()
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self.round = 0
@@ -220,7 +223,12 @@ class Simulation:
         fitted = Fitted(self.model, self.device, self.precision, layout=self.data.layout, recompute=recompute)
         x, y = split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
-        return Ready(of, split, self.task, fitted, Programs(fitted, self.training, self.task))
+        inputs, bare = split["train"], fitted.bare
+        frozen, fitted, split = run_ahead(self, fitted, split, x[0])
+        if frozen:
+            inputs = replace(inputs, x=inputs.x[:1].clone())  # the rest need not stay on the device
+        programs = Programs(fitted, self.training, self.task)
+        return Ready(of, split, self.task, fitted, programs, inputs, bare=bare, frozen=frozen)
 
     def __getstate__(self) -> dict[str, Any]:
         """How it was made and its current state; everything else, such as recorded steps, each process makes for itself."""
@@ -332,8 +340,8 @@ class Simulation:
 
     @property
     def inputs(self) -> Split:
-        """All clients' training inputs, in the form that models get."""
-        return self._split["train"]
+        """The clients' training inputs, or only the first if all that is trained is the outputs of frozen layers."""
+        return self.ready.inputs
 
     def masks(self) -> Tree:
         """Which parameters are personal: {name: bool (clients, ...)}."""
@@ -381,7 +389,7 @@ class Simulation:
         layout = self.data.layout
         return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
 
-    def out_of_rows(self, ids: Tensor) -> InputError:
+    def out_of_rows(self, ids: Iterable[int]) -> InputError:
         """The error for an embedding that has no row for an input of these clients."""
         low, high = self._ends(ids)
         return InputError(
@@ -389,10 +397,11 @@ class Simulation:
             "or other inputs."
         )
 
-    def _ends(self, ids: Tensor) -> tuple[str, str]:
+    def _ends(self, ids: Iterable[int]) -> tuple[str, str]:
         """The smallest and the largest whole number among the inputs of these clients, and which client has it."""
-        layout = self.data.layout
-        parts = [(i, s.x[s.of(i)]) for i in ids.tolist() for s in self._split.values() if s.n[i]]
+        layout, ids = self.data.layout, list(ids)
+        splits = [self.data.split(part, torch.float32) for part in ("train", "val", "test")]
+        parts = [(i, s.x[s.of(i)]) for i in ids for s in splits if s.n[i]]
         given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
         found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])

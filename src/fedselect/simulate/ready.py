@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedselect.simulate.frozen import Frozen
 from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
@@ -23,6 +24,9 @@ class Ready:
     task: Task  # fitted to the data
     fitted: Fitted
     programs: Programs
+    inputs: Split  # training inputs of the whole network; of a network that is cut, only the first sample
+    bare: bool  # whether the whole network returns a single tensor
+    frozen: Frozen | None  # layers that have run, so that `split` has their outputs and `fitted` is the rest of the network
     fits: int = 0  # how many clients fit side by side
     pools: dict[tuple[int, ...], tuple[list[Split], Tensor, Tensor]] = field(default_factory=dict)
 

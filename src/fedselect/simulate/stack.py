@@ -180,7 +180,7 @@ class Stack:
         except IndexError as e:
             if not runs[0].whole_inputs:
                 raise
-            raise runs[0].out_of_rows(jobs[0].ids) from e
+            raise runs[0].out_of_rows(jobs[0].ids.tolist()) from e
         if len(jobs) == 1:
             return [answer]
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]

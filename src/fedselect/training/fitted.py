@@ -53,7 +53,7 @@ class Fitted:
                     p.data = p.data.bfloat16()
         self.module.to(device)
         self._still = [self.module.get_submodule(path) for path in model.still]
-        self._switch(self.module.training)
+        self.switch(self.module.training)
         self._values: Tree = {}  # of the client in the current forward pass
         self._seen: list[Tensor] = []
         tree = set(model.names)
@@ -78,7 +78,7 @@ class Fitted:
         else:
             args, named = (x if floats is None or not x.is_floating_point() else x.to(floats),), {}
         if self._train != train:
-            self._switch(train)
+            self.switch(train)
         with self._features(tree) as seen:
             returned = self._call(tree, args, named)
             return Output(self.model.outputs_of(returned), seen[-1] if seen else None)
@@ -95,7 +95,7 @@ class Fitted:
             for (store, key, _), v in zip(places, own, strict=True):
                 store[key] = v
 
-    def _switch(self, train: bool) -> None:
+    def switch(self, train: bool) -> None:
         """Switch to training or evaluation; layers with fixed statistics always evaluate."""
         self._train = train
         self.module.train(train)
