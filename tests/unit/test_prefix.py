@@ -76,7 +76,7 @@ def simulation(model, data, whole=False, method=None, monkeypatch=None, **how):
     how = {"seed": 3, "training": fs.Training(batch_size=8, momentum=0.9), "val": True, **how}
     with pytest.MonkeyPatch.context() as patch:
         if whole:
-            patch.setattr(engine, "run_ahead", lambda simulation, x: None)
+            patch.setattr(engine, "run_ahead", lambda *given: None)
         return fs.Simulation(method or fs.FedAvgFT(lr=0.02), model, data, **how)
 
 

@@ -224,8 +224,9 @@ class Simulation:
         x, y = split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
         inputs, bare = split["train"], fitted.bare
-        frozen, fitted, split = run_ahead(self, fitted, split, x[0])
-        if frozen:
+        frozen = None
+        if ahead := run_ahead(self, fitted, split, x[0]):
+            frozen, fitted, split = ahead
             inputs = replace(inputs, x=inputs.x[:1].clone())  # the rest need not stay on the device
         programs = Programs(fitted, self.training, self.task)
         return Ready(of, split, self.task, fitted, programs, inputs, bare=bare, frozen=frozen)

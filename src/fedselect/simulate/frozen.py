@@ -30,19 +30,19 @@ class Frozen:
 
 def run_ahead(
     s: "Simulation", fitted: Fitted, split: dict[str, Split], x: Tensor
-) -> tuple[Frozen | None, Fitted, dict[str, Split]]:
-    """Run the layers that never change on all samples: which they are, and the rest of the network and the data to train on.
+) -> tuple[Frozen, Fitted, dict[str, Split]] | None:
+    """Run the layers that never change on all samples: which they are, the rest of the network, and the data that it trains on.
 
     x: some inputs of the model
     """
     if s.data.augment != "none" or any(raw.index is not None for raw in split.values()):  # a pool in a file is not read whole
-        return None, fitted, split
+        return None
     samples = sum(len(raw.x) for raw in split.values())
     room = SHARE * memory(s.device) / ranks.world()
     with deterministic(s.deterministic):
         found = find(fitted, x, s.task, s.data, samples=samples, room=room)
         if found is None:
-            return None, fitted, split
+            return None
         try:
             made = {part: found.split(s.data, part, raw) for part, raw in split.items()}
         except IndexError as e:
