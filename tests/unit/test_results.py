@@ -196,7 +196,7 @@ def test_many_clients_are_cut_and_names_escaped():
     lines = repr(result).splitlines()
     assert len(lines) == 2 + 1 + 10 + 1 + 2
     assert "... 16 more" in lines
-    assert lines[3].endswith("0.50")  # the head, 6 of 12 parameters
+    assert lines[3].endswith("50.0")  # the head, 6 of 12 parameters
     html = result._repr_html_()
     assert "&lt;0&gt;" in html
     assert "<0>" not in html

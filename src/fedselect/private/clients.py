@@ -53,8 +53,7 @@ class Covered(Method):
         if up.extra:
             raise InputError(
                 f"{type(self.method).__name__} also sends {', '.join(up.extra)}, which noise on updates does not protect; use "
-                "a method that sends parameters only, such as fedavg or fedselect, or protect samples instead of clients "
-                "(unit=sample)."
+                "a method that sends only parameters, such as fedavg, or protect samples instead of clients (unit=sample)."
             )
         if not bool((up.weight == 1).all()):
             raise InputError("--private weights all clients equally; use weight=uniform.")

@@ -53,7 +53,8 @@ def names(configs: Sequence[Config]) -> Callable[[Config], str]:
 
 def opening() -> str:
     """What happens before the first round."""
-    return "reading data" + (", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else "")
+    gpu = ", compiling kernels that this GPU has not run yet" if torch.cuda.is_available() else ""
+    return f"reading data{gpu}, first round"
 
 
 @contextmanager
