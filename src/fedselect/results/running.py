@@ -1,5 +1,6 @@
 """run and compare: whole runs in memory, in one call."""
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
@@ -127,11 +128,11 @@ def compare(
     check_rounds(rounds, how, patience)
     data, seeds = as_federation(data), as_seeds(seeds)
     model = as_model(model, data, as_task(how.get("task"), data))
-    runs = {
-        (name, seed): Simulation(method, model, data, seed=seed, training=training, rounds=rounds, **how)
-        for name, method in methods.items()
-        for seed in seeds
-    }
+    runs: dict[tuple[str, int], Simulation] = {}
+    ready = None
+    for name, seed in itertools.product(methods, seeds):
+        one = Simulation(methods[name], model, data, seed=seed, training=training, rounds=rounds, like=ready, **how)
+        runs[name, seed], ready = one, ready or one.ready
     alike: dict[Any, list[tuple[str, int]]] = {}
     for key, simulation in runs.items():
         alike.setdefault(stacks(simulation) or key, []).append(key)
