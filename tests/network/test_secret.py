@@ -347,6 +347,18 @@ def test_what_a_client_opens_wrongly_is_cut_and_escaped(room, server):
     assert "\x1b" not in str(e.value)
 
 
+def test_a_sum_that_could_fall_into_two_is_not_asked_for_and_comes_with_another_list(room, server, monkeypatch):
+    """Nobody is bound to these survivors; another list has another circle."""
+    monkeypatch.setattr(Cohort, "joins", lambda self, survivors: len(survivors) == CLIENTS)
+    gone = {3}
+    room.spoil = lambda i, letter: "is gone" if i in gone and letter.head["kind"] == "update" else letter
+    with pytest.raises(fs.RunError, match="too many clients were lost that are next to each other in the round's list"):
+        server.step(room)
+    assert "agree" not in {letter.head["kind"] for _, letter in room.asked}
+    gone.clear()
+    assert sorted(server.step(room).uploads) == ALL
+
+
 @pytest.mark.parametrize("key", [["zz" * 32, "00"], ["00" * 31, "00"], ["00" * 32, "0"], ["00" * 32, ""], ["00" * 32]])
 def test_a_key_that_nobody_could_read_is_rejected_before_all_others_refuse_the_list(room, server, key):
     room.spoil = lambda i, letter: Letter({**letter.head, "key": key}, {}) if i == 3 and "key" in letter.head else letter
@@ -434,6 +446,16 @@ def test_a_client_refuses_a_letter_without_a_list(asked_once):
     plain = Letter({k: v for k, v in letters["train"].head.items() if k != "secret"}, letters["train"].parts)
     with pytest.raises(fs.DataError, match="the server sent no list of clients"):
         room.node(1).answer(plain)
+
+
+@pytest.mark.parametrize("where", ["federation", "run", "plan"])
+def test_a_key_that_was_signed_for_another_run_is_refused(asked_once, where):
+    letters, room = asked_once
+    public = keys.public(keys.new_key()).hex()
+    address = {**room.assigned.address, where: "another"}
+    said = [2, public, keys.sign(node_key(2), signed_part(address, 2, public)).hex()]
+    with pytest.raises(fs.DataError, match="the key of client 2 is not signed by a client of this federation"):
+        room.node(1).answer(listed(lambda rows: [*rows[:2], said, rows[3]])(letters["train"]))
 
 
 def survivors(*ids):

@@ -98,6 +98,10 @@ class Round:
                 f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret needs at least "
                 f"{self.cohort.least} to open a sum"
             )
+        if not self.cohort.joins(survivors):
+            return (
+                "too many clients were lost that are next to each other in the round's list, so no client would open this sum"
+            )
         self._of.announce(self._round, self._signed, survivors)
         opening = Opening(self.cohort, survivors)
         refused: list[str] = []
