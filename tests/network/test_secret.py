@@ -229,14 +229,15 @@ def test_part_of_the_clients_and_one_that_joins_late(data, tmp_path, monkeypatch
 # ---- the server's own life
 
 
-def test_a_server_killed_while_a_sum_is_opened_goes_on_to_the_same_bits(data, small, room, server, tmp_path, monkeypatch):
-    """Two clients have opened it when the server dies. Resumed, it must ask for the same sum: they open no other."""
+@pytest.mark.parametrize("kind", ["agreed", "opened"])
+def test_a_server_killed_while_a_sum_is_opened_goes_on_to_the_same_bits(data, small, room, server, tmp_path, monkeypatch, kind):
+    """Two clients have agreed or opened when the server dies. Resumed, it must ask for the same sum: they open no other."""
     vault = Vault(tmp_path / "checkpoint")
     rounds(server, room, 1)
     server.save(vault, {})
 
     def die(i, letter):
-        if i == 2 and letter.head["kind"] == "opened":
+        if i == 2 and letter.head["kind"] == kind:
             raise KeyboardInterrupt
         return letter
 
