@@ -338,6 +338,16 @@ def test_too_few_who_agree_open_nothing_and_what_they_say_is_cut(room, server):
     assert "\x1b" not in str(e.value)
 
 
+def test_a_client_whose_sealed_shares_nobody_can_read_is_named(room, server):
+    room.spoil = lambda i, letter: (
+        Letter(letter.head, {**letter.parts, "bundles": torch.zeros_like(letter.parts["bundles"])})
+        if i == 3 and letter.head["kind"] == "update"
+        else letter
+    )
+    with pytest.raises(fs.RunError, match="too few clients opened the sum for client 3, who may have sent shares that nobody"):
+        server.step(room)
+
+
 def test_what_a_client_opens_wrongly_is_cut_and_escaped(room, server):
     room.spoil = lambda i, letter: (
         Letter({**letter.head, "of": "\x1b[31m" + "x" * 1000}, letter.parts) if letter.head["kind"] == "opened" else letter

@@ -119,8 +119,9 @@ class Round:
                 sizes[i]["bytes_up"] += reply.nbytes
             except DataError as e:
                 refused.append(f"client {i}: {quoted(str(e))}")
-        if opening.short():
-            return _few("opened the sum", refused)
+        if short := opening.short():
+            said = f" for client {', '.join(map(str, short))}, who may have sent shares that nobody can read"
+            return _few(f"opened the sum{said if len(short) < len(survivors) else ''}", refused)
         try:
             opening.unmask(self._total)
         except DataError as e:
