@@ -117,6 +117,19 @@ def test_a_clients_own_budget_survives_and_refuses(digits, tmp_path):
     assert outcome.missed[0].startswith("the privacy budget is spent: 3 rounds were charged")
 
 
+def test_a_server_that_lost_its_budget_makes_no_room_in_it(digits, tmp_path):
+    room, server = federation(digits, tmp_path, "epsilon=8", rounds=3)
+    server.budget.keep(tmp_path / NAME)
+    server.step(room)
+    server.step(room)
+    (tmp_path / NAME).unlink()
+    server.budget.charged = 0  # as after a restart
+    server.budget.keep(tmp_path / NAME)
+    server.step(room)
+    assert server.budget.spent
+    assert '"charged": 3' in (tmp_path / NAME).read_text()
+
+
 def test_a_lost_vault_makes_no_room_in_the_budget(digits, tmp_path):
     room, server = federation(digits, tmp_path, "epsilon=8,unit=sample", rounds=3)
     server.step(room)

@@ -229,14 +229,15 @@ def test_part_of_the_clients_and_one_that_joins_late(data, tmp_path, monkeypatch
 # ---- the server's own life
 
 
-def test_a_server_killed_while_a_sum_is_opened_goes_on_to_the_same_bits(data, small, room, server, tmp_path, monkeypatch):
-    """Two clients have opened it when the server dies. Resumed, it must ask for the same sum: they open no other."""
+@pytest.mark.parametrize("kind", ["agreed", "opened"])
+def test_a_server_killed_while_a_sum_is_opened_goes_on_to_the_same_bits(data, small, room, server, tmp_path, monkeypatch, kind):
+    """Two clients have agreed or opened when the server dies. Resumed, it must ask for the same sum: they open no other."""
     vault = Vault(tmp_path / "checkpoint")
     rounds(server, room, 1)
     server.save(vault, {})
 
     def die(i, letter):
-        if i == 2 and letter.head["kind"] == "opened":
+        if i == 2 and letter.head["kind"] == kind:
             raise KeyboardInterrupt
         return letter
 
@@ -337,6 +338,16 @@ def test_too_few_who_agree_open_nothing_and_what_they_say_is_cut(room, server):
     assert "\x1b" not in str(e.value)
 
 
+def test_a_client_whose_sealed_shares_nobody_can_read_is_named(room, server):
+    room.spoil = lambda i, letter: (
+        Letter(letter.head, {**letter.parts, "bundles": torch.zeros_like(letter.parts["bundles"])})
+        if i == 3 and letter.head["kind"] == "update"
+        else letter
+    )
+    with pytest.raises(fs.RunError, match="too few clients opened the sum for client 3, who may have sent shares that nobody"):
+        server.step(room)
+
+
 def test_what_a_client_opens_wrongly_is_cut_and_escaped(room, server):
     room.spoil = lambda i, letter: (
         Letter({**letter.head, "of": "\x1b[31m" + "x" * 1000}, letter.parts) if letter.head["kind"] == "opened" else letter
@@ -345,6 +356,18 @@ def test_what_a_client_opens_wrongly_is_cut_and_escaped(room, server):
         server.step(room)
     assert "x" * 300 not in str(e.value)
     assert "\x1b" not in str(e.value)
+
+
+def test_a_sum_that_could_fall_into_two_is_not_asked_for_and_comes_with_another_list(room, server, monkeypatch):
+    """Nobody is bound to these survivors; another list has another circle."""
+    monkeypatch.setattr(Cohort, "joins", lambda self, survivors: len(survivors) == CLIENTS)
+    gone = {3}
+    room.spoil = lambda i, letter: "is gone" if i in gone and letter.head["kind"] == "update" else letter
+    with pytest.raises(fs.RunError, match="too many clients were lost that are next to each other in the round's list"):
+        server.step(room)
+    assert "agree" not in {letter.head["kind"] for _, letter in room.asked}
+    gone.clear()
+    assert sorted(server.step(room).uploads) == ALL
 
 
 @pytest.mark.parametrize("key", [["zz" * 32, "00"], ["00" * 31, "00"], ["00" * 32, "0"], ["00" * 32, ""], ["00" * 32]])
@@ -434,6 +457,16 @@ def test_a_client_refuses_a_letter_without_a_list(asked_once):
     plain = Letter({k: v for k, v in letters["train"].head.items() if k != "secret"}, letters["train"].parts)
     with pytest.raises(fs.DataError, match="the server sent no list of clients"):
         room.node(1).answer(plain)
+
+
+@pytest.mark.parametrize("where", ["federation", "run", "plan"])
+def test_a_key_that_was_signed_for_another_run_is_refused(asked_once, where):
+    letters, room = asked_once
+    public = keys.public(keys.new_key()).hex()
+    address = {**room.assigned.address, where: "another"}
+    said = [2, public, keys.sign(node_key(2), signed_part(address, 2, public)).hex()]
+    with pytest.raises(fs.DataError, match="the key of client 2 is not signed by a client of this federation"):
+        room.node(1).answer(listed(lambda rows: [*rows[:2], said, rows[3]])(letters["train"]))
 
 
 def survivors(*ids):

@@ -87,6 +87,7 @@ def test_a_server_that_names_different_survivors_to_clients_gets_nothing(tmp_pat
     whom the noise of --private is too little; in a large cohort, where a client has neighbors, the values of that one alone."""
     clients, neighbours, target = SPLITS[size]
     monkeypatch.setattr(protocol, "NEIGHBOURS", neighbours)
+    monkeypatch.setattr(protocol, "CUT", 0)
     server = Split(tmp_path, clients)
     assert len(target) < server.cohort.least
     plain = sum(server.plain[u] for u in target)
@@ -100,3 +101,15 @@ def test_a_server_that_names_different_survivors_to_clients_gets_nothing(tmp_pat
     for i, away in split.items():
         server.without(i, away, signed)
     assert (server.sum_of(target) == plain).all()
+
+
+def test_a_client_agrees_to_no_sum_that_could_fall_into_two(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "NEIGHBOURS", 4)
+    monkeypatch.setattr(protocol, "CUT", 1)
+    server = Split(tmp_path, 12)
+    *away, holder = server.cohort.circle[:3]
+    with pytest.raises(
+        fs.DataError, match="a sum that could fall into two, because too many clients next to each other are lost"
+    ):
+        server.agree(holder, away)
+    assert server.agree(holder, away[:1])

@@ -14,7 +14,7 @@ from fedselect.core import entropy as entropies
 from fedselect.core.entropy import Entropy
 from fedselect.private import accountant, guarantee
 from fedselect.private.budget import Budget
-from fedselect.private.clients import PrivateMean, drawn
+from fedselect.private.clients import PrivateMean, drawn, private_mean
 from fedselect.private.guarantee import client_guarantee, of_clients, of_samples, split
 from fedselect.private.settings import DELTA, Private
 from fedselect.private.words import LOUD, statement
@@ -252,6 +252,27 @@ def test_the_noise_of_the_sum_has_the_deviation_that_was_promised():
     assert kstest((drawn.flatten() * 4.0 / 1.5).numpy(), "norm").pvalue > 1e-4
     cross = torch.corrcoef(drawn.double().T) - torch.eye(8)
     assert float(cross.abs().max()) < 0.25  # each entry has noise of its own
+
+
+def test_the_noise_of_the_count_that_moves_the_clip_has_the_deviation_that_was_promised():
+    """Of five updates all are within the clip: clip exp(-0.2 (5/2 + noise) / 4) at a quantile of one half."""
+    how = aggregator(clip=9.0, expected=4.0, quantile=0.5, count_noise=3.0)
+    sent = updates(5, 1e-3)
+    clips = torch.stack([folded(how, sent)[2]["private"]["clip"] for _ in range(1000)])
+    noise = (clips / 9.0).log() * 4.0 / -0.2 - 2.5
+    assert kstest((noise / 3.0).numpy(), "norm").pvalue > 1e-4
+
+
+def test_a_private_mean_has_the_noise_of_its_guarantee():
+    """The sum and the count together cost what the guarantee says; with a fixed clip there is no count."""
+    fixed, moving = Private(8), Private(8, quantile=0.5)
+    for private in (fixed, moving):
+        promised = client_guarantee(private, 100, 0.5, 10, entries=8)
+        how = private_mean(promised, fs.Mean(), NAMES, seed=0)
+        found = how.noise**-2 + ((2 * how.count_noise) ** -2 if how.count_noise else 0.0)
+        assert found == pytest.approx(promised.lots[0].noise ** -2)
+        assert (how.count_noise > 0) is (private is moving)
+        assert (how.expected, how.seed) == (50.0, None)
 
 
 def test_what_the_server_does_with_the_mean_comes_after_the_noise():

@@ -15,7 +15,7 @@ from fedselect.core.entropy import Entropy
 from fedselect.private import accountant
 from fedselect.private.guarantee import shared_guarantee
 from fedselect.private.settings import Private
-from fedselect.private.shares import FINE, Shares
+from fedselect.private.shares import FINE, Shares, are_enough, check_cohort
 from fedselect.private.words import statement
 from fedselect.secret.mean import coded
 from fedselect.secret.protocol import Cohort
@@ -175,6 +175,15 @@ def test_no_update_is_longer_than_the_noise_is_for(clients, noise, clip, size, c
     assert bool((code.square().sum(1).sqrt() <= silent.sensitivity(40)).all())
     sums = clients * clip / loud.step + 10 * math.sqrt(clients) * loud.deviation(clients, 40)
     assert sums < 1.01 * 2 ** (loud.ring.field - 1)  # all of them alike and much noise: the sum does not wrap around
+
+
+def test_in_a_large_cohort_too_few_collude_to_cut_a_sum_in_two():
+    """Eight at each of two gaps; in a cohort of 65 all are neighbors, and there is nothing to cut."""
+    check_cohort(Private(8.0, colluding=15), 66)
+    check_cohort(Private(8.0, colluding=16), 65)
+    assert not are_enough(Private(8.0, colluding=16), 66)
+    with pytest.raises(fs.InputError, match="in a round of more than 65 clients at most 15 may work with the server, not 16"):
+        check_cohort(Private(8.0, colluding=16), 66)
 
 
 @pytest.mark.parametrize("clients", [3, 4, 10, 127, 1000])

@@ -73,6 +73,39 @@ def test_a_large_cohort_has_neighbours_and_survives_losses(monkeypatch):
     assert (unmasked(listed, survivors, survivors[::-1][:19]) == sum(lines(survivors).values())).all()
 
 
+def test_two_gaps_on_the_circle_would_give_two_sums_and_are_refused(monkeypatch):
+    """26 clients with 8 neighbors each; 4 next to each other are lost, and 4 at another place: 5 clients are cut off."""
+    monkeypatch.setattr(protocol, "NEIGHBOURS", 8)
+    monkeypatch.setattr(protocol, "CUT", 1)
+    listed = cohort(range(26))
+    part, gaps = listed.circle[4:9], {*listed.circle[:4], *listed.circle[9:13]}
+    survivors = [i for i in range(26) if i not in gaps]
+    assert len(survivors) == listed.least
+    sent, sealed = masked(listed, survivors)
+    opening, total = opened(listed, survivors, survivors, sealed), sum(sent[i] for i in part)
+    opening.survivors = part
+    opening.unmask(total)
+    assert (total == sum(lines(survivors)[i] for i in part)).all()  # without the check
+    assert not listed.joins(survivors)
+    for gap in (listed.circle[:4], listed.circle[9:13]):  # one gap is as bad: who colludes may be the other
+        assert not listed.joins(set(range(26)) - set(gap))
+        assert listed.joins(set(range(26)) - set(gap[1:]))
+    monkeypatch.setattr(protocol, "CUT", 3)
+    assert not listed.joins(set(range(26)) - set(listed.circle[-1:] + listed.circle[:1]))
+    assert listed.joins(set(range(26)) - set(listed.circle[:24:4]))
+
+
+def test_a_large_cohort_bears_that_a_third_is_lost_by_chance():
+    """Binomial: fewer than 8 of 32 with probability 4e-7 each; of the 20,000 stretches here 0.008 are expected."""
+    draw = np.random.default_rng(0)
+    for n in (66, 300, 1000):
+        listed = Cohort({"run": "r"}, {i: f"{i:064x}" for i in range(n)})
+        for _ in range(20):
+            assert listed.joins(draw.permutation(n)[: listed.least].tolist())
+        assert listed.joins(range(n))
+        assert not listed.joins(set(range(n)) - set(listed.circle[5:30]))
+
+
 def test_wide_rings_too():
     listed = cohort(range(4))
     sent, sealed = masked(listed, range(4), dtype="<u8")

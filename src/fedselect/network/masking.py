@@ -160,6 +160,11 @@ class Masking:
                 f"client {self.client} was asked to open the sum of {len(survivors)} of {len(cohort.ids)} clients; it needs at "
                 f"least {cohort.least}."
             )
+        if not cohort.joins(survivors):
+            raise DataError(
+                f"client {self.client} was asked to open a sum that could fall into two, because too many clients next to each "
+                "other are lost."
+            )
         return list(survivors)
 
     def _bundles(self, cohort: Cohort, survivors: list[int], letter: Letter) -> dict[int, bytes]:

@@ -98,6 +98,10 @@ class Round:
                 f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret needs at least "
                 f"{self.cohort.least} to open a sum"
             )
+        if not self.cohort.joins(survivors):
+            return (
+                "too many clients were lost that are next to each other in the round's list, so no client would open this sum"
+            )
         self._of.announce(self._round, self._signed, survivors)
         opening = Opening(self.cohort, survivors)
         refused: list[str] = []
@@ -115,8 +119,9 @@ class Round:
                 sizes[i]["bytes_up"] += reply.nbytes
             except DataError as e:
                 refused.append(f"client {i}: {quoted(str(e))}")
-        if opening.short():
-            return _few("opened the sum", refused)
+        if short := opening.short():
+            said = f" for client {', '.join(map(str, short))}, who may have sent shares that nobody can read"
+            return _few(f"opened the sum{said if len(short) < len(survivors) else ''}", refused)
         try:
             opening.unmask(self._total)
         except DataError as e:

@@ -18,6 +18,7 @@ from fedselect.private.clients import lengths
 from fedselect.private.guarantee import Guarantee, counted_on
 from fedselect.private.settings import Private
 from fedselect.secret.mean import FEWEST
+from fedselect.secret.protocol import CUT, NEIGHBOURS
 from fedselect.secret.ring import Ring
 
 ROOM = 10.0
@@ -74,11 +75,21 @@ class Shares:
 
 def are_enough(private: Private, clients: int) -> bool:
     """Whether a round of so many clients has enough noise without that of those who work with the server."""
-    return clients >= FEWEST and 3 * counted_on(private, clients) >= clients
+    return clients >= FEWEST and not _can_cut(private, clients) and 3 * counted_on(private, clients) >= clients
+
+
+def _can_cut(private: Private, clients: int) -> bool:
+    """Whether those who work with the server could cut the sum of a large cohort in two, each with less noise."""
+    return clients > NEIGHBOURS + 1 and private.colluding >= 2 * CUT
 
 
 def check_cohort(private: Private, clients: int) -> None:
     """Refuse cohorts whose noise is too small without that of the colluding clients."""
+    if _can_cut(private, clients):
+        raise InputError(
+            f"in a round of more than {NEIGHBOURS + 1} clients at most {2 * CUT - 1} may work with the server, not "
+            f"{private.colluding}; use a smaller colluding=, or fewer clients per round."
+        )
     if not are_enough(private, clients):
         raise InputError(
             f"a round of {clients} clients is too small if the server may know the noise of {private.colluding}; "

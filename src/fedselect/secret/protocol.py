@@ -26,6 +26,8 @@ from fedselect.secret.shamir import SHARE
 
 NEIGHBOURS = 64
 """Pads per client in a large cohort; in one of at most 65 clients all are neighbors."""
+CUT = 8
+"""Survivors that any stretch of a large cohort's circle must hold, as long as a client's neighbors on one side."""
 TAG = 16
 """Bytes that sealing adds."""
 
@@ -60,12 +62,27 @@ class Cohort:
         """Every client's neighbors."""
         if self.complete:
             return {i: [j for j in self.ids if j != i] for i in self.ids}
-        circle = sorted(self.ids, key=lambda i: hashlib.sha256(self.digest + i.to_bytes(8, "little")).digest())
+        circle = self.circle
         steps = [d for d in range(-NEIGHBOURS // 2, NEIGHBOURS // 2 + 1) if d]
         return {i: sorted(circle[(at + d) % len(circle)] for d in steps) for at, i in enumerate(circle)}
 
+    @cached_property
+    def circle(self) -> list[int]:
+        """The clients of a large cohort in an order that nobody chose."""
+        return sorted(self.ids, key=lambda i: hashlib.sha256(self.digest + i.to_bytes(8, "little")).digest())
+
+    def joins(self, survivors: Iterable[int]) -> bool:
+        """Whether only one sum can come out for these survivors.
+
+        In a large cohort two gaps on the circle, as long as neighbors reach, would cut it into two parts with a sum of each. So
+        every stretch of that length must hold some survivors; whoever cuts it must collude with all of them, at both gaps.
+        """
+        there, length = set(survivors), NEIGHBOURS // 2
+        marks = [i in there for i in self.circle]
+        return self.complete or min(map(sum, zip(*(marks[d:] + marks[:d] for d in range(length)), strict=True))) >= CUT
+
     def neighbours(self, client: int) -> list[int]:
-        """The clients that share a pad with this one: all, or in a large cohort the nearest on a circle that nobody chose."""
+        """The clients that share a pad with this one: all, or in a large cohort the nearest on the circle."""
         return self._around[client]
 
     @property
