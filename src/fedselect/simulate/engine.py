@@ -177,8 +177,7 @@ class Simulation:
         same = self.task.measured(asked=[m.name for m in self.metrics])
         self._kept = [m.name for m in same]  # the same for any headline, so that checkpoints fit
         keep_memory()
-        self.eval_every, self.deterministic, self.val = eval_every, deterministic, val
-        self.eval_fraction = eval_fraction
+        self.eval_every, self.eval_fraction, self.deterministic, self.val = eval_every, eval_fraction, deterministic, val
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.initial = model.init(seed)
@@ -491,6 +490,17 @@ class Simulation:
     def _joined(self, ids: Tensor) -> Tensor:
         """Which of these clients have joined."""
         return self._from[ids] < self.round if isinstance(self.store, Disk) else self.store.joined[ranks.place(ids)]
+
+    def _remembered(self, ids: Tensor) -> dict[str, Tensor]:
+        """What the local models of these clients scored when they were dropped."""
+        assert not isinstance(self.store, Store)
+        found = dict(zip(self._kept, self.store.scored(ids).T, strict=True))
+        if isinstance(self.store, Disk) and len(new := (~self.store.joined[ids]).nonzero().flatten()):
+            model = self.method.local(self._join(ids[new]))
+            fresh = Stack([self]).do(Job("score", ids[new], self.round - 1, {"model": model}))
+            for name, values in found.items():
+                values[new] = fresh[name].cpu()
+        return found
 
     def _work(self, ids: Tensor, round: int) -> Work:
         return Stack([self]).work(ids, round)

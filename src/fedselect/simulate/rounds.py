@@ -1,4 +1,4 @@
-"""One round of a simulation: clients join, the cohort trains, the server aggregates, and all present clients are evaluated."""
+"""One round of a simulation: clients join, the cohort trains, the server aggregates, and clients are evaluated."""
 
 import time
 import warnings
@@ -36,7 +36,6 @@ from fedselect.simulate.records import (
     mean_of,
     validated,
 )
-from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Store
 from fedselect.simulate.trial import TOO_LARGE
 
@@ -65,7 +64,8 @@ class Round:
             s.budget.charge(s.round + 1)
         present = (s._from <= s.round).nonzero().flatten()
         here = ranks.own(present)
-        yield from self._join(here)
+        if not isinstance(s.store, Disk):  # there clients join when they are first needed
+            yield from self._join(here)
         cohort = s._cohort(present)
         folded = s._folds.fold(s.memory, s._shared())
         folded.expect(len(cohort))
@@ -89,8 +89,7 @@ class Round:
     def _join(self, here: Tensor) -> Generator[Job, Any, None]:
         """Let the clients join that are new."""
         s = self.run
-        new = here[:0] if isinstance(s.store, Disk) else here[~s.store.joined[ranks.place(here)]]
-        waiting = deque(s._chunks(new))
+        waiting = deque(s._chunks(here[~s.store.joined[ranks.place(here)]]))
         while waiting:
             ids = waiting.popleft()
             try:
@@ -155,7 +154,7 @@ class Round:
                     merged = yield Job("personal", ids, s.round - 1, state, down)
                 found = yield Job("score", ids, s.round - 1, {"model": merged})
                 if not isinstance(s.store, Store) and s.store.forgets:
-                    local = self._remembered(ids)
+                    local = s._remembered(ids)
                 else:
                     local = yield Job("score", ids, s.round - 1, {"model": s.method.local(state)})
                 own = {"local": s.method.local(state), "merged": merged, "best": best}[s.view]
@@ -177,18 +176,6 @@ class Round:
             self._finite.watch(ids, merged)
             if len(drawn) > s.chunk:
                 self._finite.settle(s.round)
-
-    def _remembered(self, ids: Tensor) -> dict[str, Tensor]:
-        """What the local models of these clients scored when they were dropped."""
-        s = self.run
-        assert not isinstance(s.store, Store)
-        found = dict(zip(s._kept, s.store.scored(ids).T, strict=True))
-        if isinstance(s.store, Disk) and len(new := (~s.store.joined[ids]).nonzero().flatten()):
-            model = s.method.local(s._join(ids[new]))
-            fresh = Stack([s]).do(Job("score", ids[new], s.round - 1, {"model": model}))
-            for name, values in found.items():
-                values[new] = fresh[name].cpu()
-        return found
 
     def _note(self, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
         headline = self.run.metrics[0].name
