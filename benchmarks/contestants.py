@@ -185,13 +185,16 @@ def fl_bench(method: str, model: fs.Model, data: fs.Federation) -> Round | None:
     args.optimizer.lr = LR
     args.common.update({"local_epoch": EPOCHS, "batch_size": BATCH, "client_side_evaluation": False, "use_cuda": False})
     clients = range(len(data.clients))
+    x, y = (torch.cat(part) for part in zip(*(c.train for c in data.clients), strict=True))
+    dataset = BaseDataset(x.clone(), y, list(range(10)))
+    dataset.data = x  # it has taken noise above 1 for bytes, and scaled it
     server = makers[method].__new__(makers[method])  # its own start reads a data set from its folder
     vars(server).update(
         args=args, device=torch.device("cpu"), client_num=len(clients), selected_clients=list(clients), current_epoch=0,
         verbose=False, client_local_epoches=[EPOCHS for _ in clients], client_metrics={i: {} for i in clients},
         client_optimizer_states={i: {} for i in clients}, client_lr_scheduler_states={i: {} for i in clients},
         client_data_indices=[{"train": list(range(i * SAMPLES, (i + 1) * SAMPLES)), "val": [], "test": []} for i in clients],
-        dataset=BaseDataset(*(torch.cat(part) for part in zip(*(c.train for c in data.clients), strict=True)), list(range(10))),
+        dataset=dataset,
     )  # fmt: skip
     split, whole = Split(model), DecoupledModel()
     whole.base, whole.classifier = split.base, split.head
