@@ -24,44 +24,45 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from contestants import BATCH, EPOCHS, LR, PEERS, SAMPLES, Round, Stubs, pictures
+from contestants import BATCH, EPOCHS, LR, METHODS, PEERS, SAMPLES, Contestant, Maker, Stubs, ours, pictures
 
 import fedselect as fs
-from fedselect.simulate import Simulation
 from fedselect.training.recorded import RECORD_AFTER
 
-ROUNDS = 200  # as in an ordinary run; ours traces its step at once where many more are to come
-METHODS = {"fedavg": fs.FedAvg, "fedper": fs.FedPer, "fedselect": fs.FedSelect}
-Makers = dict[str, Callable[..., Round | None]]
+Makers = dict[str, Maker]
 
 
-def ours(method: str, model: fs.Model, data: fs.Federation) -> Round:
-    training = fs.Training(batch_size=BATCH, momentum=0.0)
-    made = METHODS[method](lr=LR, **({"epochs": EPOCHS} if method == "fedavg" else {}))
-    simulation = Simulation(made, model, data, training=training, device="cpu", rounds=ROUNDS)
-    return lambda: simulation.step(evaluate=False)
-
-
-def timed(run: Round) -> tuple[float, float]:
+def timed(run: Callable[[], object]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         run()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def turns(contest: dict[str, Round], count: int) -> dict[str, tuple[float, float]]:
+def turns(contest: dict[str, Contestant], count: int) -> dict[str, tuple[float, float]]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contest}
     for _ in range(count):
-        for name, run in contest.items():
-            found[name].append(timed(run))
+        for name, who in contest.items():
+            found[name].append(timed(who.run))
     return {name: (min(w for w, _ in v), min(c for _, c in v)) for name, v in found.items()}
 
 
-def start(makers: Makers, method: str, name: str, clients: int) -> dict[str, Round]:
+def start(makers: Makers, method: str, name: str, clients: int, batch: int = BATCH) -> dict[str, Contestant]:
     data = pictures(clients)
     model = getattr(fs.models, name)(data)
     with contextlib.redirect_stdout(io.StringIO()):
-        return {who: run for who, make in makers.items() if (run := make(method, model, data)) is not None}
+        made = {who: make(method, model, data, batch) for who, make in makers.items()}
+    return {who: contestant for who, contestant in made.items() if contestant is not None}
+
+
+def same(makers: Makers, method: str, name: str) -> dict[str, float]:
+    """How far the shared models are from ours after a round in which an epoch is one batch, so that no shuffle matters."""
+    contest = start(makers, method, name, 4, SAMPLES)
+    turns(contest, 1)
+    ends = {who: torch.cat([v.detach().flatten() for v in c.shared()]) for who, c in contest.items()}
+    begin = torch.cat([v.flatten() for v in getattr(fs.models, name)(pictures(4)).init(0).values()])
+    moved = (ends["fedselect"] - begin).norm()
+    return {who: float((end - ends["fedselect"]).norm() / moved) for who, end in ends.items()}
 
 
 def compete(method: str, name: str, clients: int, makers: Makers, count: int) -> list[dict]:
@@ -72,7 +73,7 @@ def compete(method: str, name: str, clients: int, makers: Makers, count: int) ->
             first[who] = tuple(map(min, first.get(who, found), found))
     steps = EPOCHS * SAMPLES // BATCH
     for _ in range(RECORD_AFTER["cpu"] // steps + 1):  # as in a run of some length: the step is traced
-        contest["fedselect"]()
+        contest["fedselect"].run()
     steady = turns(contest, count)
     rows = []
     for who in contest:
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     how = parser.parse_args()
     torch.set_num_threads(how.threads)
-    chosen, versions = dict[str, Callable[..., Round | None]](), {}
+    chosen, versions = dict[str, Maker](), {}
     sys.meta_path.append(Stubs())
     for peer, (inside, make) in PEERS.items():
         folder = getattr(how, peer.replace("-", "_"))
@@ -132,6 +133,8 @@ def main() -> None:
     for n in how.models:
         for m in how.methods:
             turns(start(makers, m, n, 2), 1)
+    alike = {n: same(makers, "fedavg", n) for n in how.models}
+    print("distance to our model after a round, as a share of how far it moved:", alike, flush=True)
     rows: list[dict] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -146,7 +149,7 @@ def main() -> None:
     print(json.dumps({
         "benchmark": "peers", "date": str(date.today()), "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__, "threads": how.threads, "commits": {"fedselect": commit(Path(__file__).parent), **versions},
-        "batch": BATCH, "epochs": EPOCHS, "lr": LR, "samples": SAMPLES, "turns": how.turns, "rounds": rows,
+        "batch": BATCH, "epochs": EPOCHS, "lr": LR, "samples": SAMPLES, "turns": how.turns, "distance": alike, "rounds": rows,
     }))  # fmt: skip
 
 

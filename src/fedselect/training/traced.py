@@ -28,6 +28,15 @@ _FILLED = {
     _aten.new_ones.default, _aten.new_full.default,
 }  # fmt: skip
 """Operations whose result depends on shapes only."""
+_QUICK: dict[Any, Callable[..., Any]] = {
+    _aten.add.Tensor: torch.add, _aten.sub.Tensor: torch.sub, _aten.mul.Tensor: torch.mul, _aten.div.Tensor: torch.div,
+    _aten.add_.Tensor: Tensor.add_, _aten.sub_.Tensor: Tensor.sub_, _aten.mul_.Tensor: Tensor.mul_,
+    _aten.bmm.default: torch.bmm, _aten.sum.dim_IntList: torch.sum, _aten.relu.default: torch.relu,
+    _aten.exp.default: torch.exp, _aten.gather.default: torch.gather, _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.transpose.int: torch.transpose, _aten.permute.default: torch.permute, _aten.view.default: Tensor.view,
+    _aten.expand.default: Tensor.expand, _aten.select.int: torch.select, _aten.index_select.default: torch.index_select,
+}  # fmt: skip
+"""The same operations as Python calls them, which is quicker than by their schema."""
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _SMALL = 1 << 16
 """Constants of at most this many numbers are computed once."""
@@ -59,7 +68,7 @@ class Traced:
         body(others)
         self(ours, 1)
         for a, b in zip(_tensors(others), _tensors(ours), strict=True):
-            if not torch.equal(a.nan_to_num(), b.nan_to_num()):
+            if not (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())):
                 raise RuntimeError("part of it is computed outside torch")
 
 
@@ -74,6 +83,7 @@ class _Kind(NamedTuple):
     same: bool  # its result is its argument
     shapes: bool  # so it is if shape and strides stay the same
     fills: bool  # its result depends on shapes only
+    call: Callable[..., Any]  # what does the same with the least overhead
 
 
 @cache
@@ -89,6 +99,7 @@ def _kind(func: Any) -> _Kind:
         same=func in _SAME,
         shapes=func in _SHAPED,
         fills=func in _FILLED,
+        call=_QUICK.get(func, func._op),  # calling `func` itself costs as much again as a small operation
     )
 
 
@@ -133,11 +144,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RuntimeError(f"{func.overloadpacket.__name__} depends on the values of a tensor")
         used: list[str] = []
         given = ", ".join([self._say(v, used) for v in args] + [f"{n}={self._say(v, used)}" for n, v in kwargs.items()])
-        op = func._op  # the operation itself: calling `func` costs as much again as a small one
-        out = op(*args, **kwargs)
+        out = func(*args, **kwargs)
         several = isinstance(out, tuple | list)
         outs = out if several else (out,)
-        doing = f"{self._fix(op)}({given})"
+        doing = f"{self._fix(kind.call)}({given})"
         if kind.views:
             twin = used[:1] if kind.same or (kind.shapes and _alike(out, args[0])) else self._views.get(doing)
             if twin is not None:
