@@ -412,3 +412,14 @@ def test_the_rest_of_a_network_can_be_stored():
     again = torch.load(buffer, weights_only=False)
     assert list(again.state_dict()) == ["a.b.weight", "a.b.bias"]
     assert torch.equal(again(torch.ones(1, 3)), net(torch.ones(1, 3)))
+
+
+def test_a_run_says_it_once(cli, tmp_path):
+    how = ["--data", "digits", "--clients", 3, "--model", "small_cnn", "--rounds", 1, "--device", "cpu"]
+    note = "note: small_cnn: the layers before fc are frozen; their outputs are computed once per sample ("
+    one = cli("run", *how, "--adapt", "head", "--method", "fedavg", "--out", tmp_path / "one")
+    assert (one.code, one.err.count(note)) == (0, 1)
+    several = cli("compare", *how, "--adapt", "head", "--methods", "fedavg,local", "--seeds", 2, "--out", tmp_path / "several")
+    assert (several.code, several.err.count(note)) == (0, 1)
+    whole = cli("run", *how, "--method", "fedavg", "--out", tmp_path / "whole")
+    assert (whole.code, whole.err.count("note:")) == (0, 0)
