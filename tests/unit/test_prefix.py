@@ -306,7 +306,7 @@ def test_results_take_raw_inputs_and_hold_the_whole_network(data, tmp_path, caps
     result.save(tmp_path / "r")
     saved = fs.load_result(tmp_path / "r", model=Foreign())
     assert torch.equal(torch.as_tensor(saved.predict(0, x)), own)
-    assert s.inputs.x.dtype == torch.uint8
+    assert s.raw.x.dtype == torch.uint8
     assert s.bare is False  # exported files say that the network returns a dict, although what trained returns a tensor
     assert fs.adapt(result, data.clients[1]).model.state_dict().keys() == net.state_dict().keys()
 

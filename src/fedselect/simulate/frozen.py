@@ -45,7 +45,6 @@ def run_ahead(s: "Simulation", x: Tensor) -> Frozen | None:
             if not s.whole_inputs:
                 raise
             raise s.out_of_rows(range(s.clients)) from e
-    like = s.inputs
-    s._inputs = replace(like, x=like.x[:1].clone())  # the rest need not stay on the device
+    s.raw = replace(s.raw, x=s.raw.x[:1].clone())  # one shows what they are like; the others need not stay on the device
     s.fitted = found.rest
     return Frozen(s.model.name, found.before, samples * found.size)
