@@ -335,6 +335,8 @@ def test_changed_samples_are_run_again(data):
         pool.train[0].copy_(255 - pool.train[0])
     changed = simulation(model, own)
     assert not torch.equal(changed._split["train"].x, first._split["train"].x)
+    own.clients[0].train[1].copy_(3 - own.clients[0].train[1])
+    assert torch.equal(simulation(model, own)._split["train"].y[: len(own.clients[0].train[1])], own.clients[0].train[1])
     other = simulation(fs.head_only(seeded(Foreign)), own)
     assert other._split["train"].x.shape[1:] == (54,)
 

@@ -175,7 +175,7 @@ class Simulation:
         self.initial = model.init(seed)
         dtype = self.initial[model.params[0]].dtype
         self._split = {part: data.split(part, dtype).to(self.device) for part in ("train", "val", "test")}
-        self.raw = self._split["train"]  # as the whole network takes them; the rest of one may get outputs of frozen layers
+        self.raw = self._split["train"]  # as the whole network takes them
         sizes = self._split["train"].sizes or ()
         self.fitted = Fitted(model, self.device, self.precision, layout=data.layout, recompute=recompute)
         x, y = self._split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
