@@ -306,7 +306,7 @@ def test_results_take_raw_inputs_and_hold_the_whole_network(data, tmp_path, caps
     result.save(tmp_path / "r")
     saved = fs.load_result(tmp_path / "r", model=Foreign())
     assert torch.equal(torch.as_tensor(saved.predict(0, x)), own)
-    assert s.inputs.x.dtype == torch.uint8
+    assert s.raw.x.dtype == torch.uint8
     assert s.bare is False  # exported files say that the network returns a dict, although what trained returns a tensor
     assert fs.adapt(result, data.clients[1]).model.state_dict().keys() == net.state_dict().keys()
 
@@ -335,6 +335,8 @@ def test_changed_samples_are_run_again(data):
         pool.train[0].copy_(255 - pool.train[0])
     changed = simulation(model, own)
     assert not torch.equal(changed._split["train"].x, first._split["train"].x)
+    own.clients[0].train[1].copy_(3 - own.clients[0].train[1])
+    assert torch.equal(simulation(model, own)._split["train"].y[: len(own.clients[0].train[1])], own.clients[0].train[1])
     other = simulation(fs.head_only(seeded(Foreign)), own)
     assert other._split["train"].x.shape[1:] == (54,)
 
@@ -412,3 +414,14 @@ def test_the_rest_of_a_network_can_be_stored():
     again = torch.load(buffer, weights_only=False)
     assert list(again.state_dict()) == ["a.b.weight", "a.b.bias"]
     assert torch.equal(again(torch.ones(1, 3)), net(torch.ones(1, 3)))
+
+
+def test_a_run_says_it_once(cli, tmp_path):
+    how = ["--data", "digits", "--clients", 3, "--model", "small_cnn", "--rounds", 1, "--device", "cpu"]
+    note = "note: small_cnn: the layers before fc are frozen; their outputs are computed once per sample ("
+    one = cli("run", *how, "--adapt", "head", "--method", "fedavg", "--out", tmp_path / "one")
+    assert (one.code, one.err.count(note)) == (0, 1)
+    several = cli("compare", *how, "--adapt", "head", "--methods", "fedavg,local", "--seeds", 2, "--out", tmp_path / "several")
+    assert (several.code, several.err.count(note)) == (0, 1)
+    whole = cli("run", *how, "--method", "fedavg", "--out", tmp_path / "whole")
+    assert (whole.code, whole.err.count("note:")) == (0, 0)

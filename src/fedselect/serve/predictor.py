@@ -34,7 +34,7 @@ class Inputs:
 
     @classmethod
     def of(cls, simulation: Simulation) -> "Inputs":
-        split = simulation.inputs
+        split = simulation.raw
         scale, shift = (None if v is None else v.cpu() for v in (split.scale, split.shift))
         return cls(tuple(split.x.shape[1:]), split.x.dtype, scale, shift, simulation.data.layout)
 

@@ -187,7 +187,7 @@ class Simulation:
         self.ready = self._prepared(of, recompute) if like is None or new else like
         self.task, self._split = self.ready.task, self.ready.split
         self.fitted, self._programs = self.ready.fitted, self.ready.programs
-        self.frozen, self.bare = self.ready.frozen, self.ready.bare
+        self.frozen, self.bare, self.raw = self.ready.frozen, self.ready.bare, self.ready.raw
         sizes = self._split["train"].sizes or ()
         self.initial = together({n: v.to(self.device) for n, v in self.initial.items()}, clients=False)
         self.round = 0
@@ -222,13 +222,13 @@ class Simulation:
         fitted = Fitted(self.model, self.device, self.precision, layout=self.data.layout, recompute=recompute)
         x, y = split["train"].rows(slice(0, 1)).batch(torch.tensor([[0, min(1, sizes[0] - 1)]], device=self.device))
         self.task.check(fitted.check(x[0], self.task, self.data), y[0], self.metrics)
-        inputs, bare = split["train"], fitted.bare
+        raw, bare = split["train"], fitted.bare
         frozen = None
         if ahead := run_ahead(self, fitted, split, x[0]):
             frozen, fitted, split = ahead
-            inputs = replace(inputs, x=inputs.x[:1].clone())  # the rest need not stay on the device
+            raw = replace(raw, x=raw.x[:1].clone())  # one shows what they are like; the others need not stay on the device
         programs = Programs(fitted, self.training, self.task)
-        return Ready(of, split, self.task, fitted, programs, inputs, bare=bare, frozen=frozen)
+        return Ready(of, split, self.task, fitted, programs, raw, bare=bare, frozen=frozen)
 
     def __getstate__(self) -> dict[str, Any]:
         """How it was made and its current state; everything else, such as recorded steps, each process makes for itself."""
@@ -340,8 +340,8 @@ class Simulation:
 
     @property
     def inputs(self) -> Split:
-        """The clients' training inputs, or only the first if all that is trained is the outputs of frozen layers."""
-        return self.ready.inputs
+        """All clients' training inputs, in the form that models get."""
+        return self._split["train"]
 
     def masks(self) -> Tree:
         """Which parameters are personal: {name: bool (clients, ...)}."""

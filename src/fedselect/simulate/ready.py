@@ -24,7 +24,7 @@ class Ready:
     task: Task  # fitted to the data
     fitted: Fitted
     programs: Programs
-    inputs: Split  # training inputs of the whole network; of a network that is cut, only the first sample
+    raw: Split  # training data as the whole network takes it; of a network that is cut, only the first sample
     bare: bool  # whether the whole network returns a single tensor
     frozen: Frozen | None  # layers that have run, so that `split` has their outputs and `fitted` is the rest of the network
     fits: int = 0  # how many clients fit side by side

@@ -120,7 +120,7 @@ class Round:
                 waiting.extendleft(reversed(self._halve(ids)))
                 continue
             if s.round < CHECKED and not order:  # report here what a deployment would refuse
-                check_upload(up, s.method.wants(s.model, state), s._split["train"].n[ids.to(s.device)])
+                check_upload(up, s.method.wants(s.model, state), s.inputs.n[ids.to(s.device)])
             wanted = s.method.wants(s.model, before)
             self._notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted while a GPU is busy training
             del before, down

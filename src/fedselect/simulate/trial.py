@@ -57,7 +57,7 @@ def fits(run: "Simulation") -> int:
 
 def step(run: "Simulation", client: int) -> None:
     """Run one step of one client and discard it: does this model run stacked, and on as little data as this client has?"""
-    train = run._split["train"].rows(slice(client, client + 1))
+    train = run.inputs.rows(slice(client, client + 1))
     size = min(run.training.batch_size, int(train.n[0]))
     samples = train.batch(torch.arange(size, device=run.device).unsqueeze(0))
     batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=run.device))

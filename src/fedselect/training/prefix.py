@@ -65,7 +65,7 @@ class Prefix:
         key = (whose, model.base, self.before, self._whole.precision, raw.x.device)
         if owner not in _MADE or _MADE[owner][0] != key:
             _MADE[owner] = (key, {})
-        made, seen = _MADE[owner][1], zlib.crc32(raw.x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        made, seen = _MADE[owner][1], (_checksum(raw.x), _checksum(raw.y), raw.sizes)
         if part not in made or made[part][0] != seen:
             made[part] = (seen, self.of(raw))
         return made[part][1]
@@ -86,8 +86,12 @@ class Prefix:
         return found
 
 
-_MADE: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[int, Split]]]] = weakref.WeakKeyDictionary()
-"""By owner of the data: of which layers, and by part a checksum of the inputs, and the outputs. Only the last are kept."""
+_MADE: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Split]]]] = weakref.WeakKeyDictionary()
+"""By owner of the data: of which layers, and by part checksums of the samples, and the outputs. Only the last are kept."""
+
+
+def _checksum(v: Tensor) -> int:
+    return zlib.crc32(v.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)
