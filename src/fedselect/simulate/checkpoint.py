@@ -131,7 +131,7 @@ def owner(simulation: "Simulation") -> Run:
         **({} if s.aggregator == Mean() else {"aggregate": _plain(s.aggregator)}),
         **({"secret": True, "mean": s.secret.mean} if s.secret else {}),
         **({} if s.private is None else {"private": str(s.private), "rounds": s.total}),
-        **{f"{part} data": f"{sum(split.sizes or ())} samples {_digest(split.n, split.y)}" for part, split in s._split.items()},
+        **{f"{part} data": f"{sum(v.sizes or ())} samples {_digest(v.n, v.targets)}" for part, v in s._split.items()},
     }  # fmt: skip
     config |= {} if s.keep == "last" else {"keep": s.keep}
     config |= {} if s.eval_fraction == 1.0 else {"eval_fraction": s.eval_fraction}

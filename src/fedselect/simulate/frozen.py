@@ -1,15 +1,17 @@
 """A simulation of a frozen base: the outputs of its first layers take the place of the samples."""
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import deterministic
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
-from fedselect.training.prefix import SHARE, find, memory
+from fedselect.training.prefix import SHARE, Prefix, find, memory
 
 if TYPE_CHECKING:
     from fedselect.simulate.engine import Simulation
@@ -40,13 +42,26 @@ def run_ahead(
     samples = sum(len(raw.x) for raw in split.values())
     room = SHARE * memory(s.device) / ranks.world()
     with deterministic(s.deterministic):
-        found = find(fitted, x, s.task, s.data, samples=samples, room=room)
-        if found is None:
-            return None
-        try:
-            made = {part: found.split(s.data, part, raw) for part, raw in split.items()}
-        except IndexError as e:
-            if not s.whole_inputs:
-                raise
-            raise s.out_of_rows(range(s.clients)) from e
-    return Frozen(s.model.name, found.before, samples * found.size), found.rest, made
+        while (found := find(fitted, x, s.task, s.data, samples=samples, room=room)) is not None:
+            made = _outputs(s, found, split)
+            if made is not None:
+                return Frozen(s.model.name, found.before, samples * found.size), found.rest, made
+            torch.cuda.empty_cache()
+            said = (
+                f"the outputs of {s.model.name} before {found.before} do not fit into the GPU's memory; keeping fewer or none."
+            )
+            warnings.warn(said, stacklevel=2)
+            room = samples * found.size - 1
+    return None
+
+
+def _outputs(s: "Simulation", prefix: Prefix, split: dict[str, Split]) -> dict[str, Split] | None:
+    """The data with the outputs in place of the samples; None if the GPU is full."""
+    try:
+        return {part: prefix.split(s.data, part, raw) for part, raw in split.items()}
+    except torch.cuda.OutOfMemoryError:
+        return None
+    except IndexError as e:
+        if not s.whole_inputs:
+            raise
+        raise s.out_of_rows(range(s.clients)) from e

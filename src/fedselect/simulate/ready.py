@@ -43,21 +43,26 @@ class Ready:
         return ends, train.x.shape[1:], train.augment, numbers
 
     def pool(self, splits: Sequence[Split]) -> Split:
-        """The data of several runs as one split. A split that runs share is in it once, and other stacks of runs on the same
-        data read the same memory, so that the steps that one stack has recorded serve all.
+        """The data of several runs as one split. A split that runs share is in it once. On a CPU other stacks of runs on the
+        same data read the same memory, so that the steps that one stack has recorded serve all; a GPU holds no pool for later.
         """
         if len(splits) == 1:
             return splits[0]
         own = {id(s): s for s in splits}
         several = list(own.values())
-        if tuple(own) not in self.pools:
-            one = len(own) == 1
-            x, y = (v[0] if one else torch.cat(v) for v in ([s.x for s in several], [s.y for s in several]))
-            self.pools[tuple(own)] = several, x, y
-        _, x, y = self.pools[tuple(own)]
+        _, x, y = pool = self.pools.get(tuple(own)) or (several, *_joined(several))
+        if x.device.type == "cpu":
+            self.pools[tuple(own)] = pool
         at, first = 0, {}
         for s in several:
             first[id(s)], at = at, at + len(s.x)
         start = torch.cat([s.start + first[id(s)] for s in splits]).clamp_max(max(0, at - 1))
         sizes = tuple(n for s in splits for n in s.sizes or ())
         return replace(splits[0], x=x, y=y, start=start, n=torch.cat([s.n for s in splits]), sizes=sizes)
+
+
+def _joined(splits: Sequence[Split]) -> tuple[Tensor, Tensor]:
+    """The samples and targets of all."""
+    if len(splits) == 1:
+        return splits[0].x, splits[0].y
+    return torch.cat([s.x for s in splits]), torch.cat([s.y for s in splits])

@@ -8,6 +8,9 @@ from torch import Tensor
 from fedselect import kernels
 from fedselect.training.transforms import crop_flip
 
+READ = 1 << 26
+"""Bytes that are copied from a file to a GPU at once."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -45,6 +48,11 @@ class Split:
     def longest(self) -> int:
         return max(self.sizes or (0,))
 
+    @property
+    def targets(self) -> Tensor:
+        """Of all samples, client after client."""
+        return self.y if self.index is None else self.y[self.index]
+
     def places(self, index: Tensor) -> Tensor:
         """Positions of samples in the pool, by their number within each client: (C, b)."""
         at = self.start.unsqueeze(1) + (index if self.picks is None else self.picks.gather(1, index))
@@ -71,9 +79,20 @@ class Split:
         return x, self.y[flat]
 
     def to(self, device: torch.device) -> "Split":
+        """The same on a device. A GPU gets the samples themselves, client after client, not the whole pool and its index."""
+        if self.index is not None and device.type != "cpu":
+            return replace(self, x=self._picked(self.x, device), y=self._picked(self.y, device), index=None).to(device)
         scale = None if self.scale is None else self.scale.to(device)
         shift = None if self.shift is None else self.shift.to(device)
         x, y, start, n = (v.to(device) for v in (self.x, self.y, self.start, self.n))
         picks = None if self.picks is None else self.picks.to(device)
-        index = None if self.index is None else self.index.to(device)
-        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks, index=index)
+        return Split(x, y, start, n, scale, shift, augment=self.augment, sizes=self.sizes, picks=picks, index=self.index)
+
+    def _picked(self, pool: Tensor, device: torch.device) -> Tensor:
+        """The samples of the index, on a device, read a part at a time: the pool may be a file larger than the memory."""
+        assert self.index is not None
+        out = torch.empty(len(self.index), *pool.shape[1:], dtype=pool.dtype, device=device)
+        step = max(1, READ // max(1, pool[:1].nbytes))
+        for into, which in zip(torch.split(out, step), torch.split(self.index, step), strict=True):
+            into.copy_(pool[which])
+        return out

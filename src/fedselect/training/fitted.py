@@ -33,10 +33,12 @@ class Fitted:
         *,
         layout: Layout | None = None,
         recompute: bool = False,
+        inner: bool = False,
     ) -> None:
         self.model = model
         self.bare = True  # whether the module returns a single tensor
         self.layout = layout  # of several inputs: how they are packed into the one tensor of a batch
+        self.inner = inner  # whether its inputs are what other layers computed, whose dtype must stay
         self._floats = model.module.get_parameter(model.params[0]).dtype
         self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
         self.slow: set[str] = set()  # its operations without a fast rule for stacked clients
@@ -76,7 +78,7 @@ class Fitted:
         if self.layout is not None:
             args, named = self.layout.unpack(x, floats or self._floats)
         else:
-            args, named = (x if floats is None or not x.is_floating_point() else x.to(floats),), {}
+            args, named = (x if floats is None or self.inner or not x.is_floating_point() else x.to(floats),), {}
         if self._train != train:
             self.switch(train)
         with self._features(tree) as seen:

@@ -66,9 +66,13 @@ class Prefix:
         if owner not in _MADE or _MADE[owner][0] != key:
             _MADE[owner] = (key, {})
         made, seen = _MADE[owner][1], (_checksum(raw.x), _checksum(raw.y), raw.sizes)
-        if part not in made or made[part][0] != seen:
-            made[part] = (seen, self.of(raw))
-        return made[part][1]
+        before, there = made.get(part, (None, None))
+        found = there() if there is not None and before == seen else None
+        if found is None:
+            found = self.of(raw)
+            # a GPU's memory is for runs: there the outputs are kept only as long as a run uses them
+            made[part] = (seen, weakref.ref(found) if found.x.is_cuda else partial(_itself, found))
+        return found
 
     def of(self, split: Split) -> Split:
         """The data with the outputs in place of the inputs, client by client."""
@@ -86,8 +90,14 @@ class Prefix:
         return found
 
 
-_MADE: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Split]]]] = weakref.WeakKeyDictionary()
+_MADE: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Any, Callable[[], Split | None]]]]] = (
+    weakref.WeakKeyDictionary()
+)
 """By owner of the data: of which layers, and by part checksums of the samples, and the outputs. Only the last are kept."""
+
+
+def _itself(split: Split) -> Split:
+    return split
 
 
 def _checksum(v: Tensor) -> int:
@@ -149,13 +159,13 @@ def _between(fitted: Fitted, x: Tensor) -> list[_Place]:
         names = list(steps.used(net, path))
         if any(m == n or m.startswith(f"{n}.") for n in names for m in fitted.model.names):
             break
-        one, then = partial(_through, fitted, (path,)), paths[at + 1]
+        one, then = partial(_through, fitted, (path,), first=at == 0), paths[at + 1]
         if (y := _fixed(fitted, one, x)) is None:
             break
         work += _work(lambda run=one, x=x: _ran(fitted, run, x))  # type: ignore[misc]
         x, after = y, next(iter([*steps.used(net, then), ".".join(then)]))
         rest = partial(_left, net, then)
-        found.append(_Place(after, partial(_through, fitted, tuple(paths[: at + 1])), rest, work, x))
+        found.append(_Place(after, partial(_through, fitted, tuple(paths[: at + 1]), first=True), rest, work, x))
     return found
 
 
@@ -202,10 +212,10 @@ def _outputs(fitted: Fitted, x: Tensor, train: bool) -> Tensor:
     return fitted.apply({}, x, train, floats=_floats(fitted)).logits
 
 
-def _through(fitted: Fitted, paths: Sequence[steps.Path], x: Tensor, train: bool) -> Tensor:
-    """The outputs of some steps."""
+def _through(fitted: Fitted, paths: Sequence[steps.Path], x: Tensor, train: bool, *, first: bool) -> Tensor:
+    """The outputs of some steps; `first`: whether they begin with the network's inputs."""
     fitted.switch(train)
-    kind = _floats(fitted) if x.is_floating_point() else None
+    kind = _floats(fitted) if first and x.is_floating_point() else None
     x = x if kind is None else x.to(kind)
     for path in paths:
         x = steps.run(fitted.module, path, x)
@@ -265,9 +275,9 @@ def _rest(fitted: Fitted, place: _Place) -> Fitted | None:
     if model.names != fitted.model.names:
         return None
     try:
-        return Fitted(model, place.outputs.device, fitted.precision, recompute=fitted.recompute)
+        return Fitted(model, place.outputs.device, fitted.precision, recompute=fitted.recompute, inner=True)
     except InputError:  # the blocks to recompute are among the frozen layers
-        return Fitted(model, place.outputs.device, fitted.precision)
+        return Fitted(model, place.outputs.device, fitted.precision, inner=True)
 
 
 def _close(a: Tensor, b: Tensor, precision: str) -> bool:

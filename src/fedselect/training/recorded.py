@@ -65,9 +65,13 @@ class Programs:
     def clear(self) -> None:
         """Drop all recordings and the memory they hold."""
         self._rooms.clear()
-        self._held = {}, [], {}
+        self.let_go()
         self._recorded.clear()
         self._pool = None
+
+    def let_go(self) -> None:
+        """Drop what was prepared of frozen parameters, and with it the clients' values that it was prepared from."""
+        self._held = {}, [], {}
 
     def place(self, group: str, tree: Mapping[str, Any]) -> Any:
         """The same tensors where recordings find them: on a GPU copies at fixed addresses, kernels with channels last."""
@@ -135,12 +139,12 @@ class Programs:
             i["sums"]["at"] += 1
 
         def ready(i: State) -> Body:
-            if not (self.fitted.taps or kernels.serve(data.x)):
+            if device.type == "cpu" and not self.fitted.taps:
                 return body  # nothing to find: a trace leaves out what nobody uses, such as keys that nothing draws from
             found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
             return lambda i: body(i, found)
 
-        held = self._hold(tree, aim) if one_by_one(self.fitted, device) else None
+        held = self._hold(tree, aim) if device.type == "cpu" and one_by_one(self.fitted, device) else None
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (*_pool(data), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))

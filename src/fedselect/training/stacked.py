@@ -365,10 +365,21 @@ def _generators() -> list[Tensor]:
     return [torch.get_rng_state()]
 
 
-def _native_batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if kwargs.get("training", args[4] if len(args) > 4 else False):
+def _native_batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    if training:
         _check_count(x.numel() // x.shape[1])
-    return F.batch_norm(x, *args, **kwargs)
+    if mean is not None:  # torch wants parameters in the type of the statistics, which stay float32 in a bf16 base
+        weight, bias = (v if v is None else v.to(mean.dtype) for v in (weight, bias))
+    return F.batch_norm(x, mean, var, weight, bias, training, *args, **kwargs)
 
 
 def _check_count(count: int) -> None:

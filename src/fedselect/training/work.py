@@ -22,6 +22,8 @@ from fedselect.training.recorded import Programs, Walk
 from fedselect.training.step import Aim, Rate, one_by_one, take_rate, trained
 
 EVAL_BATCH, LEAST_EVAL = 256, 16
+AT_ONCE = 1 << 22
+"""Local epochs are shuffled together up to this many numbers."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ class Work:
             mine = [Pass(take_mask(p.only, row), take_rate(p.lr, row), p.epoch) for p in passes]
             alone._train(take(out, row), memory, mine, goal, {n: take(t, row) for n, t in ctx.items()}, key)
             self.loss[row] = alone.loss
+        self._programs.let_go()
         return out
 
     def _longest_first(self) -> Tensor | None:
@@ -314,12 +317,7 @@ class Work:
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
         lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
-        epochs = torch.tensor([p.epoch for p in passes], dtype=torch.int64).unsqueeze(1).to(self.ids.device, non_blocking=True)
-        shuffles = random.fold(base, epochs)  # (passes, C)
-        orders = random.permutations(shuffles, self.n, self._data.longest)
-        for p, shuffle, order in zip(passes, shuffles, orders, strict=True):
-            if self._data.picks is not None:
-                order = self._data.picks.gather(1, order)
+        for p, shuffle, order in self._shuffled(base, passes):
             total = torch.zeros_like(self.loss)
             for here, first, last, size in self._stretches(lists[id(p.only)]):
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
@@ -337,6 +335,16 @@ class Work:
             active = moving[id(p.only)]
             if active is not False:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
+
+    def _shuffled(self, base: Tensor, passes: Sequence[Pass]) -> Iterator[tuple[Pass, Tensor, Tensor]]:
+        """Each local epoch with the keys that shuffle it, (C,), and the order of its samples, (C, longest)."""
+        several = max(1, AT_ONCE // max(1, len(self.ids) * self._data.longest))
+        for some in (passes[i : i + several] for i in range(0, len(passes), several)):
+            epochs = torch.tensor([p.epoch for p in some], dtype=torch.int64).unsqueeze(1)
+            shuffles = random.fold(base, epochs.to(self.ids.device, non_blocking=True))  # (passes, C)
+            orders = random.permutations(shuffles, self.n, self._data.longest)
+            for p, shuffle, order in zip(some, shuffles, orders, strict=True):
+                yield p, shuffle, order if self._data.picks is None else self._data.picks.gather(1, order)
 
     def rows(self, rows: slice | Tensor) -> "Work":
         """Access to fewer clients, or to all in another order; an index is on the host."""
