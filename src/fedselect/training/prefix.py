@@ -177,7 +177,7 @@ def _before_the_end(fitted: Fitted, x: Tensor, total: float) -> list[_Place]:
         run, end = partial(_read, fitted, path), fitted.module.get_submodule(path)
         alone = all(n.startswith(f"{path}.") for n in model.names) and _ends(fitted, path, x)
         if alone and (y := _fixed(fitted, run, x)) is not None:
-            left = _work(lambda end=end, y=y: end(y.clone()))  # type: ignore[misc]
+            left = _work(lambda end=end, y=y: _ran(fitted, partial(_alone, fitted, end), y))  # type: ignore[misc]
             found.append(_Place(path, run, partial(_end, model.module, path), total - left, y, bare=True))
     return found
 
@@ -240,6 +240,11 @@ def _read(fitted: Fitted, path: str, x: Tensor, train: bool) -> Tensor | None:
     finally:
         hook.remove()
     return given[0] if given and isinstance(given[0], Tensor) else None
+
+
+def _alone(fitted: Fitted, module: nn.Module, x: Tensor, train: bool) -> Any:
+    fitted.switch(train)
+    return module(x)
 
 
 def _ends(fitted: Fitted, path: str, x: Tensor) -> bool:

@@ -238,8 +238,7 @@ class Forward(TorchFunctionMode):
             padding = (0, 0)
         window = x.shape[2:] == weight.shape[2:] and (not x.is_cuda or tuple(x.shape[2:]) == (1, 1))
         if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
-            linear = self._linear if self.stacked else F.linear
-            return linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
+            return self._linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
         if self.stacked and groups == 1 and _batched(x, weight, bias):
             return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)
         if self.stacked and _batched(weight, bias):
