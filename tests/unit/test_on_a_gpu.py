@@ -126,6 +126,34 @@ def test_a_full_gpu_keeps_no_outputs_and_says_so(data, monkeypatch):
         assert simulation(wide, data).frozen.before == "2"
 
 
+class Pairs(nn.Module):
+    """Runs on no single sample, which the trial of a cut asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(768, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        if len(x) == 1:
+            raise RuntimeError("one sample is too little")
+        return self.fc(self.body(x.flatten(1)))
+
+
+def test_a_network_that_cannot_be_tried_in_parts_runs_whole(data):
+    sim = simulation(fs.head_only(Pairs()), data, training=fs.Training(batch_size=4))
+    assert sim.frozen is None
+    sim.step()
+
+
+def test_a_gpu_too_full_for_a_few_samples_is_said(data, monkeypatch):
+    def full(*given, **how):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("fedselect.simulate.frozen.find", full)
+    with pytest.raises(fs.RunError, match="not even one client fits into the GPU's memory"):
+        simulation(fs.head_only(fs.models.small_cnn(data)), data)
+
+
 def test_a_device_gets_the_samples_of_an_index_and_not_the_pool(monkeypatch):
     pool, targets = torch.arange(60.0).view(20, 3), torch.arange(20)
     index = torch.tensor([7, 3, 19, 0, 4, 11], dtype=torch.int32)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedselect.core.errors import RunError
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import deterministic
+from fedselect.simulate.trial import TOO_LARGE
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.prefix import SHARE, Prefix, find, memory
@@ -42,7 +44,7 @@ def run_ahead(
     samples = sum(len(raw.x) for raw in split.values())
     room = SHARE * memory(s.device) / ranks.world()
     with deterministic(s.deterministic):
-        while (found := find(fitted, x, s.task, s.data, samples=samples, room=room)) is not None:
+        while (found := _found(s, fitted, x, samples, room)) is not None:
             made = _outputs(s, found, split)
             if made is not None:
                 return Frozen(s.model.name, found.before, samples * found.size), found.rest, made
@@ -53,6 +55,13 @@ def run_ahead(
             warnings.warn(said, stacklevel=2)
             room = samples * found.size - 1
     return None
+
+
+def _found(s: "Simulation", fitted: Fitted, x: Tensor, samples: int, room: float) -> Prefix | None:
+    try:
+        return find(fitted, x, s.task, s.data, samples=samples, room=room)
+    except torch.cuda.OutOfMemoryError:
+        raise RunError(TOO_LARGE) from None
 
 
 def _outputs(s: "Simulation", prefix: Prefix, split: dict[str, Split]) -> dict[str, Split] | None:

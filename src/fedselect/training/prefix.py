@@ -127,8 +127,13 @@ def find(fitted: Fitted, x: Tensor, task: Task, data: Targets, *, samples: int =
     whole = fitted.check(x, task, data)
     if x.is_floating_point() and fitted.layout is None:
         x = torch.cat([x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)])
-    total = _work(lambda: _ran(fitted, partial(_outputs, fitted), x))
-    places = _between(fitted, x) or _before_the_end(fitted, x, total)
+    try:
+        total = _work(lambda: _ran(fitted, partial(_outputs, fitted), x))
+        places = _between(fitted, x) or _before_the_end(fitted, x, total)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:  # it runs for all clients at once only, as some do in bf16, or not on a single sample
+        return None
     if any(not torch.equal(b, before[n]) for n, b in fitted.others().items() if n in before):
         return None  # layers that write to buffers
     for place in reversed(places):
