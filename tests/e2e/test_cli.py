@@ -575,7 +575,7 @@ def test_ctrl_c_gets_one_sentence(cli, monkeypatch, turns):
             raise
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    monkeypatch.setattr(sys.modules["fedselect.cli.program"], "app", work)
     said = cli("run")
     assert (said.code, said.err) == (130, "stopped by Ctrl-C\n")
     assert signal.getsignal(signal.SIGINT) is before
@@ -585,7 +585,7 @@ def test_an_error_without_ctrl_c_is_not_hidden(cli, monkeypatch):
     def work(args):
         raise AttributeError("a mistake of ours")
 
-    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    monkeypatch.setattr(sys.modules["fedselect.cli.program"], "app", work)
     with pytest.raises(AttributeError, match="a mistake of ours"):
         cli("run")
 

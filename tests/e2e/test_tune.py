@@ -29,7 +29,7 @@ def outcome(out):
 def whole(tmp_path_factory):
     from typer.testing import CliRunner
 
-    from fedselect.cli.main import app
+    from fedselect.cli.program import app
 
     out = tmp_path_factory.mktemp("tune") / "whole"
     said = CliRunner().invoke(app, [str(a) for a in (*COMMAND, "--out", out)], catch_exceptions=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedselect as fs
-from fedselect.cli.main import app
+from fedselect.cli.program import app
 from fedselect.core.errors import InputError
 from fedselect.methods.choice import CHOICES, SHARES, pick
 from fedselect.runs import runner
