@@ -298,9 +298,9 @@ def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, fs.Method) else None,
 )
-def test_what_noise_does_not_cover_is_refused_before_a_round_is_over(digits, method, private, said):
+def test_what_noise_does_not_cover_is_refused_before_anything_is_promised(digits, method, private, said):
     with pytest.raises(fs.InputError, match=said):
-        simulate(digits, private, method).step()
+        simulate(digits, private, method)
 
 
 @pytest.mark.parametrize(

@@ -288,4 +288,4 @@ def test_chunks_and_a_resumed_run_change_nothing_but_noise(digits, tmp_path):
 )
 def test_what_shares_cannot_protect_is_refused(digits, private, how, said):
     with pytest.raises(fs.InputError, match=said):
-        simulate(digits, private, **how).step()
+        simulate(digits, private, **how)

@@ -97,6 +97,7 @@ def test_ctrl_c_while_the_commands_load_gets_one_sentence(tmp_path, turns):
 
 def test_before_ctrl_c_is_answered_little_is_loaded():
     out = python(
-        "import sys\nbefore = set(sys.modules)\nimport fedselect.cli\nprint({'typing', 'typer', 'rich'} & (sys.modules.keys() - before))"
+        "import sys\nbefore = set(sys.modules)\nimport fedselect.cli\n"
+        "print({'typing', 'typer', 'rich'} & (sys.modules.keys() - before))"
     )
     assert out == "set()\n"

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, expand
+from fedselect.methods.method import for_clients
 from fedselect.private.budget import Budget
 from fedselect.private.clients import private_mean, shared_names
 from fedselect.private.guarantee import client_guarantee, sample_guarantee, shared_guarantee
-from fedselect.private.samples import guard, passes_of
+from fedselect.private.samples import guard, passes_of, rehearse
 from fedselect.private.settings import Private
 from fedselect.private.shares import check_cohort, shares
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import most
 from fedselect.tasks.task import Task
-from fedselect.training.per_sample import Guard
+from fedselect.training.per_sample import Counting, Guard
 from fedselect.training.work import Work
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def protect(simulation: "Simulation", private: Private, state: State) -> None:
     s, rounds = simulation, check_private(simulation.total)
     check_task(s.asked, s.asked.statistics(s.data.clients[0].train[1].cpu(), s.data) is not None)
     if private.unit == "client":
+        rehearse(for_clients(s.method, s.inputs.n.new_zeros(1)), _one(s, Counting(opens=True)))  # refuse before any promise
         names = shared_names(s.model, s.method.wants(s.model, state))
         entries = sum(s.initial[n].numel() for n in names)
         if s.secret is None:

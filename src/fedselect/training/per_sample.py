@@ -38,7 +38,13 @@ TUNES = (
 
 
 class Guard(Protocol):
-    """Stands between a method and the data if samples are private: only training may pass, and only through it."""
+    """Stands between a method and the data: training passes only through it.
+
+    `opens`: whether a method may also look at the data otherwise. If samples are private, it may not.
+    """
+
+    @property
+    def opens(self) -> bool: ...
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
@@ -49,8 +55,8 @@ class Guard(Protocol):
 class Counting:
     """Trains nothing and counts the local epochs that a method trains in a round."""
 
-    def __init__(self) -> None:
-        self.passes = 0
+    def __init__(self, opens: bool = False) -> None:
+        self.opens, self.passes = opens, 0
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
@@ -73,6 +79,7 @@ class PerSample:
     noise: Callable[[int], float]
     passes: int
     entropy: Entropy
+    opens = False
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
