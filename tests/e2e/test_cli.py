@@ -16,6 +16,7 @@ from PIL import Image
 import fedselect as fs
 from fedselect.aggregate import AGGREGATORS
 from fedselect.core import snapshots, sums
+from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
 from fedselect.data import DATA
 from fedselect.methods import METHODS
@@ -560,6 +561,36 @@ def test_resume_of_a_finished_run_says_that_nothing_was_trained(cli, made_once):
     before = (made_once / "metrics.jsonl").read_bytes()
     assert f"{made_once} was already finished; nothing was trained" in " ".join(cli("resume", made_once).out.split())
     assert (made_once / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("method", ["fedalike", "fedpac", "scaffold"])
+def test_what_cannot_be_private_is_refused_without_a_promise(cli, tmp_path, method):
+    flags = ("--clients", 3, "--rounds", 2, "--model", "mlp", "--private", "epsilon=8", "-q", "--out", tmp_path / "a")
+    said = cli("run", "--method", method, *flags)
+    assert "which noise on updates does not protect" in said.sentence()  # the only line on stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tune"])
+def test_without_a_terminal_the_first_line_says_what_is_trained(cli, tmp_path, monkeypatch, command):
+    """Before anything is read or trained, and not with --quiet."""
+
+    def stop(*args, **more):
+        raise InputError("far enough")
+
+    for name in ("fedselect.runs.runner.start", "fedselect.runs.runner.start_comparison", "fedselect.tuning.trials.start"):
+        monkeypatch.setattr(name, stop)
+    own = {"run": ("--method", "fedavg"), "compare": ("--methods", "fedavg,local"), "tune": ("--methods", "fedavg", "--val", 5)}
+    flags = (command, *own[command], "--clients", 3, "--rounds", 4, "--device", "cpu", "--out", tmp_path / "a")
+    begins = {
+        "run": "training fedavg",
+        "compare": "training 2 runs of fedavg, local",
+        "tune": "tuning 3 settings (3 seeds) of fedavg",
+    }
+    said = cli(*flags)
+    assert said.out == f"{begins[command]} on digits: small_cnn, 3 clients, 4 rounds, on cpu, in {tmp_path / 'a'}\n"
+    assert "far enough" in said.sentence()
+    assert cli(*flags, "-q").out == ""
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["as it is", "into another error"])

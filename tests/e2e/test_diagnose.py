@@ -78,7 +78,10 @@ def test_it_takes_the_file_of_a_run(cli, tmp_path):
     ("args", "sentence"),
     [
         (("--data", "digit"), "there is no data 'digit'; did you mean 'digits'"),
-        (("--rounds", 1), "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try --rounds 10."),
+        (
+            ("--rounds", 1),
+            "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try rounds=10 (--rounds 10).",
+        ),
         (("--window", 5), "a diagnosis sets its window with --rounds; remove --window."),
         (("--limt", 0.1), "there is no option 'limt'"),
         (("--model", "bare", "--plugin", "bare"), "a diagnosis needs the model's head, and bare has no Linear"),

@@ -105,7 +105,7 @@ def test_deployed_is_simulated(name, data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_methods_that_send_rows_of_clients_refuse(name, data, tmp_path):
-    said = "sends rows of single clients .* which --secret would not hide; choose another method"
+    said = "sends rows of single clients .* which secure aggregation would not hide; choose another method"
     with pytest.raises(fs.InputError, match=said):
         Server(made(data, METHODS[name]()), QUICK, tmp_path / "masks")
     with pytest.raises(fs.InputError, match=said):
@@ -114,9 +114,9 @@ def test_methods_that_send_rows_of_clients_refuse(name, data, tmp_path):
 
 def test_weights_by_samples_are_refused(data, tmp_path):
     method = fs.FedAvg(weight="samples")
-    with pytest.raises(fs.InputError, match="--secret weights all clients equally; use --weight uniform"):
+    with pytest.raises(fs.InputError, match="secure aggregation weights all clients equally; use weight=uniform"):
         Server(made(data, method), QUICK, tmp_path / "masks")
-    with pytest.raises(fs.InputError, match="--secret weights all clients equally"):
+    with pytest.raises(fs.InputError, match="secure aggregation weights all clients equally"):
         Simulation(method, "mlp", data, secret=True).step()
 
 

@@ -84,7 +84,7 @@ def test_a_client_that_insists_refuses_a_run_without(tmp_path):
     ("given", "said"),
     [
         ({"method": {"name": "fedpac"}}, r"sends rows of single clients \(head, prototypes, statistics\)"),
-        ({"method": {"name": "fedavg", "weight": "samples"}}, "--secret weights all clients equally"),
+        ({"method": {"name": "fedavg", "weight": "samples"}}, "secure aggregation weights all clients equally"),
         ({"fraction": 0.5}, "at least 3 clients in a round, and this run has 2"),
     ],
 )
@@ -96,16 +96,16 @@ def test_a_plan_that_cannot_be_hidden_is_refused(given, said):
 
 def test_a_limit_on_lengths_is_refused():
     chosen = config()
-    with pytest.raises(InputError, match="--max-norm limits the length of a client's update, which --secret hides"):
+    with pytest.raises(InputError, match="--max-norm limits the length of a client's update, which secure aggregation hides"):
         plan(chosen, "f", "r", CLIENTS, Shape.of(chosen.make_data()), Limits(max_norm=3.0))
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--secret", "--aggregate", "median"), "Median looks at the values of single clients, which --secret hides"),
+        (("--secret", "--aggregate", "median"), "Median looks at the values of single clients, which secure aggregation hides"),
         (("--secret", "--aggregate", "clip"), "ClippedMean looks at the values of single clients"),
-        (("--mean", "cohort"), "--mean cohort needs --secret"),
+        (("--mean", "cohort"), "mean=cohort needs secure aggregation"),
         (("--secret", "--mean", "median"), "mean"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_run_directory_says_what_was_chosen_and_its_models_are_those(tmp_path)
     [
         ({"view": "merged"}, "view must be best or left out"),
         ({"view": "best", "rows": "personal"}, "rows=all"),
-        ({"view": "best", "private": "epsilon=8"}, "--view best chooses a model on validation data"),
+        ({"view": "best", "private": "epsilon=8"}, "view=best chooses a model on validation data"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(wrong, said, data):
