@@ -62,8 +62,8 @@ def server(small, tmp_path):
 
 def simulated(data, cohorts, monkeypatch, method=FEDSELECT, model=mlp, **how):
     """The same federation in simulation, with exactly these clients in each round."""
-    picked = iter(cohorts)
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)))
+    picked, real = iter(cohorts), random.choose
+    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)) if a[-1] == "cohort" else real(*a))
     sim = Simulation(method, model(data), data, seed=4, training=Training(batch_size=8), secret=True, **how)
     records = [sim.step() for _ in cohorts]
     monkeypatch.undo()

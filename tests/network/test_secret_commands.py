@@ -96,7 +96,7 @@ def test_a_plan_that_cannot_be_hidden_is_refused(given, said):
 
 def test_a_limit_on_lengths_is_refused():
     chosen = config()
-    with pytest.raises(InputError, match="--max-norm limits the length of a client's update, which secure aggregation hides"):
+    with pytest.raises(InputError, match="--max-norm limits the length of a client's update, which --secret hides"):
         plan(chosen, "f", "r", CLIENTS, Shape.of(chosen.make_data()), Limits(max_norm=3.0))
 
 
