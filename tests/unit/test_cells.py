@@ -38,7 +38,7 @@ def on_digits(name, *methods):
 
 
 def test_runs_of_a_kind_are_cut_evenly_and_stay_in_order(monkeypatch):
-    monkeypatch.setattr(fs.simulate.Simulation, "_fit", lambda self: 3 * self.clients)
+    monkeypatch.setattr("fedselect.simulate.trial.fits", lambda run: 3 * run.clients)
     configs = {str(s): dataclasses.replace(SMALL_RUN, seed=s) for s in range(7)}
     assert list(runner.groups(configs)) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
     assert list(runner.groups(configs, {"0", "1", "3"}.__contains__)) == [["2"], ["4", "5", "6"]]  # as they began

@@ -20,7 +20,7 @@ def environment(device: str = "auto", precision: str = "auto") -> dict[str, Any]
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else _cpu(),
         "precision": pick_precision("auto", where) if precision == "auto" else precision,
     }
 
@@ -40,3 +40,8 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return said[0] + ("+" if said[1] else "")
+
+
+def _cpu() -> str:
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads != 1)}"

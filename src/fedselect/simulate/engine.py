@@ -1,9 +1,6 @@
-"""The engine: rounds over stacked clients."""
+"""A federation in one process: how a simulation is made, driven and read."""
 
-import os
-import time
 import warnings
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,22 +8,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator
-from fedselect.core import doing, random
-from fedselect.core.errors import InputError, RunError, TrainingError
+from fedselect.core import random
+from fedselect.core.errors import InputError, TrainingError
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, together
 from fedselect.data import ClientData, Federation
-from fedselect.methods.choice import CHOICES
 from fedselect.methods.groups import Groups, groups_of
-from fedselect.methods.method import Down, Method, Received, check_clients, check_upload, exact, for_clients
+from fedselect.methods.method import Down, Method, Received, check_clients, exact, for_clients
 from fedselect.private.budget import Budget
 from fedselect.private.clients import Covered, drawn
 from fedselect.private.settings import Private, as_private
 from fedselect.private.words import statement
-from fedselect.secret.mean import ROUNDING, Over, check_secret, hidden
-from fedselect.secret.sizes import Sizes
-from fedselect.simulate import checkpoint, ranks
+from fedselect.secret.mean import Over, check_secret, hidden
+from fedselect.simulate import checkpoint, ranks, trial
 from fedselect.simulate.inputs import (
     Network,
     as_aggregator,
@@ -42,42 +36,21 @@ from fedselect.simulate.inputs import (
     pick_device,
     pick_precision,
 )
-from fedselect.simulate.jobs import Asked, Full, Job, Turn
+from fedselect.simulate.jobs import Asked, Job, Turn
 from fedselect.simulate.keeping import Kept
 from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.ready import Ready
-from fedselect.simulate.records import (
-    CHOSEN,
-    SENT,
-    Finite,
-    Notes,
-    Record,
-    check_defined,
-    check_figures,
-    columns,
-    evaluated,
-    mean_of,
-    validated,
-)
+from fedselect.simulate.records import CHOSEN, Record, columns, validated
+from fedselect.simulate.rounds import Round
 from fedselect.simulate.stack import Stack
 from fedselect.simulate.store import Compact, Store
-from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
 from fedselect.training.batches import Split
 from fedselect.training.fitted import Fitted
 from fedselect.training.per_sample import PerSample
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.step import Batch, one_by_one, try_step
 from fedselect.training.work import Work, score
-
-MOST = 65_535
-"""Most clients side by side: the limit of an axis of a GPU's grid."""
-CPU_ROOM = 1 << 29
-"""Bytes that stacked clients may use on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
-CHECKED = 2
-"""Rounds whose first uploads are checked; growing masks have grown by the second."""
-TOO_LARGE = "not even one client fits into the GPU's memory; use a smaller model or --batch-size."
 
 
 class Simulation:
@@ -218,15 +191,15 @@ class Simulation:
         self.memory = self._folds.start({n: self.initial[n] for n in model.params})  # the aggregator's state between rounds
         self._check_processes()
         if new:
-            self.ready.fits = self._fit()
+            self.ready.fits = trial.fits(self)
         self.fits = self.ready.fits
         if new and 1 in sizes:  # one sample may be too little for BatchNorm
-            self._try_step(sizes.index(1))
+            trial.step(self, sizes.index(1))
         if new and self.fitted.slow:
             what = ", ".join(sorted(self.fitted.slow))
             warnings.warn(f"{model.name} is slow to train: {what} has no fast rule for stacked clients.", stacklevel=2)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
-        joined = self._try_join()
+        joined = trial.join(self)
         self.store = self._new_store(rows, joined)
         if self.private is not None:
             protect(self, self.private, joined)
@@ -306,118 +279,19 @@ class Simulation:
         return found is not None
 
     def asks(self, turn: Turn) -> Generator[Asked, Any, Record]:
-        """One round as jobs for its clients; send the answer to each, and get the record at the end.
-
-        Until the first answer is sent, nothing in the simulation changes, unless samples or clients are private.
-        """
-        if self.budget is not None:
-            self.budget.charge(self.round + 1)
-        present = (self._from <= self.round).nonzero().flatten()
-        here = ranks.own(present)
-        waiting = deque(self._chunks(here[~self.store.joined[ranks.place(here)]]))
-        while waiting:
-            ids = waiting.popleft()
-            try:
-                state = yield Job("join", ids, self.round)
-                scores = yield from self._last_look(ids, state, evaluate=False)
-            except Full:
-                waiting.extendleft(reversed(self._halve(ids)))
-                continue
-            self._put(ids, state, scores)
-            del state, scores
-        cohort = self._cohort(present)
-        notes, finite = Notes(self.clients, self._columns), Finite(self.data)
-        folded = self._folds.fold(self.memory, self._shared())
-        folded.expect(len(cohort))
-        sizes = codec if self.secret is None else Sizes(self.secret.ring, len(cohort))
-        extras: list[State] = []
-        order: list[Tensor] = []
-        mine = ranks.own(cohort)
-        waiting = deque(self._chunks(mine))
-        while waiting:
-            ids = waiting.popleft()
-            before, down = self._open(ids, ahead=waiting)
-            try:
-                state, up, loss = yield Job("client", ids, self.round, before, down)
-                scores = yield from self._last_look(ids, state, turn.evaluate)
-            except Full:
-                del before, down
-                waiting.extendleft(reversed(self._halve(ids)))
-                continue
-            if self.round < CHECKED and not order:  # report here what a deployment would refuse
-                check_upload(up, self.method.wants(self.model, state), self._split["train"].n[ids.to(self.device)])
-            wanted = self.method.wants(self.model, before)
-            notes.add("bytes_down", ids, sizes.down_size(down, wanted, len(ids)))  # counted here, while a GPU is busy training
-            del before, down
-            self._put(ids, state, scores)
-            there = ids.to(self.device, non_blocking=True)  # do not wait while a GPU trains
-            folded.take(up, random.client_keys(self.seed, there, self.round, ROUNDING))
-            extras.append(up.extra)
-            order.append(ids)
-            notes.add("bytes_up", ids, sizes.up_size(up))
-            if self.private is None:
-                notes.add("train_loss", ids, loss)
-            finite.watch(ids, self.method.local(state), up.values)
-            del state, up, loss, scores
-            if len(mine) > self.chunk:  # do not keep all chunks in memory
-                finite.settle(self.round + 1)
-        if ranks.world() > 1:
-            folded.exchange(ranks.everywhere)
-        if folded.sums is not None:
-            ranks.add_up(folded.sums, self.device)
-        with doing.within(f"round {self.round + 1}"):
-            mean, heard, memory = folded.finish()
-        server = self.method.server(self.server, self._received(order, extras, mean, heard))
-        self.server = {k: together(t, clients=False) for k, t in server.items()}
-        self.memory = {k: together(t, clients=False) for k, t in memory.items()}
-        del folded, extras, server, mean, heard, memory
-        self.round += 1
-        if turn.evaluate:
-            yield from self._evaluate(here, notes, finite)
-        yield None
-        return self._record(notes, finite, turn.began)
+        """The next round, as jobs for its clients."""
+        return Round(self, turn).asks()
 
     def _cohort(self, present: Tensor) -> Tensor:
         """The clients that train in this round."""
         if self.private is not None and self.private.unit == "client" and self.secret is None:
             return drawn(present, self.fraction, self.private.entropy, self.seed, self.round)
-        count = most(self.fraction, len(present))
-        return random.choose(self.seed, present, count, self.round, "cohort")
+        return random.choose(self.seed, present, most(self.fraction, len(present)), self.round, "cohort")
 
     def _received(self, order: list[Tensor], extras: list[State], mean: Tree, heard: Mask) -> Received:
         """This round's uploads from all processes, with one row of side statistics for each client."""
-        ids, extra = _all_extras(order, extras) if order or ranks.world() > 1 else (torch.zeros(0, dtype=torch.int64), {})
+        ids, extra = ranks.gathered(order, extras)
         return Received(ids, mean, heard, {k: {n: v.to(self.device) for n, v in t.items()} for k, t in extra.items()})
-
-    def _record(self, notes: Notes, finite: Finite, began: float) -> Record:
-        """Every process gets the same record, or the same error."""
-        finite.settle(self.round)
-        lists: dict[str, list[Any]] = {k: [None] * self.clients for k in self._columns}
-        found = ranks.everywhere((notes.lists(), finite.problem))
-        problem = next((p for _, p in found if p), None)
-        if problem:
-            raise TrainingError(problem)
-        for r, (theirs, _) in enumerate(found):
-            for k, values in theirs.items():
-                lists[k][r :: len(found)] = values[r :: len(found)]
-        if CHOSEN in lists:
-            lists[CHOSEN] = [None if c is None else CHOICES[c] for c in lists[CHOSEN]]
-        check_figures(lists, self.metrics, [c.name or i for i, c in enumerate(self.data.clients)], self.round)
-        record = {
-            "round": self.round,
-            "seconds": round(time.perf_counter() - began, 4),
-            **({"epsilon": self.budget.spent_so_far} if self.budget else {}),
-            **{k: mean_of(v) for k, v in lists.items() if k not in (*SENT, CHOSEN)},
-            **{k: sum(v or 0 for v in lists[k]) for k in SENT},
-            "clients": lists,
-            **({"cut": round(float(self.memory["cut"]["share"]), 6)} if self.secret else {}),
-        }
-        if self.kept and evaluated(record):
-            everybody = self.round > int(self._from.max())
-            record["kept"] = self.kept.settle(self.round, lists[validated(self.metrics[0].name)], everybody)
-        if self.round <= self.eval_every and self.data.has("test"):
-            check_defined(record, self.metrics)
-        return record
 
     def models(self, ids: Sequence[int] | Tensor, view: str | None = None) -> Tree:
         """The personalized models of these clients, stacked, in the view that the method reports or the one asked for.
@@ -513,68 +387,6 @@ class Simulation:
         (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
         return f"{low} (client {a})", f"{high} (client {b})"
 
-    def _evaluate(self, present: Tensor, notes: Notes, finite: Finite) -> Generator[Job, Any, None]:
-        waiting = deque(self._chunks(present))
-        while waiting:
-            ids = waiting.popleft()
-            state, down = self._open(ids, ahead=waiting)
-            try:
-                best = None
-                if self.view == "best":
-                    merged, best, which = yield Job("choose", ids, self.round - 1, state, down)
-                    chosen = yield Job("score", ids, self.round - 1, {"model": best})
-                else:
-                    merged = yield Job("personal", ids, self.round - 1, state, down)
-                found = yield Job("score", ids, self.round - 1, {"model": merged})
-                if isinstance(self.store, Compact) and self.store.forgets:
-                    local = {name: self.store.scores[ids, i] for i, name in enumerate(self._kept)}
-                else:
-                    local = yield Job("score", ids, self.round - 1, {"model": self.method.local(state)})
-                own = {"local": self.method.local(state), "merged": merged, "best": best}[self.view]
-                held = (yield Job("score", ids, self.round - 1, {"model": own}, part="val")) if self.val else {}
-            except Full:
-                del state, down
-                waiting.extendleft(reversed(self._halve(ids)))
-                continue
-            if self.kept:
-                self.kept.see(ids, own)
-            self._note(notes, "local", ids, local)
-            self._note(notes, "merged", ids, found)
-            if best is not None:
-                self._note(notes, "best", ids, chosen)
-                notes.add(CHOSEN, ids, which)
-            for name, values in held.items():
-                notes.add(validated(name), ids, values)
-            notes.add("share", ids, self._share(state))
-            finite.watch(ids, merged)
-            if len(present) > self.chunk:
-                finite.settle(self.round)
-
-    def _note(self, notes: Notes, view: str, ids: Tensor, found: dict[str, Tensor]) -> None:
-        headline = self.metrics[0].name
-        if view != "best":
-            notes.add(f"{headline}_{view}", ids, found[headline])
-        if view == self.view:
-            for name, values in found.items():
-                notes.add(name, ids, values)
-
-    def _last_look(self, ids: Tensor, state: State, evaluate: bool) -> Generator[Job, Any, dict[str, Tensor] | None]:
-        """Scores of local models that are dropped with this round, if their clients may miss the next evaluation."""
-        if self.store.forgets and (evaluate or self.fraction < 1.0):
-            return (yield Job("score", ids, self.round, {"model": self.method.local(state)}))  # type: ignore[no-any-return]
-        return None
-
-    def _halve(self, ids: Tensor) -> list[Tensor]:
-        """The GPU is full: split these clients in two, and use the smaller chunk from now on."""
-        if len(ids) == 1:
-            raise RunError(TOO_LARGE)
-        self.chunk = (len(ids) + 1) // 2
-        self._programs.clear()
-        self.store.to(torch.device("cpu"))
-        torch.cuda.empty_cache()
-        warnings.warn(f"the GPU's memory is full; continuing with {self.chunk} clients at a time.", stacklevel=2)
-        return list(torch.split(ids, self.chunk))
-
     def _share(self, state: State) -> Tensor:
         """The personal share of each client's parameters."""
         return entries(self.method.mask(self.model, state), self.method.local(state)).double() / self.model.size
@@ -635,11 +447,6 @@ class Simulation:
     def _for(self, ids: Tensor) -> Method:
         return for_clients(self.method, ids.to(self.device, non_blocking=True))
 
-    def _put(self, ids: Tensor, state: State, scores: dict[str, Tensor] | None) -> None:
-        self.store.put(ranks.place(ids), state)
-        if scores is not None and isinstance(self.store, Compact):
-            self.store.scores[ids] = torch.stack([scores[name] for name in self._kept], 1).cpu()
-
     def _open(self, ids: Tensor, ahead: Sequence[Tensor] = ()) -> tuple[State, Down]:
         """These clients' stored state and the server's values for them; the next clients' rows are fetched meanwhile."""
         state = self.store.take(ranks.place(ids), self.device)
@@ -662,7 +469,7 @@ class Simulation:
         here = ranks.share(self.clients)
         if rows == "auto":
             full = here * sum(v.nbytes for t in state.values() for v in t.values())
-            rows = "all" if self.chunk >= here or full < 0.5 * _host_memory() else "personal"
+            rows = "all" if self.chunk >= here or full < 0.5 * trial.host_memory() else "personal"
         if rows == "all":
             return Store(here, self.device if self.chunk >= here else torch.device("cpu"))
         if ranks.world() > 1:
@@ -674,85 +481,3 @@ class Simulation:
         if isinstance(self.store, Compact) or ranks.world() > 1:
             raise InputError("keep=best and own need whole rows of all clients in one process; use rows=all, without torchrun.")
         return self.store.device
-
-    def _try_join(self) -> State:
-        """Let one client join and discard it: errors of method, model or data show now, not after an hour."""
-        one = torch.zeros(1, dtype=torch.int64)
-        state = Stack([self]).do(Job("join", one, 0))
-        self.method.mask(self.model, state)
-        self.method.wants(self.model, state)
-        return state  # type: ignore[no-any-return]
-
-    def _fit(self) -> int:
-        """How many such clients fit side by side into half of the free memory, by what one client's step keeps.
-
-        A CPU gains nothing beyond what it can allocate without asking the system for new memory at each step.
-        """
-        kept = 0
-
-        def count(t: Tensor) -> Tensor:
-            nonlocal kept
-            kept += t.nbytes
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            self._try_step(0)
-        weights = sum(v.nbytes for v in self.initial.values())
-        alone = one_by_one(self.fitted, self.device)
-        room = 0.5 * (_free_on(self.device) if self.device.type == "cuda" else _host_memory())
-        if self.device.type == "cpu" and not alone:
-            room = min(room, CPU_ROOM)
-        trees = 9 + len(self.training.the_optimizer.memory)
-        return min(MOST, max(1, int(room / (trees * weights + (0 if alone else 2 * kept)))))
-
-    def _try_step(self, client: int) -> None:
-        """Run one step of one client and discard it: does this model run stacked, and on as little data as this client has?"""
-        train = self._split["train"].rows(slice(client, client + 1))
-        size = min(self.training.batch_size, int(train.n[0]))
-        samples = train.batch(torch.arange(size, device=self.device).unsqueeze(0))
-        batch = Batch(*samples, keys=torch.zeros(1, dtype=torch.int64, device=self.device))
-        others = self.fitted.others()
-        try:
-            why = try_step(self.fitted, self.initial, batch, Goal(self.task), self.training)
-        except InputError as e:
-            if size > 1:
-                raise
-            raise InputError(f"client {self.data.clients[client].name or client}, with one sample per step: {e}") from None
-        except torch.cuda.OutOfMemoryError:
-            raise RunError(TOO_LARGE) from None
-        except RuntimeError as e:
-            given = self.data.layout or f"of shape {self.data.shape}"
-            raise InputError(f"{self.model.name} cannot be trained on inputs {given}: {e}") from e
-        self.fitted.check_others(others)
-        if why:
-            said = f"{self.model.name} cannot run for all clients at once, so they run one by one ({why})."
-            warnings.warn(said, stacklevel=2)
-
-
-def _free_on(device: torch.device) -> int:
-    """Bytes of a GPU that are free, or reserved by torch but unused."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + held
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _all_extras(order: list[Tensor], extras: list[State]) -> tuple[Tensor, State]:
-    """The clients that uploaded, and their side statistics, one row each, from all processes."""
-    mine = (torch.cat(order), _concat(extras)) if order else None
-    if ranks.world() == 1:
-        assert mine is not None
-        return mine
-    found = [f for f in ranks.everywhere(mine and _to_host(*mine)) if f is not None]
-    ids, at = torch.cat([ids for ids, _ in found]).sort()
-    return ids, {k: {n: v[at] for n, v in t.items()} for k, t in _concat([extra for _, extra in found]).items()}
-
-
-def _to_host(ids: Tensor, extra: State) -> tuple[Tensor, State]:
-    return ids, {k: {n: v.cpu() for n, v in t.items()} for k, t in extra.items()}
-
-
-def _concat(extras: list[State]) -> State:
-    return {k: {n: torch.cat([e[k][n] for e in extras]) for n in tree} for k, tree in extras[0].items()}

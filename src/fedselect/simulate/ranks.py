@@ -106,11 +106,29 @@ def add_up(folded: MaskedSum, device: torch.device) -> None:
     folded.dtypes.update({n: dtype for n, (_, dtype) in known.items()})
 
 
+def gathered(order: list[Tensor], extras: list[State]) -> tuple[Tensor, State]:
+    """The clients that uploaded and their side statistics, one row each, from all processes."""
+    mine = (torch.cat(order), _concat(extras)) if order else None
+    if world() == 1:
+        return mine or (torch.zeros(0, dtype=torch.int64), {})
+    found = [f for f in everywhere(mine and (mine[0], _on_host(mine[1]))) if f is not None]
+    ids, at = torch.cat([ids for ids, _ in found]).sort()
+    return ids, {k: {n: v[at] for n, v in t.items()} for k, t in _concat([extra for _, extra in found]).items()}
+
+
+def _concat(extras: list[State]) -> State:
+    return {k: {n: torch.cat([e[k][n] for e in extras]) for n in tree} for k, tree in extras[0].items()}
+
+
+def _on_host(rows: State) -> State:
+    return {k: {n: v.cpu() for n, v in t.items()} for k, t in rows.items()}
+
+
 def collect(rows: State, clients: int) -> State:
     """The rows of all clients, in order, on the host of rank 0; nothing on the others."""
     if world() == 1:
         return rows
-    everybody = everywhere({k: {n: v.cpu() for n, v in t.items()} for k, t in rows.items()})
+    everybody = everywhere(_on_host(rows))
     if rank() != 0:
         return {}
     out: State = {}
