@@ -12,6 +12,7 @@ for torch's own start. Flower's simulation starts processes of its own and runs 
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import platform
@@ -33,17 +34,20 @@ Makers = dict[str, Maker]
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
+    gc.collect()  # nobody pays for what others have left
     wall, cpu = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         run()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def turns(contest: dict[str, Contestant], count: int) -> dict[str, tuple[float, float]]:
+def turns(contest: dict[str, Contestant], count: int, at: int = 0) -> dict[str, tuple[float, float]]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contest}
-    for _ in range(count):
-        for name, who in contest.items():
-            found[name].append(timed(who.run))
+    for turn in range(at, at + count):  # another one begins each time
+        order = list(contest)
+        order = order[turn % len(order) :] + order[: turn % len(order)]
+        for name in order:
+            found[name].append(timed(contest[name].run))
     return {name: (min(w for w, _ in v), min(c for _, c in v)) for name, v in found.items()}
 
 
@@ -67,9 +71,9 @@ def same(makers: Makers, method: str, name: str) -> dict[str, float]:
 
 def compete(method: str, name: str, clients: int, makers: Makers, count: int) -> list[dict]:
     first: dict[str, tuple[float, float]] = {}
-    for _ in range(count):
+    for turn in range(count):
         contest = start(makers, method, name, clients)
-        for who, found in turns(contest, 1).items():
+        for who, found in turns(contest, 1, turn).items():
             first[who] = tuple(map(min, first.get(who, found), found))
     steps = EPOCHS * SAMPLES // BATCH
     for _ in range(RECORD_AFTER["cpu"] // steps + 1):  # as in a run of some length: the step is traced
