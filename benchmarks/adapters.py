@@ -7,7 +7,8 @@ rates and kinds of shift. Every row is appended to the file once it is known; a 
     python benchmarks/adapters.py --weights resnet18.safetensors [--out results/adapters.jsonl] [--data FOLDER] [--seconds 330]
     python benchmarks/adapters.py --places audiomnist --base vit.safetensors [--data FOLDER]
 
-The base of audiomnist is trained first, unless its file is there (speakers.py).
+The base of audiomnist is trained first, unless its file is there (speakers.py). On cifar10 nothing below the last stage trains
+(pictures.py).
 
 scripts/adapters.py makes docs/adapters.md of the rows.
 """
@@ -23,10 +24,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from pictures import below, last_stage
 from speakers import make_base, network, speakers
 
 import fedselect as fs
@@ -98,9 +101,9 @@ PLACES = {
     "audiomnist": Place(
         {"train": 40, "test": 60}, {"train": 55, "val": 15}, 12, 1, SHIFTS, (100,), (0.003, 0.01, 0.03), 10, 4,
     ),
-    "cifar10": Place(
-        {"name": "cifar10", "clients": 10, "train": 100, "test": 100, "classes_per_client": 5},
-        {"train": 160, "val": 60}, 20, 1, ("labels", "meaning", "camera", "groups"), (100,),
+    "cifar10": Place(  # the last stage of the ResNet18 alone
+        {"name": "cifar10", "clients": 5, "train": 60, "test": 100}, {"train": 90, "val": 30},
+        10, 1, ("none", "groups"), (100,), (0.003, 0.01, 0.03), 20,
     ),
 }  # fmt: skip
 
@@ -120,21 +123,15 @@ class Files:
     """Where data lies, and the weights of the bases."""
 
     data: Path
-    resnet: Path | None
+    resnet: Path
     vit: Path
 
 
 def simulation(case: Case, files: Files) -> fs.Simulation:
     place, way = PLACES[case.place], WAYS[case.way]
-    found, model = federation(case, files), None
-    if case.place == "audiomnist":
-        model = network(files.vit)
-    elif files.resnet is None:
-        raise SystemExit(f"{case.place} starts from a pretrained ResNet18; give it with --weights.")
-    else:
-        model = fs.models.resnet18(found, weights=str(files.resnet))
+    found = federation(case.place, case.shift, case.seed, case.score, files)
     given = {"rank": place.rank} if way.adapt["name"] == "lora" else {}
-    adapted = fs.ADAPTERS[way.adapt["name"]](model, **given)
+    model = fs.ADAPTERS[way.adapt["name"]](base(case.place, found, files), **given)
     rates = {"lr": case.rate} | ({"personal_lr": case.rate} if way.method["name"] in ("fedselect", "layers") else {})
     method = {n: v.replace("HEAD", str(model.head)) if n == "layers" else v for n, v in way.method.items()}
     raw = {
@@ -143,34 +140,30 @@ def simulation(case: Case, files: Files) -> fs.Simulation:
     }  # fmt: skip
     config = Config.from_dict(raw, str(case))
     return fs.Simulation(
-        config.make_method(), adapted, found, seed=case.seed, training=config.make_training(), eval_every=place.rounds,
+        config.make_method(), model, found, seed=case.seed, training=config.make_training(), eval_every=place.rounds,
         aggregator=config.make_aggregator(),
     )  # fmt: skip
 
 
-def federation(case: Case, files: Files) -> fs.Federation:
+def base(place: str, found: fs.Federation, files: Files) -> fs.Model:
+    if place == "audiomnist":
+        return network(files.vit)
+    return last_stage(files.resnet) if place == "cifar10" else fs.models.resnet18(found, weights=str(files.resnet))
+
+
+@cache
+def federation(name: str, shift: str, seed: int, score: str, files: Files) -> fs.Federation:
     """The clients of a case; where it scores held-out samples, these are in the place of test samples."""
-    place = PLACES[case.place]
-    sizes = {**place.data, **(place.held if case.score == "val" else {})}
-    if case.place == "audiomnist":
-        found = speakers(files.data, case.shift, Sizes(sizes["train"], sizes["test"], sizes.get("val", 0)), case.seed)
-        return found.on_validation() if case.score == "val" else found
-    sizes |= ({"shift": case.shift} if case.shift else {}) | {"data_dir": str(files.data)}
-    sizes |= {"path": str(files.data / sizes["path"])} if "path" in sizes else {}
-    raw = {"data": sizes, "method": {"name": "fedavg"}, "model": {"name": "mlp"}, "score": case.score, "seed": case.seed}
-    return in_colour(Config.from_dict(raw, str(case)).make_data())
-
-
-def in_colour(data: fs.Federation) -> fs.Federation:
-    """Pictures with one channel as three of the same, which a network pretrained on colours takes."""
-    if data.shape[0] == 3:
-        return data
-
-    def three(pair: Any) -> Any:
-        return None if pair is None else (pair[0].repeat(1, 3, 1, 1), pair[1])
-
-    clients = [fs.ClientData(three(c.train), three(c.test), three(c.val), name=c.name) for c in data.clients]
-    return fs.Federation(clients, data.classes, data.name, data.class_names, mean=data.mean * 3, std=data.std * 3)
+    place = PLACES[name]
+    data = {**place.data, **(place.held if score == "val" else {})}
+    if name == "audiomnist":
+        found = speakers(files.data, shift, Sizes(data["train"], data["test"], data.get("val", 0)), seed)
+        return found.on_validation() if score == "val" else found
+    data |= {"path": str(files.data / data["path"])} if "path" in data else {"data_dir": str(files.data)}
+    data |= {"shift": shift} if shift else {}
+    raw = {"data": data, "method": {"name": "fedavg"}, "model": {"name": "mlp"}, "score": score, "seed": seed}
+    made = Config.from_dict(raw, f"{name} {shift}").make_data()
+    return below(made, files.resnet) if name == "cifar10" else made
 
 
 def outcomes(cases: list[Case], files: Files) -> Iterator[dict[str, Any]]:
@@ -244,7 +237,7 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, help="A pretrained ResNet18.")
+    parser.add_argument("--weights", type=Path, default=Path("resnet18.safetensors"), help="A pretrained ResNet18.")
     parser.add_argument("--base", type=Path, default=Path("audiomnist-vit.safetensors"), help="The base of audiomnist.")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
