@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import StrictUndefined, Template
+from scipy.stats import t as student
 from shifts import regrets, spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,14 +164,12 @@ def leaders(rows: list[Row], place: str) -> list[str]:
     others = [w for w in ranked if w not in ours]
     if ours and others:
         names, said = " and ".join(OURS), against(rows, place, ours[0], others[0])
-        lines.append(
-            f"- Of our rules, {names}, the highest mean has {ours[0]}; against {others[0]}, the best other way: {said}."
-        )
+        lines.append(f"- The best way with our rules ({names}) is {ours[0]}; against {others[0]}, the best other: {said}.")
     return lines
 
 
 def against(rows: list[Row], place: str, way: str, other: str) -> str:
-    """The mean difference in points with its standard error over seeds, and the kinds of shift where it is clear.
+    """The mean difference in points with its standard error over seeds, and the kinds of shift where it is significant.
 
     Runs are paired by seed and kind of shift; nothing for fewer than two seeds.
     """
@@ -180,13 +179,13 @@ def against(rows: list[Row], place: str, way: str, other: str) -> str:
     if len(seeds) < 2:
         return ""
     mean, error = mean_of([statistics.fmean(v for (_, s), v in gaps.items() if s == seed) for seed in seeds])
-    words = "more than two standard errors" if abs(mean) > 2 * error else "within two standard errors"
-    said = f"{mean:+.1f} ± {error:.1f} points ({words})"
+    clear = float(student.ppf(0.975, len(seeds) - 1))  # in standard errors
+    said = f"{mean:+.1f} ± {error:.1f} points ({'significant' if abs(mean) > clear * error else 'not significant'})"
     if len(kinds) == 1:
         return said
     by_kind = {k: mean_of([v for (kind, _), v in gaps.items() if kind == k]) for k in kinds}
-    clear = [f"`{k}` {m:+.1f} ± {e:.1f}" for k, (m, e) in by_kind.items() if abs(m) > 2 * e]
-    return f"{said}; {'by kind, beyond two standard errors: ' + ', '.join(clear) if clear else 'within two in every kind'}"
+    named = [f"`{k}` {m:+.1f} ± {e:.1f}" for k, (m, e) in by_kind.items() if abs(m) > clear * e]
+    return f"{said}; by kind, significant in {', '.join(named) or 'none of them'}"
 
 
 def at_edge(rows: list[Row], place: str, way: str) -> str:
