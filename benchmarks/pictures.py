@@ -17,7 +17,7 @@ from fedselect.data.federation import Part
 from fedselect.models.weights import fitting, read_tensors
 
 CLASSES = 10
-SIDE = 64  # pixels of a picture when the network sees it
+SIDE = 32  # pixels of a picture
 
 
 @cache
@@ -53,7 +53,7 @@ def below(data: fs.Federation, weights: Path) -> fs.Federation:
     def seen(pair: Part | None) -> Part | None:
         if pair is None:
             return None
-        x = F.interpolate((pair[0].float() / 255 - mean) / std, size=(SIDE, SIDE), mode="bilinear")
+        x = (pair[0].float() / 255 - mean) / std
         x = net.maxpool(F.relu(net.bn1(net.conv1(x))))
         return net.layer3(net.layer2(net.layer1(x))), pair[1]
 
