@@ -4,6 +4,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ TEXT = Path(__file__).with_name("adapters.md.j2")
 Row = dict[str, Any]
 RATE_OF = {"LoRA, shared, exact": "LoRA, shared", "LoRA, shared + FT, exact": "LoRA, shared + FT"}
 """Ways that take the rate of another."""
+NAMES = {"pacs": "PACS", "audiomnist": "AudioMNIST", "cifar10": "CIFAR-10"}
 OURS = ("FedAlike", "FedPersist")
 """Methods of this project, as the names of ways say them."""
 PARTS = ("full", "head", "LoRA")
@@ -168,24 +170,44 @@ def leaders(rows: list[Row], place: str) -> list[str]:
     return lines
 
 
-def against(rows: list[Row], place: str, way: str, other: str) -> str:
-    """The mean difference in points with its standard error over seeds, and the kinds of shift where it is significant.
-
-    Runs are paired by seed and kind of shift; nothing for fewer than two seeds.
-    """
+def paired(rows: list[Row], place: str, way: str, other: str) -> tuple[list[float], dict[str, list[float]]]:
+    """Differences in points of runs with the same seed and kind of shift: the mean over kinds by seed, and by kind and seed."""
     one, two = ({(r["shift"], r["seed"]): r["accuracy"] for r in tests(rows, place, w)} for w in (way, other))
     gaps = {k: one[k] - two[k] for k in one if one[k] is not None and two.get(k) is not None}
-    kinds, seeds = list(dict.fromkeys(s for s, _ in gaps)), sorted({seed for _, seed in gaps})
-    if len(seeds) < 2:
+    by_seed = [statistics.fmean(v for (_, s), v in gaps.items() if s == seed) for seed in sorted({seed for _, seed in gaps})]
+    kinds = dict.fromkeys(kind for kind, _ in gaps)
+    return by_seed, {kind: [v for (k, _), v in gaps.items() if k == kind] for kind in kinds}
+
+
+def difference(gaps: list[float]) -> tuple[str, bool]:
+    """Their mean with its standard error, in words, and whether it is significant: p < 0.05 in a t-test."""
+    mean, error = mean_of(gaps)
+    return f"{round(mean, 1) + 0.0:+.1f} ± {error:.1f}", abs(mean) > float(student.ppf(0.975, len(gaps) - 1)) * error
+
+
+def against(rows: list[Row], place: str, way: str, other: str) -> str:
+    """The mean difference of two ways, and the kinds of shift where it is significant; nothing for fewer than two seeds."""
+    by_seed, by_kind = paired(rows, place, way, other)
+    if len(by_seed) < 2:
         return ""
-    mean, error = mean_of([statistics.fmean(v for (_, s), v in gaps.items() if s == seed) for seed in seeds])
-    clear = float(student.ppf(0.975, len(seeds) - 1))  # in standard errors
-    said = f"{mean:+.1f} ± {error:.1f} points ({'significant' if abs(mean) > clear * error else 'not significant'})"
-    if len(kinds) == 1:
+    points, clear = difference(by_seed)
+    said = f"{points} points ({'significant' if clear else 'not significant'})"
+    if len(by_kind) == 1:
         return said
-    by_kind = {k: mean_of([v for (kind, _), v in gaps.items() if kind == k]) for k in kinds}
-    named = [f"`{k}` {m:+.1f} ± {e:.1f}" for k, (m, e) in by_kind.items() if abs(m) > clear * e]
-    return f"{said}; by kind, significant in {', '.join(named) or 'none of them'}"
+    found = {kind: difference(gaps) for kind, gaps in by_kind.items() if len(gaps) > 1}
+    named = [f"`{kind}` {points}" for kind, (points, clear) in found.items() if clear]
+    return f"{said}; {'significant for ' + ', '.join(named) if named else 'for no kind significant'}"
+
+
+def compared(rows: list[Row], places: Sequence[str]) -> str:
+    """Way against way in every place; what is significant is bold."""
+    lines = [f"| difference, points | {' | '.join(NAMES[p] for p in places)} |", f"|---{'|--:' * len(places)}|"]
+    for a, b, words in PAIRS:
+        there = [p for p in places if {a, b} <= set(ways_of(rows, p))]
+        cells = [bold(*difference(paired(rows, p, a, b)[0])) if p in there else "" for p in places]
+        if there:
+            lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def at_edge(rows: list[Row], place: str, way: str) -> str:
@@ -205,7 +227,7 @@ def known(rows: list[Row], place: str) -> Row:
     own, base = of(rows, place=place, score="test"), of(rows, place=place, score="base")
     return {
         "table": table(rows, place), "lessons": lessons(rows, place), "made": made(rows, place),
-        "size": max(r["trained"] + r["frozen"] for r in own), "base": base[0]["accuracy"] if base else None,
+        "size": next((r["trained"] for r in own if not r["frozen"]), None), "base": base[0]["accuracy"] if base else None,
         "together": len(tests(rows, place, ways_of(rows, place)[0])),
     }  # fmt: skip
 
@@ -227,9 +249,9 @@ def rows_of(root: Path, file: str = RESULTS) -> list[Row]:
 def page(root: Path) -> str:
     rows = rows_of(root)
     template = Template(TEXT.read_text(encoding="utf-8"), undefined=StrictUndefined, keep_trailing_newline=True)
-    places = {p: known(rows, p) for p in order(rows, "place")}
+    places = {p: known(rows, p) for p in order(rows, "place") if len(ways_of(rows, p)) > 1}
     machine, *timed = rows_of(root, SPEED)
-    return template.render(places=places, speeds=speeds(timed), on=machine)
+    return template.render(places=places, compared=compared(rows, list(places)), speeds=speeds(timed), on=machine)
 
 
 def stale(root: Path) -> list[str]:

@@ -59,10 +59,18 @@ def test_several_kinds_of_shift_make_a_mean_and_a_worst_regret():
     assert cells[4].startswith("**3.0 ± ")
     said = adapters.lessons(rows, "pacs")
     # 71 - 60, 71 - 62, 71 - 61 in none and 78 - 80, 78 - 82, 78 - 81 in groups: 4.5, 2.5 and 3.5 by seed, t = 6.1 and p = 0.026
-    gap = "+3.5 ± 0.6 points (significant); by kind, significant in `none` +10.0 ± 0.6, `groups` -3.0 ± 0.6"
+    gap = "+3.5 ± 0.6 points (significant); significant for `none` +10.0 ± 0.6, `groups` -3.0 ± 0.6"
     assert f"- Highest mean: LoRA, FedAlike; against LoRA, personal, the next: {gap}." in said
     assert "- Smallest worst regret: LoRA, FedAlike, 3.0 points." in said
     assert f"is LoRA, FedAlike; against LoRA, personal, the best other: {gap}." in said
+    assert adapters.compared(rows, ["pacs"]).splitlines()[2:] == []  # none of its pairs was run
+    rows += [row("LoRA, shared + FT", 100, 0.01, "val", 50.0)]
+    rows += [row("LoRA, shared + FT", s, 0.01, "test", a, k) for k, a in (("none", 71.0), ("groups", 78.0)) for s in range(3)]
+    lines = adapters.compared(rows, ["pacs"]).splitlines()
+    assert lines[0] == "| difference, points | PACS |"
+    # 71 - 60 = 11 in none and 78 - 80 = -2 in groups, and so on: FedAlike's numbers again, the other way round
+    assert "| An adapter for each client against one for all that is then fine-tuned | **-3.5 ± 0.6** |" in lines
+    assert "| A head for each group of clients who are alike against one for all | +0.0 ± 0.0 |" in lines
 
 
 def test_every_way_to_train_a_part_has_its_row():
