@@ -142,6 +142,9 @@ def lessons(rows: list[Row], place: str) -> str:
     ways = ways_of(rows, place)
     lines = leaders(rows, place) if len(shifts_of(rows, place)) > 1 else []
     lines += [f"- {words}: {said}." for a, b, words in PAIRS if {a, b} <= set(ways) and (said := against(rows, place, a, b))]
+    if {(lora := "LoRA, shared + FT"), (full := "full, shared + FT")} <= set(ways):
+        sent = [statistics.fmean(r["up"] for r in tests(rows, place, w)) for w in (full, lora)]
+        lines.append(f"- A client sends {sent[0] / sent[1]:.0f} times as much with full fine-tuning as with LoRA.")
     edges = {w: edge for w in ways if w not in RATE_OF and (edge := at_edge(rows, place, w))}
     for which in ("smallest", "largest"):
         if names := [w for w, edge in edges.items() if edge == which]:
@@ -194,9 +197,11 @@ def against(rows: list[Row], place: str, way: str, other: str) -> str:
     said = f"{points} points ({'significant' if clear else 'not significant'})"
     if len(by_kind) == 1:
         return said
-    found = {kind: difference(gaps) for kind, gaps in by_kind.items() if len(gaps) > 1}
-    named = [f"`{kind}` {points}" for kind, (points, clear) in found.items() if clear]
-    return f"{said}; {'significant for ' + ', '.join(named) if named else 'for no kind significant'}"
+    single = {kind: difference(gaps) for kind, gaps in by_kind.items() if len(gaps) > 1}
+    named = [f"`{kind}` {points}" for kind, (points, sure) in single.items() if sure]
+    if named:
+        return f"{said}; significant by kind: {', '.join(named)}"
+    return f"{said}; for no single kind" if clear else said
 
 
 def compared(rows: list[Row], places: Sequence[str]) -> str:

@@ -59,7 +59,7 @@ def test_several_kinds_of_shift_make_a_mean_and_a_worst_regret():
     assert cells[4].startswith("**3.0 ± ")
     said = adapters.lessons(rows, "pacs")
     # 71 - 60, 71 - 62, 71 - 61 in none and 78 - 80, 78 - 82, 78 - 81 in groups: 4.5, 2.5 and 3.5 by seed, t = 6.1 and p = 0.026
-    gap = "+3.5 ± 0.6 points (significant); significant for `none` +10.0 ± 0.6, `groups` -3.0 ± 0.6"
+    gap = "+3.5 ± 0.6 points (significant); significant by kind: `none` +10.0 ± 0.6, `groups` -3.0 ± 0.6"
     assert f"- Highest mean: LoRA, FedAlike; against LoRA, personal, the next: {gap}." in said
     assert "- Smallest worst regret: LoRA, FedAlike, 3.0 points." in said
     assert f"is LoRA, FedAlike; against LoRA, personal, the best other: {gap}." in said
