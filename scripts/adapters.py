@@ -126,6 +126,7 @@ PAIRS = (
     ("LoRA, personal", "head, personal", "LoRA against the head, both trained alone"),
     ("LoRA, personal", "LoRA, shared", "An adapter for each client against one for all"),
     ("LoRA, personal", "LoRA, shared + FT", "An adapter for each client against one for all that is then fine-tuned"),
+    ("LoRA, shared + FT", "LoRA, shared", "A shared adapter that is then fine-tuned against the same without"),
     ("LoRA, A shared, B personal", "LoRA, personal", "A shared and B personal against an adapter for each client"),
     ("LoRA, Ditto", "LoRA, personal", "Personal adapters pulled to a shared one (Ditto) against an adapter for each client"),
     ("LoRA, FedPersist by rank", "LoRA, FedPersist by layer", "Whole ranks that are personal against whole layers"),
