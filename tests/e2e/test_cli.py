@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -606,7 +605,7 @@ def test_ctrl_c_gets_one_sentence(cli, monkeypatch, turns):
             raise
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(sys.modules["fedselect.cli.program"], "app", work)
+    monkeypatch.setattr("fedselect.cli.program.app", work)
     said = cli("run")
     assert (said.code, said.err) == (130, "stopped by Ctrl-C\n")
     assert signal.getsignal(signal.SIGINT) is before
@@ -616,7 +615,7 @@ def test_an_error_without_ctrl_c_is_not_hidden(cli, monkeypatch):
     def work(args):
         raise AttributeError("a mistake of ours")
 
-    monkeypatch.setattr(sys.modules["fedselect.cli.program"], "app", work)
+    monkeypatch.setattr("fedselect.cli.program.app", work)
     with pytest.raises(AttributeError, match="a mistake of ours"):
         cli("run")
 

@@ -60,10 +60,15 @@ def server(small, tmp_path):
     return Server(small, QUICK, tmp_path / "masks")
 
 
-def simulated(data, cohorts, monkeypatch, method=FEDSELECT, model=mlp, **how):
-    """The same federation in simulation, with exactly these clients in each round."""
+def choose(cohorts, monkeypatch):
+    """Exactly these clients train in the rounds of a simulation; all are evaluated."""
     picked, real = iter(cohorts), random.choose
     monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)) if a[-1] == "cohort" else real(*a))
+
+
+def simulated(data, cohorts, monkeypatch, method=FEDSELECT, model=mlp, **how):
+    """The same federation in simulation, with exactly these clients in each round."""
+    choose(cohorts, monkeypatch)
     sim = Simulation(method, model(data), data, seed=4, training=Training(batch_size=8), secret=True, **how)
     records = [sim.step() for _ in cohorts]
     monkeypatch.undo()
@@ -220,8 +225,7 @@ def test_part_of_the_clients_and_one_that_joins_late(data, tmp_path, monkeypatch
     sim = Simulation(
         FEDSELECT, mlp(data), data, seed=4, training=Training(batch_size=8), secret=True, fraction=0.75, late=(1, 2)
     )
-    picked = iter([[0, 1, 2], [1, 2, 3]])
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)))
+    choose([[0, 1, 2], [1, 2, 3]], monkeypatch)
     sim.step(), sim.step()
     assert same(server, sim)
 

@@ -16,7 +16,7 @@ from fedselect.cli.reproduce import reproduce
 from fedselect.cli.terminal import console
 from fedselect.core import plugins
 from fedselect.core.errors import FedselectError, Stopped
-from fedselect.core.interrupts import interruptible
+from fedselect.core.interrupts import Interruptible
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -60,7 +60,7 @@ def main() -> None:
     """Run a command. Errors that a user can fix are printed to stderr as one sentence, without a traceback."""
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
-        with interruptible():
+        with Interruptible():
             _run()
     except Stopped as e:
         _fail(str(e), 130)

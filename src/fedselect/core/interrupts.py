@@ -1,47 +1,35 @@
-"""Ctrl-C, answered with one sentence. Imports nothing that takes long, so that it works from the first moment on."""
+"""Ctrl-C, answered with one sentence. Imports next to nothing, so that it works from the first moment on."""
 
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-
-from fedselect.core.errors import FedselectError
 
 BY_HAND = "stopped by Ctrl-C"
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """After Ctrl-C, say one sentence. A library that is interrupted while it is imported may raise any error."""
-    pressed = False
+class Interruptible:
+    """A context in which Ctrl-C says one sentence. A library that is interrupted while it is imported may raise any error."""
 
-    def press(signum: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.default_int_handler(signum, frame)
+    def __enter__(self) -> None:
+        self._pressed = self._ours = False
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            try:
+                signal.signal(signal.SIGINT, self._press)
+                self._ours = True
+            except ValueError:  # only the main thread may
+                pass
 
-    ours = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    )
-    if ours:
-        signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as e:
-        if not pressed or isinstance(e, FedselectError):
-            raise
-        _stop()
-    except SystemExit as e:
-        if not pressed or e.code != 130:
-            raise
-        _stop()
-    finally:
-        if ours:
+    def _press(self, *of: object) -> None:
+        self._pressed = True
+        raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self._pressed or error is None:
+            return
+        from fedselect.core.errors import FedselectError
 
-
-def _stop() -> None:
-    print(BY_HAND, file=sys.stderr)
-    sys.exit(130)
+        if isinstance(error, FedselectError) or (isinstance(error, SystemExit) and error.code != 130):
+            return
+        print(BY_HAND, file=sys.stderr)
+        sys.exit(130)
