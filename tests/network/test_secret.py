@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from local import QUICK, assignment, rounds, server_state
+from local import QUICK, assignment, choose, rounds, server_state
 from secretly import SecretRoom, identity, node_key, secret
 
 import fedselect as fs
@@ -58,12 +58,6 @@ def room(small, data, tmp_path):
 @pytest.fixture
 def server(small, tmp_path):
     return Server(small, QUICK, tmp_path / "masks")
-
-
-def choose(cohorts, monkeypatch):
-    """Exactly these clients train in the rounds of a simulation; all are evaluated."""
-    picked, real = iter(cohorts), random.choose
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)) if a[-1] == "cohort" else real(*a))
 
 
 def simulated(data, cohorts, monkeypatch, method=FEDSELECT, model=mlp, **how):
