@@ -1,9 +1,14 @@
 """What adapters on a frozen base are worth: accuracy, bytes a round and seconds, beside full fine-tuning and the head alone.
 
-Rates are chosen on held-out samples (seeds 100 and above), then every way runs once on test data with fresh seeds. Runs of one
-way stack by seeds and rates. Every row is appended to the file once it is known; a second start goes on behind those rows.
+Rates are chosen on held-out samples (seeds 100 and above), one for each way over all kinds of shift; if the best is at an edge
+of those tried, the next is tried too. Then every way runs once on test data with fresh seeds. Runs of one way stack by seeds,
+rates and kinds of shift. Every row is appended to the file once it is known; a second start goes on behind those rows.
 
     python benchmarks/adapters.py --weights resnet18.safetensors [--out results/adapters.jsonl] [--data FOLDER] [--seconds 330]
+    python benchmarks/adapters.py --places audiomnist --base vit.safetensors [--data FOLDER]
+
+The base of audiomnist is trained first, unless its file is there (speakers.py). On cifar10 nothing below the last stage trains
+(pictures.py).
 
 scripts/adapters.py makes docs/adapters.md of the rows.
 """
@@ -12,25 +17,31 @@ import argparse
 import datetime
 import itertools
 import json
+import os
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from pictures import below, last_stage
+from speakers import make_base, network, speakers
 
 import fedselect as fs
+from fedselect.data.partition import Sizes
 from fedselect.runs.config import Config
 from fedselect.simulate.stack import Stack, stacks
 
-RANK = 8
-LORA = {"name": "lora", "rank": RANK}
+LORA = {"name": "lora"}
 FRESH = (0, 1, 2)
 RATES = (0.003, 0.01, 0.03, 0.1)
+LADDER = (0.0003, 0.001, *RATES, 0.3, 1.0)  # what rates go on to, where the best is at an edge
+SHIFTS = ("none", "labels", "meaning", "camera", "groups", "motley")
 
 
 @dataclass(frozen=True)
@@ -43,11 +54,15 @@ class Way:
     rate_of: str | None = None  # the way whose rate it takes
 
 
-FT = {"finetune": 3}
+FT: dict[str, Any] = {"finetune": 3, "finetune_lr": None}
 WAYS = {
     "full, shared + FT": Way({"name": "all"}, {"name": "fedavg+ft", **FT}),
+    "full, personal": Way({"name": "all"}, {"name": "local"}),
     "full, personal head": Way({"name": "all"}, {"name": "fedper"}),
+    "full, FedPersist": Way({"name": "all"}, {"name": "fedpersist", "window": 6, **FT}),
+    "full, FedAlike": Way({"name": "all"}, {"name": "fedalike", **FT}),
     "head, shared + FT": Way({"name": "head"}, {"name": "fedavg+ft", **FT}),
+    "head, personal": Way({"name": "head"}, {"name": "local"}),
     "LoRA, shared": Way(LORA, {"name": "fedavg"}),
     "LoRA, shared, exact": Way(LORA, {"name": "fedavg"}, "product", rate_of="LoRA, shared"),
     "LoRA, shared + FT": Way(LORA, {"name": "fedavg+ft", **FT}),
@@ -55,7 +70,7 @@ WAYS = {
     "LoRA, personal": Way(LORA, {"name": "local"}),
     "LoRA, personal head": Way(LORA, {"name": "fedper"}),
     "LoRA, Ditto": Way(LORA, {"name": "ditto"}),
-    "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,fc"}),
+    "LoRA, A shared, B personal": Way(LORA, {"name": "layers", "layers": "*.lora_b,HEAD"}),
     "LoRA, FedPersist by rank": Way(LORA, {"name": "fedpersist", "unit": "rank", "window": 6, **FT}),
     "LoRA, FedPersist by layer": Way(LORA, {"name": "fedpersist", "window": 6, **FT}),
     "LoRA, FedSelect by rank": Way(LORA, {"name": "fedselect", "unit": "rank"}),
@@ -75,6 +90,7 @@ class Place:
     seeds: tuple[int, ...] = (100, 101)  # of the choice of rates
     rates: tuple[float, ...] = RATES
     batch: int = 32
+    rank: int = 8
 
 
 PLACES = {
@@ -82,13 +98,12 @@ PLACES = {
         {"name": "domains", "path": "pacs_96.parquet", "size": 64, "train": 150, "test": 200},
         {"train": 250, "val": 100}, 20,
     ),
-    "audiomnist": Place(  # of a size that a CPU can do
-        {"name": "audiomnist", "clients": 5, "train": 30, "test": 60}, {"train": 60, "val": 30}, 8,
-        seeds=(100,), rates=(0.003, 0.01), batch=8,
+    "audiomnist": Place(
+        {"train": 40, "test": 60}, {"train": 55, "val": 15}, 12, 1, SHIFTS, (100,), (0.003, 0.01, 0.03), 10, 4,
     ),
-    "cifar10": Place(
-        {"name": "cifar10", "clients": 10, "train": 100, "test": 100, "classes_per_client": 5},
-        {"train": 160, "val": 60}, 20, 1, ("labels", "meaning", "camera", "groups"), (100,),
+    "cifar10": Place(  # the last stage of the ResNet18 alone
+        {"name": "cifar10", "clients": 5, "train": 60, "test": 100}, {"train": 90, "val": 30},
+        10, 1, ("none", "groups"), (100,), (0.003, 0.01, 0.03), 20,
     ),
 }  # fmt: skip
 
@@ -103,45 +118,63 @@ class Case:
     score: str
 
 
-def simulation(case: Case, weights: Path, folder: Path) -> fs.Simulation:
+@dataclass(frozen=True)
+class Files:
+    """Where data lies, and the weights of the bases."""
+
+    data: Path
+    resnet: Path
+    vit: Path
+
+
+def simulation(case: Case, files: Files) -> fs.Simulation:
     place, way = PLACES[case.place], WAYS[case.way]
-    data = {**place.data, **({"shift": case.shift} if case.shift else {}), **(place.held if case.score == "val" else {})}
-    data |= {"path": str(folder / data["path"])} if "path" in data else {"data_dir": str(folder)}
+    found = federation(case.place, case.shift, case.seed, case.score, files)
+    given = {"rank": place.rank} if way.adapt["name"] == "lora" else {}
+    model = fs.ADAPTERS[way.adapt["name"]](base(case.place, found, files), **given)
     rates = {"lr": case.rate} | ({"personal_lr": case.rate} if way.method["name"] in ("fedselect", "layers") else {})
+    method = {n: v.replace("HEAD", str(model.head)) if n == "layers" else v for n, v in way.method.items()}
     raw = {
-        "method": {**way.method, **rates, "epochs": place.epochs}, "data": data, "model": {"name": "mlp"}, "score": case.score,
+        "method": {**method, **rates, "epochs": place.epochs}, "data": {"name": "digits"}, "model": {"name": "mlp"},
         "aggregate": {"name": way.aggregate}, "training": {"batch_size": place.batch, "momentum": 0.9}, "seed": case.seed,
     }  # fmt: skip
     config = Config.from_dict(raw, str(case))
-    found = in_colour(config.make_data())
-    model = fs.models.resnet18(found, weights=str(weights))
-    adapted = fs.ADAPTERS[way.adapt["name"]](model, **{k: v for k, v in way.adapt.items() if k != "name"})
     return fs.Simulation(
-        config.make_method(), adapted, found, seed=case.seed, training=config.make_training(), eval_every=place.rounds,
+        config.make_method(), model, found, seed=case.seed, training=config.make_training(), eval_every=place.rounds,
         aggregator=config.make_aggregator(),
     )  # fmt: skip
 
 
-def in_colour(data: fs.Federation) -> fs.Federation:
-    """Pictures with one channel as three of the same, which a network pretrained on colours takes."""
-    if data.shape[0] == 3:
-        return data
-
-    def three(pair: Any) -> Any:
-        return None if pair is None else (pair[0].repeat(1, 3, 1, 1), pair[1])
-
-    clients = [fs.ClientData(three(c.train), three(c.test), three(c.val), name=c.name) for c in data.clients]
-    return fs.Federation(clients, data.classes, data.name, data.class_names, mean=data.mean * 3, std=data.std * 3)
+def base(place: str, found: fs.Federation, files: Files) -> fs.Model:
+    if place == "audiomnist":
+        return network(files.vit)
+    return last_stage(files.resnet) if place == "cifar10" else fs.models.resnet18(found, weights=str(files.resnet))
 
 
-def outcomes(cases: list[Case], weights: Path, folder: Path) -> Iterator[dict[str, Any]]:
+@cache
+def federation(name: str, shift: str, seed: int, score: str, files: Files) -> fs.Federation:
+    """The clients of a case; where it scores held-out samples, these are in the place of test samples."""
+    place = PLACES[name]
+    data = {**place.data, **(place.held if score == "val" else {})}
+    if name == "audiomnist":
+        found = speakers(files.data, shift, Sizes(data["train"], data["test"], data.get("val", 0)), seed)
+        return found.on_validation() if score == "val" else found
+    data |= {"path": str(files.data / data["path"])} if "path" in data else {"data_dir": str(files.data)}
+    data |= {"shift": shift} if shift else {}
+    raw = {"data": data, "method": {"name": "fedavg"}, "model": {"name": "mlp"}, "score": score, "seed": seed}
+    made = Config.from_dict(raw, f"{name} {shift}").make_data()
+    return below(made, files.resnet) if name == "cifar10" else made
+
+
+def outcomes(cases: list[Case], files: Files) -> Iterator[dict[str, Any]]:
     """These cases of one way, stacked where that is possible."""
-    runs = [simulation(case, weights, folder) for case in cases]
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time  # a CPU may be shared
+    runs = [simulation(case, files) for case in cases]
     alike: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         alike.setdefault(stacks(run) or i, []).append(i)
     for places in alike.values():
-        began = time.perf_counter()
+        began = clock()
         stack, left = Stack([runs[i] for i in places]), list(places)
         last: dict[int, Any] = {}
         sent: dict[int, list[int]] = {i: [0, 0] for i in places}
@@ -153,7 +186,7 @@ def outcomes(cases: list[Case], weights: Path, folder: Path) -> Iterator[dict[st
                 sent[i] = [sent[i][0] + found[i]["bytes_up"], sent[i][1] + found[i]["bytes_down"]]
             if not left:
                 break
-        seconds = (time.perf_counter() - began) / len(places)
+        seconds = (clock() - began) / len(places)
         for i in places:
             run, case = runs[i], cases[i]
             lost = isinstance(last[i], fs.TrainingError)
@@ -178,15 +211,34 @@ def planned(rows: list[dict[str, Any]], places: list[str], ways: list[str]) -> I
         place = PLACES[name]
         for way in ways:
             if WAYS[way].rate_of is None:
-                every = itertools.product(place.shifts, place.rates, place.seeds)
-                yield [Case(name, shift, way, seed, rate, "val") for shift, rate, seed in every]
+                yield from choices(rows, name, way)
             if (rate := chosen(rows, name, way)) is not None:
                 yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in FRESH]
 
 
+def choices(rows: list[dict[str, Any]], name: str, way: str) -> Iterator[list[Case]]:
+    """Cases on held-out samples: the rates to begin with, then the next of the ladder while the best is at an edge."""
+    place, more = PLACES[name], list(PLACES[name].rates)
+    tried: list[float] = []
+    while more:
+        tried = sorted({*tried, *more})
+        every = itertools.product(place.shifts, more, place.seeds)
+        yield [Case(name, shift, way, seed, rate, "val") for shift, rate, seed in every]
+        best = chosen(rows, name, way)
+        below, above = [v for v in LADDER if v < tried[0]], [v for v in LADDER if v > tried[-1]]
+        more = below[-1:] if best == tried[0] else above[:1] if best == tried[-1] else []
+
+
+def machine() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{os.cpu_count()} {platform.machine()} cores, torch on {torch.get_num_threads()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, default=Path("resnet18.safetensors"), help="A pretrained ResNet18.")
+    parser.add_argument("--base", type=Path, default=Path("audiomnist-vit.safetensors"), help="The base of audiomnist.")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
     parser.add_argument("--places", default=",".join(PLACES))
@@ -202,18 +254,27 @@ def main() -> None:
     began = time.perf_counter()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     said = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False).stdout
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    made = {"commit": args.commit or said.strip(), "machine": machine, "torch": torch.__version__,
+    made = {"commit": args.commit or said.strip(), "machine": machine(), "torch": torch.__version__,
             "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat()}  # fmt: skip
+    files = Files(args.data, args.weights, args.base)
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append({**row, **made})
+        with args.out.open("a") as f:
+            f.write(json.dumps(rows[-1]) + "\n")
+
+    if "audiomnist" in args.places.split(",") and not args.base.exists():
+        right = round(make_base(args.data, args.base), 3)
+        case = Case("audiomnist", "", "base", 0, 0.0, "base")
+        if vars(case) not in [{k: r[k] for k in vars(case)} for r in rows]:
+            keep({**vars(case), "accuracy": right})
     for cases in planned(rows, args.places.split(","), args.ways.split(";")):
         there = [{k: r[k] for k in vars(cases[0])} for r in rows]
         left = [case for case in cases if vars(case) not in there]
         if not left or time.perf_counter() - began > args.seconds:
             continue
-        for row in outcomes(left, args.weights, args.data):
-            rows.append({**row, **made})
-            with args.out.open("a") as f:
-                f.write(json.dumps(rows[-1]) + "\n")
+        for row in outcomes(left, files):
+            keep(row)
         mean = statistics.fmean(r["accuracy"] or 0.0 for r in rows[-len(left) :])
         said = f"{cases[0].place}, {cases[0].way}, {cases[0].score}: {mean:.1f}%"
         print(f"{time.perf_counter() - began:6.1f} s  {said}", flush=True)

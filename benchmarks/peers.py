@@ -3,8 +3,9 @@
 A peer takes part where its folder is given, as its authors publish it; nothing of theirs is copied. What it imports only for
 data sets, and is not installed, is replaced by a stub. Everybody trains and aggregates; nobody evaluates. Contestants take
 turns in one process, and the best turn of each counts: wall time, and CPU time of the process, which says more where a machine
-is busy. First rounds are those of new runs, after everybody has run a round of each model with two clients, so that nobody pays
-for torch's own start. Flower's simulation starts processes of its own and runs alone (`peers_flower.py`).
+is busy. In steady state a turn is three rounds, one after the other. First rounds are those of new runs, after everybody has
+run a round of each model with two clients, so that nobody pays for torch's own start. Flower's simulation starts processes of
+its own and runs alone (`peers_flower.py`).
 
     python benchmarks/peers.py --pfllib ~/PFLlib --fluke ~/fluke --pfl-research ~/pfl-research --fl-bench ~/FL-bench --flower
         [--threads 1] [--clients 3 10 100] [--models mlp small_cnn]
@@ -12,6 +13,7 @@ for torch's own start. Flower's simulation starts processes of its own and runs 
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import platform
@@ -32,18 +34,22 @@ from fedselect.training.recorded import RECORD_AFTER
 Makers = dict[str, Maker]
 
 
-def timed(run: Callable[[], object]) -> tuple[float, float]:
+def timed(run: Callable[[], object], rounds: int = 1) -> tuple[float, float]:
+    gc.collect()  # nobody pays for what others have left
     wall, cpu = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
-        run()
-    return time.perf_counter() - wall, time.process_time() - cpu
+        for _ in range(rounds):
+            run()
+    return (time.perf_counter() - wall) / rounds, (time.process_time() - cpu) / rounds
 
 
-def turns(contest: dict[str, Contestant], count: int) -> dict[str, tuple[float, float]]:
+def turns(contest: dict[str, Contestant], count: int, at: int = 0, rounds: int = 1) -> dict[str, tuple[float, float]]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contest}
-    for _ in range(count):
-        for name, who in contest.items():
-            found[name].append(timed(who.run))
+    for turn in range(at, at + count):  # another one begins each time
+        order = list(contest)
+        order = order[turn % len(order) :] + order[: turn % len(order)]
+        for name in order:
+            found[name].append(timed(contest[name].run, rounds))
     return {name: (min(w for w, _ in v), min(c for _, c in v)) for name, v in found.items()}
 
 
@@ -67,14 +73,14 @@ def same(makers: Makers, method: str, name: str) -> dict[str, float]:
 
 def compete(method: str, name: str, clients: int, makers: Makers, count: int) -> list[dict]:
     first: dict[str, tuple[float, float]] = {}
-    for _ in range(count):
+    for turn in range(count):
         contest = start(makers, method, name, clients)
-        for who, found in turns(contest, 1).items():
+        for who, found in turns(contest, 1, turn).items():
             first[who] = tuple(map(min, first.get(who, found), found))
     steps = EPOCHS * SAMPLES // BATCH
     for _ in range(RECORD_AFTER["cpu"] // steps + 1):  # as in a run of some length: the step is traced
         contest["fedselect"].run()
-    steady = turns(contest, count)
+    steady = turns(contest, count, rounds=3)
     rows = []
     for who in contest:
         row = {"method": method, "model": name, "clients": clients, "framework": who}

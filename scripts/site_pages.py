@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import fedselect as fs
-from fedselect.cli.main import app
+from fedselect.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[1]
 TAKEN = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}

@@ -5,16 +5,17 @@ prints its help does not wait for torch.
 """
 
 from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # for mypy; importing it from typing takes time in which Ctrl-C is not answered yet
 if TYPE_CHECKING:
     from fedselect.public import *  # noqa: F403
     from fedselect.public import __all__ as __all__
     from fedselect.public import __version__ as __version__
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
+        from importlib.util import find_spec
+
         if find_spec(f"{__name__}.{name}"):  # a room, such as fedselect.models
             return import_module(f"{__name__}.{name}")
         if not name.startswith("__") or name in ("__all__", "__version__"):

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +15,7 @@ from PIL import Image
 import fedselect as fs
 from fedselect.aggregate import AGGREGATORS
 from fedselect.core import snapshots, sums
+from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
 from fedselect.data import DATA
 from fedselect.methods import METHODS
@@ -167,7 +167,7 @@ def test_in_a_pipe_a_run_prints_its_end_and_a_line_after_every_pause(cli, tmp_pa
     monkeypatch.setattr(progress, "PAUSE", pause)
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
     said = cli("run", *TINY[:-1], "--rounds", 3, "--out", tmp_path / "a").out.splitlines()
-    assert [line.split("  ")[1] for line in said[:-1]] == told
+    assert [line.split("  ")[1] for line in said[1:-1]] == told
     assert said[-1].startswith("accuracy ")
 
 
@@ -180,7 +180,7 @@ def test_lines_of_a_sweep_name_what_is_swept(cli, tmp_path):
     args = ("--limit", "0.1,0.3", "--seeds", "0,1", "--rounds", 1)
     said = cli("sweep", *TINY[:-1], *args, "--out", tmp_path / "s").out.splitlines()
     named = {f"fedselect limit={limit} seed {seed}" for limit in (0.1, 0.3) for seed in (0, 1)}
-    assert {line.split("  ")[0] for line in said[:4]} == named
+    assert {line.split("  ")[0] for line in said[1:5]} == named
     for summary in (tmp_path / "s").glob("*/summary.json"):
         summary.unlink()
     shutil.rmtree(tmp_path / "s" / "fedselect-limit=0.1-seed0" / "checkpoint")
@@ -491,10 +491,10 @@ def test_a_run_that_came_and_went_meanwhile_stays(cli, done, tmp_path, monkeypat
 
     real = Config.simulation
 
-    def slowly(self, *args):
+    def slowly(self, *args, **more):
         if not (tmp_path / "new").exists():
             shutil.copytree(done, tmp_path / "new")
-        return real(self, *args)
+        return real(self, *args, **more)
 
     monkeypatch.setattr(Config, "simulation", slowly)
     assert "already exists" in cli(*command, *TINY, "--rounds", 1, "--out", tmp_path / "new").sentence()
@@ -562,6 +562,36 @@ def test_resume_of_a_finished_run_says_that_nothing_was_trained(cli, made_once):
     assert (made_once / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("method", ["fedalike", "fedpac", "scaffold"])
+def test_what_cannot_be_private_is_refused_without_a_promise(cli, tmp_path, method):
+    flags = ("--clients", 3, "--rounds", 2, "--model", "mlp", "--private", "epsilon=8", "-q", "--out", tmp_path / "a")
+    said = cli("run", "--method", method, *flags)
+    assert "which noise on updates does not protect" in said.sentence()  # the only line on stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tune"])
+def test_without_a_terminal_the_first_line_says_what_is_trained(cli, tmp_path, monkeypatch, command):
+    """Before anything is read or trained, and not with --quiet."""
+
+    def stop(*args, **more):
+        raise InputError("far enough")
+
+    for name in ("fedselect.runs.runner.start", "fedselect.runs.runner.start_comparison", "fedselect.tuning.trials.start"):
+        monkeypatch.setattr(name, stop)
+    own = {"run": ("--method", "fedavg"), "compare": ("--methods", "fedavg,local"), "tune": ("--methods", "fedavg", "--val", 5)}
+    flags = (command, *own[command], "--clients", 3, "--rounds", 4, "--device", "cpu", "--out", tmp_path / "a")
+    begins = {
+        "run": "training fedavg",
+        "compare": "training 2 runs of fedavg, local",
+        "tune": "tuning 3 settings (3 seeds) of fedavg",
+    }
+    said = cli(*flags)
+    assert said.out == f"{begins[command]} on digits: small_cnn, 3 clients, 4 rounds, on cpu, in {tmp_path / 'a'}\n"
+    assert "far enough" in said.sentence()
+    assert cli(*flags, "-q").out == ""
+
+
 @pytest.mark.parametrize("turns", [False, True], ids=["as it is", "into another error"])
 def test_ctrl_c_gets_one_sentence(cli, monkeypatch, turns):
     """A library whose import is interrupted may turn the interruption into any error."""
@@ -575,7 +605,7 @@ def test_ctrl_c_gets_one_sentence(cli, monkeypatch, turns):
             raise
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    monkeypatch.setattr("fedselect.cli.program.app", work)
     said = cli("run")
     assert (said.code, said.err) == (130, "stopped by Ctrl-C\n")
     assert signal.getsignal(signal.SIGINT) is before
@@ -585,7 +615,7 @@ def test_an_error_without_ctrl_c_is_not_hidden(cli, monkeypatch):
     def work(args):
         raise AttributeError("a mistake of ours")
 
-    monkeypatch.setattr(sys.modules["fedselect.cli.main"], "app", work)
+    monkeypatch.setattr("fedselect.cli.program.app", work)
     with pytest.raises(AttributeError, match="a mistake of ours"):
         cli("run")
 
@@ -963,7 +993,7 @@ def test_a_run_on_held_out_data_is_not_called_one_on_test_data(cli, tmp_path):
     assert cli("run", *TINY, "--rounds", 1, "--val", 5, "--score", "val", "--out", tmp_path / "a").code == 0
     said = cli("export", tmp_path / "a", "--client", 0)
     assert said.code == 0
-    assert "on client 0's validation data" in said.out
+    assert "on the validation data of client 0" in said.out
 
 
 def test_tables_in_a_pipe_are_whole(tmp_path):

@@ -31,7 +31,8 @@ def test_it_says_who_differs_how_and_what_to_type(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = cli("diagnose", *DATA, "--seed", 1, "--fedpersist.lr", 0.1, "--threshold", 0.1)
     assert said.code == 0, said
-    lines = said.out.splitlines()
+    first, *lines = said.out.splitlines()
+    assert first.startswith("training fedpersist on digits: mlp, 10 clients, 11 rounds, on c")
     assert lines[0].startswith("fedpersist seed 1  round 11/11  loss ")
     assert lines[3].split() == ["client", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert lines[5].split()[:2] == ["0", "none"]
@@ -78,7 +79,10 @@ def test_it_takes_the_file_of_a_run(cli, tmp_path):
     ("args", "sentence"),
     [
         (("--data", "digit"), "there is no data 'digit'; did you mean 'digits'"),
-        (("--rounds", 1), "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try --rounds 10."),
+        (
+            ("--rounds", 1),
+            "a diagnosis needs at least 2 rounds, one for each half of the samples, not 1; try rounds=10 (--rounds 10).",
+        ),
         (("--window", 5), "a diagnosis sets its window with --rounds; remove --window."),
         (("--limt", 0.1), "there is no option 'limt'"),
         (("--model", "bare", "--plugin", "bare"), "a diagnosis needs the model's head, and bare has no Linear"),

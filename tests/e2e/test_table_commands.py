@@ -88,7 +88,9 @@ def test_numbers_are_trained_on_and_exported(cli, table, tmp_path, target):
     run, flags = tmp_path / "run", ("--client", "site", "--target", target, "--drop", "outcome", "--lr", 0.001, "-q")
     said = cli("run", "--data", f"table:{table}", *flags, "--method", "fedavg", "--rounds", 2, "--out", run)
     assert said.out.startswith("mae "), said  # of numbers the task is regression
-    exported = cli("export", run, "--client", 0)
+    exported = cli("export", run, "--client", "N")
+    assert "on the test data of client n (number 0)" in exported.out
+    assert "there is no client 'q'; choose one of n, s, w" in cli("export", run, "--client", "q").sentence()
     scope = {"rows": table}
     exec(exported.out.split("\n", 2)[2], scope)
     assert scope["predicted"].shape == (150, len(target.split(",")))

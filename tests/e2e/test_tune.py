@@ -29,7 +29,7 @@ def outcome(out):
 def whole(tmp_path_factory):
     from typer.testing import CliRunner
 
-    from fedselect.cli.main import app
+    from fedselect.cli.program import app
 
     out = tmp_path_factory.mktemp("tune") / "whole"
     said = CliRunner().invoke(app, [str(a) for a in (*COMMAND, "--out", out)], catch_exceptions=False)
@@ -118,7 +118,7 @@ def test_a_finished_search_is_left_as_it_is(whole, cli):
     ("given", "said"),
     [
         (("--budget", "10"), "the budget leaves 0 rounds for trials, but two settings on 2 seeds need"),
-        (("--budget", "tomorrow"), "--budget must be a time"),
+        (("--budget", "tomorrow"), "budget must be a time"),
         (("--for", "best"), "--for must be mean or worst, not 'best'"),
         (("--test-seeds", "1,2"), "seed 1 is in both --seeds and --test-seeds"),
         (("--rungs", "99x3,2x8"), "has 99 settings, but there are"),

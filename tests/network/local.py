@@ -5,9 +5,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 import fedselect as fs
+from fedselect.core import random
 from fedselect.core.errors import FedselectError
 from fedselect.network.assignment import Assignment
 from fedselect.network.client import Node
@@ -91,3 +93,9 @@ def at(module: object, name: str, count: int, after: bool = False) -> None:
         return done
 
     setattr(module, name, dying)
+
+
+def choose(cohorts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly these clients train in the rounds of a simulation; all are evaluated."""
+    picked, real = iter(cohorts), random.choose
+    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)) if a[-1] == "cohort" else real(*a))

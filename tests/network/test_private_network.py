@@ -167,9 +167,9 @@ def test_a_client_refuses_a_run_that_promises_less(tmp_path, own, asked, said):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"keep": "own", "data.val": 10}, "choose a round on validation data, which --private does not cover"),
-        ({"patience": 3, "data.val": 10}, "choose a round on validation data, which --private does not cover"),
-        ({"view": "best", "data.val": 10}, "chooses a model on validation data, which --private does not cover"),
+        ({"keep": "own", "data.val": 10}, "choose a round on validation data, which differential privacy does not cover"),
+        ({"patience": 3, "data.val": 10}, "choose a round on validation data, which differential privacy does not cover"),
+        ({"view": "best", "data.val": 10}, "chooses a model on validation data, which differential privacy does not cover"),
     ],
 )
 def test_a_client_refuses_a_run_that_a_server_should_not_have_started(tmp_path, more, said):
@@ -185,7 +185,9 @@ def test_a_private_client_tells_nobody_about_its_targets(digits, tmp_path, priva
     room, _ = federation(digits, tmp_path, private)
     room.assigned = replace(room.assigned, task=fs.Classification(class_weights="balanced"))
     hello = Letter({**room.assigned.address, "kind": "hello", "accepted": [0, 0, 0]})
-    with pytest.raises(fs.InputError, match="learns from all clients' training targets, which --private does not cover"):
+    with pytest.raises(
+        fs.InputError, match="learns from all clients' training targets, which differential privacy does not cover"
+    ):
         room.node(0).answer(hello)
 
 
@@ -205,7 +207,7 @@ def test_a_plan_says_what_it_promises_and_refuses_what_it_cannot(digits):
     assert made("epsilon=8").promise().startswith("Private: epsilon 8, delta 1e-05 for the whole run of 2 rounds, for all data")
     assert "Each client chooses its noise" in made("epsilon=8,unit=sample").promise()
     assert made(None).promise() == ""
-    with pytest.raises(fs.InputError, match="use --aggregate mean or adam, not ClippedMean"):
+    with pytest.raises(fs.InputError, match="use the aggregator mean or adam, not ClippedMean"):
         made("epsilon=8", aggregate={"name": "clip"})
     with pytest.raises(fs.InputError, match="uses training or validation data"):
         made("epsilon=8,unit=sample", method={"name": "fedpac"})

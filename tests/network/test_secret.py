@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from local import QUICK, assignment, rounds, server_state
+from local import QUICK, assignment, choose, rounds, server_state
 from secretly import SecretRoom, identity, node_key, secret
 
 import fedselect as fs
@@ -62,8 +62,7 @@ def server(small, tmp_path):
 
 def simulated(data, cohorts, monkeypatch, method=FEDSELECT, model=mlp, **how):
     """The same federation in simulation, with exactly these clients in each round."""
-    picked = iter(cohorts)
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)))
+    choose(cohorts, monkeypatch)
     sim = Simulation(method, model(data), data, seed=4, training=Training(batch_size=8), secret=True, **how)
     records = [sim.step() for _ in cohorts]
     monkeypatch.undo()
@@ -105,7 +104,7 @@ def test_deployed_is_simulated(name, data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_methods_that_send_rows_of_clients_refuse(name, data, tmp_path):
-    said = "sends rows of single clients .* which --secret would not hide; choose another method"
+    said = "sends rows of single clients .* which secure aggregation would not hide; choose another method"
     with pytest.raises(fs.InputError, match=said):
         Server(made(data, METHODS[name]()), QUICK, tmp_path / "masks")
     with pytest.raises(fs.InputError, match=said):
@@ -114,9 +113,9 @@ def test_methods_that_send_rows_of_clients_refuse(name, data, tmp_path):
 
 def test_weights_by_samples_are_refused(data, tmp_path):
     method = fs.FedAvg(weight="samples")
-    with pytest.raises(fs.InputError, match="--secret weights all clients equally; use --weight uniform"):
+    with pytest.raises(fs.InputError, match="secure aggregation weights all clients equally; use weight=uniform"):
         Server(made(data, method), QUICK, tmp_path / "masks")
-    with pytest.raises(fs.InputError, match="--secret weights all clients equally"):
+    with pytest.raises(fs.InputError, match="secure aggregation weights all clients equally"):
         Simulation(method, "mlp", data, secret=True).step()
 
 
@@ -220,8 +219,7 @@ def test_part_of_the_clients_and_one_that_joins_late(data, tmp_path, monkeypatch
     sim = Simulation(
         FEDSELECT, mlp(data), data, seed=4, training=Training(batch_size=8), secret=True, fraction=0.75, late=(1, 2)
     )
-    picked = iter([[0, 1, 2], [1, 2, 3]])
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)))
+    choose([[0, 1, 2], [1, 2, 3]], monkeypatch)
     sim.step(), sim.step()
     assert same(server, sim)
 

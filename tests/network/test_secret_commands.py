@@ -84,7 +84,7 @@ def test_a_client_that_insists_refuses_a_run_without(tmp_path):
     ("given", "said"),
     [
         ({"method": {"name": "fedpac"}}, r"sends rows of single clients \(head, prototypes, statistics\)"),
-        ({"method": {"name": "fedavg", "weight": "samples"}}, "--secret weights all clients equally"),
+        ({"method": {"name": "fedavg", "weight": "samples"}}, "secure aggregation weights all clients equally"),
         ({"fraction": 0.5}, "at least 3 clients in a round, and this run has 2"),
     ],
 )
@@ -103,9 +103,9 @@ def test_a_limit_on_lengths_is_refused():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--secret", "--aggregate", "median"), "Median looks at the values of single clients, which --secret hides"),
+        (("--secret", "--aggregate", "median"), "Median looks at the values of single clients, which secure aggregation hides"),
         (("--secret", "--aggregate", "clip"), "ClippedMean looks at the values of single clients"),
-        (("--mean", "cohort"), "--mean cohort needs --secret"),
+        (("--mean", "cohort"), "mean=cohort needs secure aggregation"),
         (("--secret", "--mean", "median"), "mean"),
     ],
 )

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from local import QUICK, Room, assignment, rounds, server_state
+from local import QUICK, Room, assignment, choose, rounds, server_state
 
 import fedselect as fs
-from fedselect.core import random
 from fedselect.network.letters import Letter
 from fedselect.network.server import Limits, Server
 from fedselect.network.vault import Vault
@@ -17,8 +16,7 @@ from fedselect.training.settings import Training
 
 def simulated(small, digits, cohorts, monkeypatch):
     """The same federation in simulation, with exactly these clients in each round."""
-    picked = iter(cohorts)
-    monkeypatch.setattr(random, "choose", lambda *a: torch.tensor(next(picked)))
+    choose(cohorts, monkeypatch)
     sim = Simulation(small.method, fs.models.mlp(digits, hidden=8), digits, seed=4, training=small.training)
     for _ in cohorts:
         sim.step()

@@ -72,5 +72,5 @@ def test_less_is_kept(kept):
 
 def test_a_model_without_blocks_says_so():
     data = pictures()
-    with pytest.raises(fs.InputError, match=r"small_cnn has no list of equal blocks .* leave --recompute out"):
+    with pytest.raises(fs.InputError, match=r"small_cnn has no list of equal blocks .* leave recompute \(--recompute\) out"):
         fs.Simulation(fs.FedAvg(), fs.models.small_cnn(data), data, recompute=True)

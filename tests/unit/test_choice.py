@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedselect as fs
-from fedselect.cli.main import app
+from fedselect.cli.program import app
 from fedselect.core.errors import InputError
 from fedselect.methods.choice import CHOICES, SHARES, pick
 from fedselect.runs import runner
@@ -176,7 +176,7 @@ def test_a_run_directory_says_what_was_chosen_and_its_models_are_those(tmp_path)
     [
         ({"view": "merged"}, "view must be best or left out"),
         ({"view": "best", "rows": "personal"}, "rows=all"),
-        ({"view": "best", "private": "epsilon=8"}, "--view best chooses a model on validation data"),
+        ({"view": "best", "private": "epsilon=8"}, "view=best chooses a model on validation data"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(wrong, said, data):

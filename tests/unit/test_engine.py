@@ -321,5 +321,5 @@ def test_one_of_several_gpus_is_made_the_current_one(monkeypatch):
     with pytest.raises(fs.InputError, match="there is no cuda:2 here; choose from cuda:0 to cuda:1"):
         pick_device("cuda:2")
     monkeypatch.setattr(ranks, "world", lambda: 2)
-    with pytest.raises(fs.InputError, match="torchrun gives each process one GPU; use --device cuda"):
+    with pytest.raises(fs.InputError, match="torchrun gives each process one GPU; use device=cuda"):
         pick_device("cuda:1")

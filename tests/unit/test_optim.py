@@ -435,7 +435,9 @@ def test_an_own_option_is_a_setting_of_training(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["optimizer", "schedule"])
 def test_a_name_that_is_not_there_may_be_a_plugins(kind):
-    with pytest.raises(fs.InputError, match=rf"there is no {kind} 'lino'; .*If a plugin provides it, add --plugin\."):
+    with pytest.raises(
+        fs.InputError, match=rf"there is no {kind} 'lino'; .*If a plugin provides it, add --plugin, or in Python import it\."
+    ):
         Config(training={kind: "lino"}).complete()
 
 

@@ -120,7 +120,9 @@ def test_plugins_of_a_file_are_a_list_of_names(given):
 
 
 def test_a_name_that_nobody_knows_may_be_a_plugins():
-    with pytest.raises(InputError, match=r"did you mean 'fedavg'.*\? If a plugin provides it, add --plugin\.$"):
+    with pytest.raises(
+        InputError, match=r"did you mean 'fedavg'.*\? If a plugin provides it, add --plugin, or in Python import it\.$"
+    ):
         Config.from_dict({"method": {"name": "fedvg"}}, "test")
 
 

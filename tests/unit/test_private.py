@@ -23,8 +23,8 @@ from fedselect.private.words import LOUD, statement
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("unit=sample", "private needs a budget: --private epsilon=8."),
-        ("8", "'8' has no value; write --private epsilon=8, or with more options --private epsilon=8,unit=sample."),
+        ("unit=sample", "private needs a budget: epsilon=8."),
+        ("8", "'8' has no value; write epsilon=8, or with more options epsilon=8,unit=sample."),
         ("epsilon=0", "epsilon must be positive, not 0.0."),
         ("epsilon=1e6", "an epsilon of 1e+06 promises nothing; use at most 100, or inf for no noise."),
         ("epsilon=8,delta=2", "delta must be a probability between 0 and 1, not 2.0."),

@@ -298,17 +298,17 @@ def test_the_noise_of_a_step_has_the_deviation_that_was_promised(digits):
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, fs.Method) else None,
 )
-def test_what_noise_does_not_cover_is_refused_before_a_round_is_over(digits, method, private, said):
+def test_what_noise_does_not_cover_is_refused_before_anything_is_promised(digits, method, private, said):
     with pytest.raises(fs.InputError, match=said):
-        simulate(digits, private, method).step()
+        simulate(digits, private, method)
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"rounds": None}, "say how many there are"),
-        ({"aggregator": "clip"}, "use --aggregate mean or adam, not ClippedMean"),
-        ({"aggregator": "median"}, "use --aggregate mean or adam, not Median"),
+        ({"aggregator": "clip"}, "use the aggregator mean or adam, not ClippedMean"),
+        ({"aggregator": "median"}, "use the aggregator mean or adam, not Median"),
         ({"task": fs.Classification(class_weights="balanced")}, "learns from all clients' training targets"),
         ({"private": 8}, r"private must be fs.Private\(epsilon=8\), or 'epsilon=8', not 8"),
     ],
@@ -328,7 +328,7 @@ def test_noise_of_samples_goes_with_secure_aggregation_and_that_of_clients_does_
 def test_a_round_is_not_chosen_on_data_that_no_noise_covers():
     clients = [fs.ClientData(train=(torch.randn(8, 64), torch.arange(8) % 2), val=(torch.randn(4, 64), torch.arange(4) % 2),
                              test=(torch.randn(4, 64), torch.arange(4) % 2))] * 2  # fmt: skip
-    with pytest.raises(fs.InputError, match="which --private does not cover"):
+    with pytest.raises(fs.InputError, match="which differential privacy does not cover"):
         simulate(clients, "epsilon=8,unit=sample", keep="own")
 
 

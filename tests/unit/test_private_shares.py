@@ -280,12 +280,12 @@ def test_chunks_and_a_resumed_run_change_nothing_but_noise(digits, tmp_path):
     [
         ("epsilon=8,quantile=0.5", {"secret": True}, "the clip cannot follow a quantile; set clip= instead"),
         ("epsilon=8,colluding=3", {"secret": True}, "a round of 3 clients is too small if the server may know the noise of 3"),
-        ("epsilon=8,colluding=0", {}, "use it with --secret and unit=client"),
-        ("epsilon=8,unit=sample,colluding=0", {"secret": True}, "use it with --secret and unit=client"),
+        ("epsilon=8,colluding=0", {}, r"use it with secret \(--secret\) and unit=client"),
+        ("epsilon=8,unit=sample,colluding=0", {"secret": True}, r"use it with secret \(--secret\) and unit=client"),
         ("epsilon=8", {"secret": True, "method": fs.Scaffold()}, "which noise on updates does not protect"),
         ("epsilon=8", {"secret": True, "aggregator": "median"}, "looks at the values of single clients"),
     ],
 )
 def test_what_shares_cannot_protect_is_refused(digits, private, how, said):
     with pytest.raises(fs.InputError, match=said):
-        simulate(digits, private, **how).step()
+        simulate(digits, private, **how)

@@ -1,6 +1,7 @@
 """What a terminal shows before the first round is over."""
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import fedselect as fs
 from fedselect.aggregate import spool
 from fedselect.core import doing
 from fedselect.paper.progress import overall
+from fedselect.runs.config import Config
 from fedselect.runs.progress import progress
 
 
@@ -59,3 +61,21 @@ def test_a_terminal_shows_it_while_it_lasts():
     assert "round 3: combining" in said
     assert "40/100" in said
     assert "combining" not in said.rsplit("40/100", 1)[1]
+
+
+RUN = {"method": {"name": "fedavg"}, "data": {"name": "digits", "clients": 4}, "device": "cpu", "rounds": 2}
+
+
+def log(quiet, *runs):
+    console = Console(file=io.StringIO(), width=160)
+    with progress(console, quiet, [Config.from_dict({**RUN, **more}, "test") for more in runs], Path("runs/a")):
+        return console.file.getvalue()
+
+
+def test_a_log_begins_with_what_is_trained():
+    assert log(False, {}) == "training fedavg on digits: small_cnn, 4 clients, 2 rounds, on cpu, in runs/a\n"
+    seeds = [{"seed": s, "method": {"name": m}} for s in (0, 1) for m in ("fedavg", "local")]
+    assert log(False, *seeds).startswith("training 4 runs of fedavg, local on digits: small_cnn, 4 clients, 2 rounds, ")
+    many = [{"method": {"name": m}} for m in ("fedavg", "local", "fedper", "ditto")]
+    assert log(False, *many).startswith("training 4 runs of 4 methods on digits: ")
+    assert log(True, {}) == ""

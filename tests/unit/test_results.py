@@ -135,7 +135,8 @@ def test_rows_of_a_table_go_through_the_clients_schema():
         (0, [["a"] * 4], "x has inputs that are texts"),
         (3, X, "there is no client 3; choose one of 0 to 2"),
         (None, X, "there is no client None"),
-        ("east", X, "there is no client 'east'; choose one of north, south, west"),
+        ("east", X, "there is no client 'east'; did you mean 'west'?"),
+        ("Q", X, "there is no client 'Q'; choose one of north, south, west"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(classes, client, x, said):

@@ -87,7 +87,7 @@ def test_a_simulation_needs_no_cryptography_and_a_client_says_that_it_does(digit
         ({"aggregator": fs.Median()}, "Median looks at the values of single clients"),
         ({"secret": "yes"}, "secret must be True or False"),
         ({"mean": "all"}, "mean must be senders or cohort"),
-        ({"secret": False, "mean": "cohort"}, "--mean cohort needs --secret"),
+        ({"secret": False, "mean": "cohort"}, "mean=cohort needs secure aggregation"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(digits, how, said):

@@ -82,3 +82,22 @@ print([type(made).__name__ for made in run._programs._recorded.values()])
 print("loaded:", {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys())
 """)
     assert out.splitlines() == ["['Traced']", "loaded: set()"]
+
+
+@pytest.mark.parametrize("turns", ["", "except KeyboardInterrupt:\n    raise ImportError('partially imported')\n"])
+def test_ctrl_c_while_the_commands_load_gets_one_sentence(tmp_path, turns):
+    """A module that the commands import, replaced by one during whose import Ctrl-C is pressed."""
+    (tmp_path / "typer.py").write_text(
+        f"import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n{turns or 'finally:'}\n    pass\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fedselect.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped by Ctrl-C\n")
+
+
+def test_before_ctrl_c_is_answered_little_is_loaded():
+    out = python(
+        "import sys\nbefore = set(sys.modules)\nimport fedselect.cli\n"
+        "print({'typing', 'typer', 'rich'} & (sys.modules.keys() - before))"
+    )
+    assert out == "set()\n"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedselect.core.errors import DataError, InputError
+from fedselect.core.names import client_number
 from fedselect.core.options import build, find, options
 from fedselect.data import DATA, ClientData, Federation, tables
 from fedselect.data.division import Division
@@ -60,7 +61,7 @@ def _numbered(y: Any, names: tuple[str, ...]) -> Any:
     return torch.tensor([names.index(v) for v in said], dtype=torch.int64)
 
 
-def read(shared: Shared, name: str, client: int | None, seed: int, flags: Mapping[str, str]) -> Federation:
+def read(shared: Shared, name: str, client: str | None, seed: int, flags: Mapping[str, str]) -> Federation:
     """Read what --data names: a folder, a table, or one client of a known data set."""
     asked = {"path": "", **at_path({"name": name})}
     config = shared.about["config"] or {"data": {"name": ""}}
@@ -90,13 +91,11 @@ def few(data: Federation, samples: int, seed: int) -> Federation:
     return replace(data, clients=[replace(client, train=(x[some], y[some]), val=None)], pools={})
 
 
-def _which(whole: Federation, client: int | None) -> int:
+def _which(whole: Federation, client: str | None) -> int:
     count = len(whole.clients)
     if client is None and count > 1:
-        raise InputError(f"this data has {count} clients; choose one with --client, 0 to {count - 1}.")
-    if not 0 <= (client or 0) < count:
-        raise InputError(f"there is no client {client}; choose one of 0 to {count - 1}.")
-    return client or 0
+        raise InputError(f"this data has {count} clients; choose one with --client, by its name or a number, 0 to {count - 1}.")
+    return 0 if client is None else client_number(client, whole.names)
 
 
 def _table(shared: Shared, path: str, given: Mapping[str, str], seed: int) -> Federation:

@@ -39,7 +39,7 @@ def adapt_(
     *,
     data: Annotated[str, typer.Option(help="The client's own data: folder:PATH, table:FILE or the name of a data set")],
     out: Annotated[Path, typer.Option(help="A new folder for the model and adapted.json")],
-    client: Annotated[int | None, typer.Option(help="Number of the client, if the data has several")] = None,
+    client: Annotated[str | None, typer.Option(help="Name or number of the client, if the data has several")] = None,
     samples: Annotated[int | None, typer.Option(help="Use only this many training samples, drawn at random")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the folds, of training and of the partition")] = 0,
     epochs: Annotated[str, typer.Option(help="Numbers of fine-tuning epochs to try")] = ",".join(map(str, EPOCHS)),

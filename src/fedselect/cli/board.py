@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedselect.runs.config import Config
-from fedselect.runs.progress import PAUSE
+from fedselect.runs.progress import PAUSE, beginning, tell
 from fedselect.runs.rundir import identity
 from fedselect.simulate.keeping import final
 from fedselect.simulate.records import Record
@@ -45,6 +46,12 @@ class Board:
 
     def told(self, progress: Progress) -> None:
         self._progress = progress
+
+    def beginning(self, out: Path) -> str:
+        """What is about to be searched, in one line."""
+        settings, seeds = list(self._asked.settings.values()), len(self._asked.seeds)
+        lead = f"tuning {len(settings)} setting{'s' * (len(settings) > 1)} ({seeds} seed{'s' * (seeds > 1)}) of"
+        return beginning(settings, out, lead)
 
     @property
     def headline(self) -> str:
@@ -96,7 +103,7 @@ class Board:
 
 
 @contextmanager
-def shown(board: Board, console: Console, quiet: bool) -> Iterator[None]:
+def shown(board: Board, console: Console, quiet: bool, out: Path) -> Iterator[None]:
     """Show a board live: as a table on a terminal, elsewhere as a line from time to time."""
     if quiet:
         yield
@@ -105,12 +112,13 @@ def shown(board: Board, console: Console, quiet: bool) -> Iterator[None]:
             yield
     else:
         plain, rung = board.watch, board.told
+        tell(console, board.beginning(out))
         last = time.perf_counter()
 
         def say() -> None:
             nonlocal last
             last = time.perf_counter()
-            console.print(board.line(), highlight=False, soft_wrap=True, markup=False)
+            tell(console, board.line())
 
         def watch(config: Config, record: Record) -> None:
             plain(config, record)

@@ -36,7 +36,7 @@ def report_(
 
 def export_(
     run: Annotated[Path, typer.Argument(help="The directory of one run")],
-    client: Annotated[int, typer.Option(help="Number of the client whose model to export")],
+    client: Annotated[str, typer.Option(help="Name or number of the client whose model to export")],
     form: Annotated[str, typer.Option("--format", help="safetensors, pt2 (torch.export) or onnx")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="The file to write (default: in the run directory)")] = None,
 ) -> None:
@@ -47,7 +47,7 @@ def export_(
     made = export(run, client, form, out)
     unfinished = f", round {made.round} of {made.rounds}" if made.round < made.rounds else ""
     recorded = f" (recorded in the run: {made.headline.said(made.said)})" if made.said is not None else ""
-    own = f"client {client}'s {tables.DATA[made.score]} data"
+    own = f"the {tables.DATA[made.score]} data of {made.client}"
     say(f"wrote {made.path}{unfinished}: {made.headline.name} {made.headline.said(made.value)} on {own}{recorded}")
     say(f"\n{made.snippet}")
     say(f"# or: fedselect predict {made.path} FILE   (model card: {card_file(made.path)})")

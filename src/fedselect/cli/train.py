@@ -159,7 +159,7 @@ def resume(out: Annotated[Path, typer.Argument(help="The directory of a run, a c
         return
     named = rundir.read_configs(out) if (out / "compare.json").exists() else {}
     complete = all(rundir.finished(run) for run in [out / name for name in named] or [out])
-    with _watching(out, list(named.values()), shown) as watch:
+    with _watching(out, [] if complete else list(named.values()), shown) as watch:
         done = runner.resume(out, watch)
     if complete:
         say(f"{out} was already finished; nothing was trained")
@@ -226,7 +226,7 @@ def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Wa
             told.append(stack.enter_context(tracking(shown.track, out)))
         if shown.live:
             say(f"watch it at {stack.enter_context(serve(out, shown.port))}")
-        drawn = stack.enter_context(progress(console, shown.quiet, runs))
+        drawn = stack.enter_context(progress(console, shown.quiet, runs, out))
         told += [drawn] if drawn else []
 
         def watch(config: Config, record: Record) -> None:

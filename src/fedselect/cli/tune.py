@@ -165,7 +165,7 @@ def _show(asked: Asked, out: Path, quiet: bool, go: Callable[[Board], Found], re
 
     board = Board(asked)
     try:
-        with shown(board, console, quiet):
+        with shown(board, console, quiet, out):
             found = go(board)
     except Stopped:
         if (out / "outcome.json").exists():

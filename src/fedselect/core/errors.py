@@ -2,6 +2,7 @@
 
 FedselectError
 ├── InputError          an option, a name or a value that cannot be used
+│   └── OptionError         an argument that a function does not have; also a TypeError
 ├── DataError           data that is missing, damaged or does not fit what was asked
 ├── TrainingError       values that are no longer finite, naming client, round and tensor
 └── RunError            a run directory that cannot be written or read
@@ -26,6 +27,10 @@ class FedselectError(Exception):
 
 
 class InputError(FedselectError):
+    pass
+
+
+class OptionError(InputError, TypeError):
     pass
 
 

@@ -34,7 +34,7 @@ class Option:
         if self.name in given:
             return self.parse(given[self.name])
         if self.default is inspect.Parameter.empty:
-            raise InputError(f"{self.name} is required: give --{self.name.replace('_', '-')}.")
+            raise InputError(f"{self.name} is required: give --{self.name.replace('_', '-')} (in Python: {self.name}=...).")
         return self.default
 
     def parse(self, value: Any) -> Any:
@@ -134,7 +134,7 @@ def _letters(name: str) -> str:
 
 def find(kind: str, name: str, table: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     if name not in table:
-        raise unknown(kind, name, table, more="If a plugin provides it, add --plugin.")
+        raise unknown(kind, name, table, more="If a plugin provides it, add --plugin, or in Python import it.")
     return table[name]
 
 
@@ -153,7 +153,7 @@ def build(kind: str, name: str, table: Mapping[str, Callable[..., T]], given: Ma
     rest = resolve(kind, name, table, {k: v for k, v in given.items() if k != "seed"})
     made = find(kind, name, table)
     if "path" in rest and rest["path"] is None and _needs_path(made):
-        raise InputError(f"give the path of the data: --{kind} {name}:PATH.")
+        raise InputError(f"give the path of the data: --{kind} {name}:PATH (in Python: path=...).")
     return call(made, **rest, **fixed, **seeded)
 
 

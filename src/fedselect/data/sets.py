@@ -55,7 +55,7 @@ def image_set(
     def make(seed: int = 0, **given: Any) -> Federation:
         options = {**{n: default for n, (_, default) in table.items()}, **given}
         if "path" in own and not options["path"]:
-            raise InputError("give the path of the images: --data folder:PATH or --data domains:PATH.")
+            raise InputError("give the path of the images: --data folder:PATH or --data domains:PATH (in Python: path=...).")
         kinds, sizes = parse(options["shift"]), Sizes(options["train"], options["test"], options["val"])
         images = read(**{n: _path(n, options[n]) for n in own})
         if options["clients"] is None:

@@ -51,7 +51,9 @@ def table(
 ) -> Federation:
     """Your own table: --data table:FILE --client COLUMN --target COLUMN, or table:FOLDER with one file per client."""
     if not path:
-        raise InputError("give the path of the table: --data table:FILE, or table:FOLDER with one file per client.")
+        raise InputError(
+            "give the path of the table: --data table:FILE, or table:FOLDER with one file per client (in Python: path=...)."
+        )
     place = Path(path).expanduser()
     if not place.exists():
         raise InputError(f"there is no table {place}; check the path.")

@@ -44,7 +44,9 @@ def text(
     length: tokens per text; longer texts are cut, shorter ones padded
     """
     if not path:
-        raise InputError("give the path of the texts: --data text:FILE, or text:FOLDER with one file per client.")
+        raise InputError(
+            "give the path of the texts: --data text:FILE, or text:FOLDER with one file per client (in Python: path=...)."
+        )
     if not tokenizer:
         raise InputError("name the tokenizer's folder: --tokenizer FOLDER, usually that of --model hf:FOLDER.")
     if length < 1:

@@ -114,7 +114,7 @@ class Diagnosis:
         """The limits of the diagnosis."""
         first, last = self.losses[0], self.losses[-1]
         doubts = [
-            f"The loss hardly fell ({first:.2f} to {last:.2f}), so these numbers mean little; try more --rounds."
+            f"The loss hardly fell ({first:.2f} to {last:.2f}), so these numbers mean little; try more rounds."
             if last > SAME * first else "",
             f"With {statistics.median(self.samples):.0f} samples per client, differences may go unnoticed."
             if self._few else "",
@@ -201,7 +201,7 @@ def diagnose(
 def check_rounds(rounds: int) -> None:
     if rounds < 2:
         raise InputError(
-            f"a diagnosis needs at least 2 rounds, one for each half of the samples, not {rounds}; try --rounds 10."
+            f"a diagnosis needs at least 2 rounds, one for each half of the samples, not {rounds}; try rounds=10 (--rounds 10)."
         )
 
 

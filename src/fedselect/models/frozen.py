@@ -44,7 +44,9 @@ def lora(
     free = [n for n in adaptable(made.module) if n not in whole]
     patterns = _words(targets)
     if not free:
-        raise InputError(f"{made.name} has no Linear, convolution or attention layer for an adapter; choose another --adapt.")
+        raise InputError(
+            f"{made.name} has no Linear, convolution or attention layer for an adapter; train another part (--adapt)."
+        )
     layers = _matched(made, patterns, free, "layer", "--targets")
     check_rank(rank, made.module, layers)
     size = 2.0 * rank if alpha is None else alpha
@@ -99,7 +101,7 @@ def _model(given: Given) -> Model:
 
 def _only(model: Model, names: list[str], beside: list[str], what: str) -> Model:
     if not names:
-        raise InputError(f"{model.name} has no {what} to train; choose another --adapt.")
+        raise InputError(f"{model.name} has no {what} to train; choose another part (--adapt).")
     chosen = {*names, *beside}
     return model.adapted(Adapters(trains=tuple(n for n in model.params if n in chosen)))
 

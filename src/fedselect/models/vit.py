@@ -70,7 +70,7 @@ def _model(
     if height % side or wide % side:
         raise InputError(
             f"{name} cuts images into patches of {side}x{side}, and {height}x{wide} is not a multiple of that; give a side "
-            "that divides both: --patch."
+            "that divides both, as patch (--patch)."
         )
     for option, p in zip(("dropout", "drop_path"), drops, strict=True):
         if not 0.0 <= p < 1.0:

@@ -17,7 +17,7 @@ CLOSE = 1e-3
 LEAST, MOST = 0.1, 1e6
 """Smallest noise in the search, as a multiple of the clip: accounting for less would need ever finer steps."""
 
-MISSING = "--private needs dp-accounting; install it with: pip install 'fedselect[private]'"
+MISSING = "differential privacy needs dp-accounting; install it with: pip install 'fedselect[private]'"
 
 
 def epsilon(noise: float, share: float, sums: int, delta: float, whole: bool = False) -> float:

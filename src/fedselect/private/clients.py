@@ -56,7 +56,7 @@ class Covered(Method):
                 "a method that sends only parameters, such as fedavg, or protect samples instead of clients (unit=sample)."
             )
         if not bool((up.weight == 1).all()):
-            raise InputError("--private weights all clients equally; use weight=uniform.")
+            raise InputError("differential privacy weights all clients equally; use weight=uniform.")
         sent = _covered(up.sent)
         _check_sent(work.model, sent)
         shared = {n: down["params"][n] for n in up.values}
@@ -96,7 +96,7 @@ def shared_names(model: Model, wanted: Mask) -> tuple[str, ...]:
     _check_sent(model, wanted)
     names = tuple(n for n in model.params if wanted.get(n, False) is not False)
     if not names:
-        raise InputError("this method shares nothing, so there is nothing to protect; leave --private out.")
+        raise InputError("this method shares nothing, so there is nothing to protect; leave private (--private) out.")
     return names
 
 
@@ -200,8 +200,8 @@ def private_mean(guarantee: Guarantee, then: Aggregator, names: tuple[str, ...],
     """The aggregator that keeps a promise to clients."""
     if type(then) not in (Mean, FedAdam):
         raise InputError(
-            "with --private unit=client the server clips every update to the same length and adds noise to the sum; use "
-            f"--aggregate mean or adam, not {type(then).__name__}."
+            "with private clients (unit=client) the server clips every update to the same length and adds noise to the sum; "
+            f"use the aggregator mean or adam, not {type(then).__name__}."
         )
     private, lot = guarantee.private, guarantee.lots[0]
     noise, count = (lot.noise, 0.0) if private.quantile is None else split(lot.noise, lot.many)

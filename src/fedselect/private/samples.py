@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from fedselect.core.tree import expand
+from fedselect.core.tree import State, expand
 from fedselect.methods.method import Method
 from fedselect.private.guarantee import of_samples
 from fedselect.private.settings import Private
@@ -22,15 +22,20 @@ def passes_of(method: Method, work: Callable[[Guard], Work]) -> int:
     """
     counting = Counting()
     door = work(counting)
+    state, told = rehearse(method, door)
+    passes = counting.passes
+    method.personal(door, state, told)
+    return passes
+
+
+def rehearse(method: Method, door: Work) -> tuple[State, State]:
+    """One client joins and goes through a round: its state, and what it received. Raises what the method refuses."""
     initial = door.initial
     state = method.join(door, initial)
     server = method.init({n: v[0] for n, v in initial.items()}, len(door.ids), door.model)
     down = method.down(server, torch.zeros_like(door.ids))
     told = {**{k: expand(t, len(door.ids)) for k, t in down.shared.items()}, **down.rows}
-    state, _ = method.client(door, state, told)
-    passes = counting.passes
-    method.personal(door, state, told)
-    return passes
+    return method.client(door, state, told)[0], told
 
 
 def guard(private: Private, fitted: Fitted, training: Training, device: torch.device, passes: int, rounds: int) -> PerSample:

@@ -68,14 +68,12 @@ class Private:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise InputError(
-                    f"{part!r} has no value; write --private epsilon=8, or with more options --private epsilon=8,unit=sample."
-                )
+                raise InputError(f"{part!r} has no value; write epsilon=8, or with more options epsilon=8,unit=sample.")
             if name not in known:
                 raise unknown("option of --private", name, known)
             given[name] = known[name].parse(value)
         if "epsilon" not in given:
-            raise InputError("private needs a budget: --private epsilon=8.")
+            raise InputError("private needs a budget: epsilon=8.")
         return cls(**given)
 
     def __str__(self) -> str:

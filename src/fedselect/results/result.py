@@ -1,6 +1,5 @@
 """Result: the outcome of a run, in memory or saved."""
 
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedselect.core.errors import InputError
+from fedselect.core.names import client_number
 from fedselect.core.tree import Tree
 from fedselect.methods.groups import members
 from fedselect.network.shared import Shared
@@ -213,16 +213,7 @@ class Result:
         return {i: kept[i] for i in ids}
 
     def _number(self, client: int | str) -> int:
-        names = self._source.names
-        if isinstance(client, str):
-            if client not in names:
-                raise InputError(f"there is no client {client!r}; choose one of {_few(names)}.")
-            if names.count(client) > 1:
-                raise InputError(f"several clients are called {client!r}; use their numbers.")
-            return names.index(client)
-        if not isinstance(client, Integral) or not 0 <= client < len(names):
-            raise InputError(f"there is no client {client}; choose one of 0 to {len(names) - 1}.")
-        return int(client)
+        return client_number(client, self._source.names)
 
     @property
     def _method(self) -> str:
@@ -233,7 +224,3 @@ class Result:
 
     def _last(self) -> Record:
         return showing.last(self._source, self.history)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -14,11 +14,13 @@ from fedselect.results.result import Result
 from fedselect.simulate import Simulation
 from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_model, as_task, check_late, check_ranges
 from fedselect.simulate.keeping import is_end, keeps, stalled
+from fedselect.simulate.named import knows_its_options
 from fedselect.simulate.records import Record
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
 
 
+@knows_its_options("fs.run")
 def run(
     method: Method | str,
     *,
@@ -46,7 +48,7 @@ def run(
         progress: Show a progress bar.
         on_round: Called with the record of each round.
         how: task, headline, metrics, aggregator, secret, mean, private, val, keep, view, fraction, late, chunk, rows, device,
-            precision, deterministic, eval_every and eval_fraction, as in `Simulation`.
+            precision, recompute, deterministic, eval_every and eval_fraction, as in `Simulation`.
 
     Returns:
         The history, and every client's model, scores and predictions.
@@ -83,6 +85,7 @@ def run(
     return Result(simulation, history)
 
 
+@knows_its_options("fs.compare")
 def compare(
     methods: Mapping[str, Method | str],
     *,

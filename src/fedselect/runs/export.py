@@ -17,6 +17,7 @@ from torch import Tensor
 from fedselect import models
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace, write_bytes
+from fedselect.core.names import client_number, client_said
 from fedselect.core.tree import Tree
 from fedselect.core.version import package_version
 from fedselect.models import Layout
@@ -40,6 +41,7 @@ BATCH = 256
 @dataclass(frozen=True)
 class Export:
     path: Path
+    client: str  # in words
     snippet: str  # Python code that loads the model and computes logits from inputs x
     _: KW_ONLY
     round: int
@@ -50,16 +52,17 @@ class Export:
     score: str  # data of these values: test, or val (held-out training data)
 
 
-def export(run: Path, client: int, form: str, out: Path | None = None) -> Export:
-    """Write a client's model, load it again, and evaluate it on the client's test data."""
+def export(run: Path, whose: int | str, form: str, out: Path | None = None) -> Export:
+    """Write a client's model, load it again, and evaluate it on the client's test data. `whose`: its number or name."""
     if form not in formats.FORMS:
         raise InputError(f"--format must be {', '.join(formats.FORMS)}, not {form!r}.")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a directory; create it first, or choose another --out.")
     if out is not None and out.suffix != f".{form}":
         raise InputError(f"a {form} file must end in .{form}, unlike {out.name}; choose another --out.")
-    check_client(run, client)
+    check_client(run, whose)
     config, simulation = reopen(run)
+    client = client_number(whose, simulation.data.names)
     schemas.check(run, simulation.data)
     model = module_of(simulation, client, simulation.personal(client))
     path = out or run / f"client-{client}.{form}"
@@ -76,6 +79,7 @@ def export(run: Path, client: int, form: str, out: Path | None = None) -> Export
     write_bytes(card_file(path), card(path, said, snippet).encode())
     return Export(
         path,
+        client_said(client, simulation.data.names),
         snippet,
         round=simulation.round,
         rounds=simulation.round if finished(run) else config.rounds,

@@ -1,8 +1,9 @@
-"""Progress: bars on a terminal; elsewhere a line from time to time and one per finished run; nothing with --quiet."""
+"""Progress: bars on a terminal; elsewhere a line at the start, from time to time and per finished run; nothing with --quiet."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -18,6 +19,7 @@ from fedselect.simulate.records import Record, evaluated
 from fedselect.tasks import Measure
 
 PAUSE = 10.0  # seconds between lines while a run goes on
+NAMED = 3  # most methods that the first line of a log names
 
 
 def describe(record: Record, headline: Measure) -> str:
@@ -57,6 +59,29 @@ def opening() -> str:
     return f"reading data{gpu}, first round"
 
 
+def beginning(runs: Sequence[Config], out: Path | None = None, lead: str = "") -> str:
+    """What is about to be trained, in one line: methods, data, model, clients, rounds, device and directory."""
+    one, methods = runs[0], list(dict.fromkeys(str(c.method["name"]) for c in runs))
+    named = ", ".join(methods) if len(methods) <= NAMED else f"{len(methods)} methods"
+    lead = lead or ("training" if len(runs) == 1 else f"training {len(runs)} runs of")
+    clients = one.data.get("clients")  # some data sets decide it themselves
+    device = one.device if one.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    parts = [
+        str(one.model["name"]),
+        *([f"{clients} clients"] if clients else []),
+        f"{one.rounds} round{'s' * (one.rounds > 1)}",
+        f"on {device}",
+        *([f"in {out}"] if out else []),
+    ]
+    return f"{lead} {named} on {one.data['name']}: {', '.join(parts)}"
+
+
+def tell(console: Console, line: str) -> None:
+    """Print a line of a log as it is, at once."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.file.flush()
+
+
 @contextmanager
 def _lines(console: Console, name: Callable[[Config], str]) -> Iterator[Watch]:
     """Print a line when a run ends, and at most one per PAUSE in between."""
@@ -68,7 +93,7 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Iterator[Watch]:
         if share is None or now - last < PAUSE:
             return
         last = now
-        console.print(f"{what} {share:.0%}", highlight=False, markup=False)
+        tell(console, f"{what} {share:.0%}")
 
     def line(config: Config, record: Record) -> None:
         nonlocal last
@@ -76,11 +101,8 @@ def _lines(console: Console, name: Callable[[Config], str]) -> Iterator[Watch]:
         if not is_end(record, config.rounds) and now - last < PAUSE:
             return
         last = now
-        console.print(
-            f"{name(config)}  round {record['round']}/{config.rounds}  "
-            f"{describe(record, config.measured()[0])}  {now - began:.1f} s",
-            highlight=False, soft_wrap=True, markup=False,
-        )  # fmt: skip
+        said = describe(record, config.measured()[0])
+        tell(console, f"{name(config)}  round {record['round']}/{config.rounds}  {said}  {now - began:.1f} s")
 
     with doing.heard(work):
         yield line
@@ -113,13 +135,18 @@ def working(drawn: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def progress(console: Console, quiet: bool, runs: Sequence[Config] = ()) -> Iterator[Watch | None]:
-    """Yield the function to call after every round. Shows a bar per running run and, with several, one for all."""
+def progress(console: Console, quiet: bool, runs: Sequence[Config] = (), out: Path | None = None) -> Iterator[Watch | None]:
+    """Yield the function to call after every round. Shows a bar per running run and, with several, one for all.
+
+    `out`: where the runs are written, for the first line of a log.
+    """
     if quiet:
         yield None
         return
     name = names(runs)
     if not console.is_terminal:
+        if runs:
+            tell(console, beginning(runs, out))
         with _lines(console, name) as line:
             yield line
         return

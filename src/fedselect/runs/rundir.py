@@ -15,6 +15,7 @@ from typing import Any
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import check_folder_name, is_part, is_unused, read_json, write_bytes, write_json
+from fedselect.core.names import client_number
 from fedselect.core.snapshots import places
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation
@@ -207,12 +208,12 @@ def _records(path: Path, lines: list[bytes]) -> tuple[list[Record], str]:
     return found, ""
 
 
-def check_client(out: Path, client: int) -> None:
+def check_client(out: Path, client: int | str) -> None:
     """Refuse a client that the run does not have before reading any data, if federation.json lists the clients."""
     file = out / "federation.json"
     there = read_json(file, "delete it; clients are then listed by number.").get("clients") if file.exists() else None
-    if isinstance(there, list) and not 0 <= client < len(there):
-        raise InputError(f"{out} has no client {client}; choose one of 0 to {len(there) - 1}.")
+    if isinstance(there, list):
+        client_number(client, [str(c.get("name", i)) for i, c in enumerate(there)])
 
 
 def saved(out: Path) -> bool:

@@ -137,11 +137,11 @@ def _reach(value: float, like: Tensor) -> Tensor:
 def check_secret(secret: bool, mean: Over, aggregator: Aggregator) -> None:
     """Refuse options that do not go together, before anything is built."""
     if mean == "cohort" and not secret:
-        raise InputError("--mean cohort needs --secret; add --secret, or leave --mean out.")
+        raise InputError("mean=cohort needs secure aggregation; add --secret (in Python: secret=True), or leave mean out.")
     if secret and not vars(type(aggregator)).get("only_sums", False):
         raise InputError(
-            f"{type(aggregator).__name__} looks at the values of single clients, which --secret hides; use --aggregate mean or "
-            "adam."
+            f"{type(aggregator).__name__} looks at the values of single clients, which secure aggregation hides; use the "
+            "aggregator mean or adam."
         )
 
 
@@ -150,8 +150,8 @@ def hidden(aggregator: Aggregator, clients: int, mean: Over) -> SecretMean:
     check_secret(True, mean, aggregator)
     if clients < FEWEST:
         raise InputError(
-            f"--secret needs at least {FEWEST} clients in a round, and this run has {clients}: of two clients, each could work "
-            "out the other's values from the mean."
+            f"secure aggregation needs at least {FEWEST} clients in a round, and this run has {clients}: of two clients, "
+            "each could work out the other's values from the mean."
         )
     return SecretMean(aggregator, Ring(clients, counted=mean == "senders"))
 
@@ -160,8 +160,8 @@ def check_hidden(up: Up) -> None:
     """Refuse what secure aggregation does not hide: rows of single clients, and unequal weights."""
     if up.extra:
         raise InputError(
-            f"this method sends rows of single clients ({', '.join(up.extra)}) with its values, which --secret would not "
-            "hide; choose another method, or leave --secret out."
+            f"this method sends rows of single clients ({', '.join(up.extra)}) with its values, which secure aggregation "
+            "would not hide; choose another method, or leave secret (--secret) out."
         )
     if not bool((up.weight == 1).all()):
-        raise InputError("--secret weights all clients equally; use --weight uniform, or leave --secret out.")
+        raise InputError("secure aggregation weights all clients equally; use weight=uniform, or leave secret (--secret) out.")

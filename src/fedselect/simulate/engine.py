@@ -12,6 +12,7 @@ from torch import Tensor
 from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, TrainingError
+from fedselect.core.names import client_number
 from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, put, take, together
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
@@ -41,6 +42,7 @@ from fedselect.simulate.inputs import (
 )
 from fedselect.simulate.jobs import Asked, Job, Turn
 from fedselect.simulate.keeping import Kept
+from fedselect.simulate.named import knows_its_options
 from fedselect.simulate.protect import check_private, check_together, protect
 from fedselect.simulate.ready import Ready
 from fedselect.simulate.records import CHOSEN, Record, columns, validated
@@ -104,6 +106,7 @@ class Simulation:
         1
     """
 
+    @knows_its_options("fs.Simulation")
     def __init__(
         self,
         method: Method | str,
@@ -203,7 +206,7 @@ class Simulation:
             trial.step(self, sizes.index(1))
         if new and self.fitted.slow:
             what = ", ".join(sorted(self.fitted.slow))
-            warnings.warn(f"{model.name} is slow to train: {what} has no fast rule for stacked clients.", stacklevel=2)
+            warnings.warn(f"{model.name} is slow to train: {what} has no fast rule for stacked clients.", stacklevel=3)
         self.chunk = min(self.fits, self.clients) if chunk == "auto" else chunk
         joined = trial.join(self)
         self.store = self._new_store(rows, joined)
@@ -353,11 +356,10 @@ class Simulation:
         shapes = {n: (self.clients, *self.initial[n].shape) for n in found}
         return {n: m.clone() if isinstance(m, Tensor) else torch.full(shapes[n], m) for n, m in found.items()}
 
-    def personal(self, client: int) -> Tree:
-        """One client's personalized model as a state_dict for the plain module."""
-        if not 0 <= client < self.clients:
-            raise InputError(f"there is no client {client}; clients are numbered 0 to {self.clients - 1}.")
-        return self.model.state_dict({n: v[0].cpu() for n, v in self.models([client]).items()})
+    def personal(self, client: int | str) -> Tree:
+        """One client's personalized model, by its number or name, as a state_dict for the plain module."""
+        number = client_number(client, self.data.names)
+        return self.model.state_dict({n: v[0].cpu() for n, v in self.models([number]).items()})
 
     def need(self, view: str) -> None:
         """Refuse a view that needs models that are not kept."""

@@ -57,7 +57,7 @@ def pick_device(name: str) -> torch.device:
     """auto, cpu, cuda (the GPU of this process), or one GPU by its number: cuda:1."""
     check_ranges(device=name)
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA device; use --device cpu.")
+        raise InputError("this machine has no CUDA device; use device=cpu (--device cpu).")
     if name.startswith("cuda:"):
         _make_current(int(name.removeprefix("cuda:")))
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -68,7 +68,9 @@ def _make_current(gpu: int) -> None:
     if gpu >= torch.cuda.device_count():
         raise InputError(f"there is no cuda:{gpu} here; choose from cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
     if ranks.world() > 1:
-        raise InputError("torchrun gives each process one GPU; use --device cuda, and CUDA_VISIBLE_DEVICES to choose.")
+        raise InputError(
+            "torchrun gives each process one GPU; use device=cuda (--device cuda), and CUDA_VISIBLE_DEVICES to choose."
+        )
     torch.cuda.set_device(gpu)
 
 

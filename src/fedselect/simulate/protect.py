@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 
 from fedselect.core.errors import InputError
 from fedselect.core.tree import State, expand
+from fedselect.methods.method import for_clients
 from fedselect.private.budget import Budget
 from fedselect.private.clients import private_mean, shared_names
 from fedselect.private.guarantee import client_guarantee, sample_guarantee, shared_guarantee
-from fedselect.private.samples import guard, passes_of
+from fedselect.private.samples import guard, passes_of, rehearse
 from fedselect.private.settings import Private
 from fedselect.private.shares import check_cohort, shares
 from fedselect.simulate import ranks
 from fedselect.simulate.inputs import most
 from fedselect.tasks.task import Task
-from fedselect.training.per_sample import Guard
+from fedselect.training.per_sample import Counting, Guard
 from fedselect.training.work import Work
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def check_private(rounds: int | None) -> int:
     """Refuse a run without a known number of rounds to share the budget, or with several processes."""
     if ranks.world() > 1:
-        raise InputError("noise is drawn in one process; start a run with --private without torchrun.")
+        raise InputError("noise is drawn in one process; start a private run without torchrun.")
     if rounds is None:
         raise InputError("the budget is divided over all rounds; say how many there are: fs.Simulation(..., rounds=30).")
     return rounds
@@ -34,25 +35,28 @@ def check_together(private: Private | None, secret: bool, keep: str, view: str |
     """Refuse combinations that noise does not cover: a hidden clip, or a choice on validation data."""
     if private is not None and keep != "last":
         raise InputError(
-            "--keep and --patience choose a round on validation data, which --private does not cover; leave them out."
+            "keep and patience choose a round on validation data, which differential privacy does not cover; leave them out."
         )
     if private is not None and view is not None:
-        raise InputError("--view best chooses a model on validation data, which --private does not cover; leave it out.")
+        raise InputError(
+            "view=best chooses a model on validation data, which differential privacy does not cover; leave it out."
+        )
     shared = secret and private is not None and private.unit == "client"
     if shared and private is not None and private.quantile is not None:
         raise InputError(
-            "with --secret the server does not see update lengths, so the clip cannot follow a quantile; set clip= instead."
+            "with secure aggregation nobody sees update lengths, so the clip cannot follow a quantile; set clip= instead."
         )
     if private is not None and private.colluding != 1 and not shared:
-        raise InputError("colluding is for clients that add noise themselves; use it with --secret and unit=client.")
+        raise InputError("colluding is for clients that add noise themselves; use it with secret (--secret) and unit=client.")
 
 
 def check_task(task: Task, learns: bool) -> None:
     """Refuse a task that learns from training targets, which noise does not cover."""
     if learns:
         raise InputError(
-            f"the task {type(task).__name__} learns from all clients' training targets, which --private does not cover; set "
-            "these numbers: target_mean and target_scale (--target-mean 0 --target-scale 1), or class_weights ('1 3')."
+            f"the task {type(task).__name__} learns from all clients' training targets, which differential privacy does "
+            "not cover; set these numbers: target_mean and target_scale (--target-mean 0 --target-scale 1), or "
+            "class_weights ('1 3')."
         )
 
 
@@ -61,6 +65,7 @@ def protect(simulation: "Simulation", private: Private, state: State) -> None:
     s, rounds = simulation, check_private(simulation.total)
     check_task(s.asked, s.asked.statistics(s.data.clients[0].train[1].cpu(), s.data) is not None)
     if private.unit == "client":
+        rehearse(for_clients(s.method, s.inputs.n.new_zeros(1)), _one(s, Counting(opens=True)))  # refuse before any promise
         names = shared_names(s.model, s.method.wants(s.model, state))
         entries = sum(s.initial[n].numel() for n in names)
         if s.secret is None:

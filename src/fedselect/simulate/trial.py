@@ -21,7 +21,7 @@ MOST = 65_535
 """Most clients side by side: the limit of an axis of a GPU's grid."""
 CPU_ROOM = 1 << 29
 """Bytes that stacked clients may use on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
-TOO_LARGE = "not even one client fits into the GPU's memory; use a smaller model or --batch-size."
+TOO_LARGE = "not even one client fits into the GPU's memory; use a smaller model or batch_size (--batch-size)."
 
 
 def join(run: "Simulation") -> State:

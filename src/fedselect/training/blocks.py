@@ -30,7 +30,8 @@ def recompute(module: nn.Module, model: Model) -> None:
             found.append((path, m))
     if not found:
         raise InputError(
-            f"{model.name} has no list of equal blocks without BatchNorm that could be recomputed; leave --recompute out."
+            f"{model.name} has no list of equal blocks without BatchNorm that could be recomputed; leave recompute "
+            "(--recompute) out."
         )
     for _, blocks in found:
         for block in blocks:

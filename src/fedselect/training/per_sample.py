@@ -29,16 +29,22 @@ ROOM = 1 << 28
 """Bytes that the gradients of single samples may use at a time."""
 LOOKS = (
     "this method uses training or validation data outside its gradients, which noise on gradients does not cover; with "
-    "--private unit=sample use one that does not, such as fedavg, fedprox, fedper or fedselect."
+    "private samples (unit=sample) use one that does not, such as fedavg, fedprox, fedper or fedselect."
 )
 TUNES = (
-    "fine-tuning would use training data again at every evaluation, outside the budget; with --private unit=sample use "
+    "fine-tuning would use training data again at every evaluation, outside the budget; with private samples (unit=sample) use "
     "finetune=0, or a method without it, such as fedavg, fedper or fedselect."
 )
 
 
 class Guard(Protocol):
-    """Stands between a method and the data if samples are private: only training may pass, and only through it."""
+    """Stands between a method and the data: training passes only through it.
+
+    `opens`: whether a method may also look at the data otherwise. If samples are private, it may not.
+    """
+
+    @property
+    def opens(self) -> bool: ...
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
@@ -49,8 +55,8 @@ class Guard(Protocol):
 class Counting:
     """Trains nothing and counts the local epochs that a method trains in a round."""
 
-    def __init__(self) -> None:
-        self.passes = 0
+    def __init__(self, opens: bool = False) -> None:
+        self.opens, self.passes = opens, 0
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
@@ -73,6 +79,7 @@ class PerSample:
     noise: Callable[[int], float]
     passes: int
     entropy: Entropy
+    opens = False
 
     def train(
         self, work: "Work", data: Split, tree: Tree, passes: "Sequence[Pass]", *, goal: Goal, ctx: State, key: str
@@ -172,13 +179,13 @@ def check_model(fitted: Fitted, device: torch.device) -> None:
     model = fitted.model
     if model.stats:
         raise InputError(
-            f"in {model.name} BatchNorm mixes the samples of a batch, so samples have no separate gradients; with --private "
-            "unit=sample use a network without it, such as mlp, conv1d or small_cnn (--norm group)."
+            f"in {model.name} BatchNorm mixes the samples of a batch, so samples have no separate gradients; with private "
+            "samples (unit=sample) use a network without it, such as mlp, conv1d or small_cnn (--norm group)."
         )
     if one_by_one(fitted, device):
         raise InputError(
-            f"{model.name} is too large, or cannot be stacked, for a gradient per sample; with --private unit=sample use "
-            "a smaller network, such as mlp, conv1d or small_cnn."
+            f"{model.name} is too large, or cannot be stacked, for a gradient per sample; with private samples "
+            "(unit=sample) use a smaller network, such as mlp, conv1d or small_cnn."
         )
 
 

@@ -1,8 +1,8 @@
 """Recorded programs: a repeated step is replayed without the Python code that defined it.
 
 On a GPU a whole step (gather, augment, forward, backward, update) becomes one CUDA graph; on a CPU it is traced to the list of
-its tensor operations. Either way the operations and their order are those of the step as written, and so are the numbers. What
-cannot be recorded runs unrecorded, with one warning.
+its tensor operations. Either way the operations and their order are those of the step as written, less what changes nothing,
+and so are the numbers. What cannot be recorded runs unrecorded, with one warning.
 """
 
 import ctypes

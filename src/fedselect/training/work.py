@@ -134,7 +134,7 @@ class Work:
 
     def _need_open(self) -> None:
         """Refuse direct access to data if samples are private."""
-        if self._guard is not None:
+        if self._guard is not None and not self._guard.opens:
             raise InputError(LOOKS)
 
     def need_val(self) -> None:

@@ -22,7 +22,7 @@ class Budget:
             return said or cls()
         found = re.fullmatch(r"(\d+(?:\.\d+)?) *([smh]?)", str(said).strip())
         if not found or float(found[1]) == 0 or (not found[2] and "." in found[1]):
-            raise InputError(f"--budget must be a time (90s, 10m, 2h) or a total number of rounds (2000), not {said!r}.")
+            raise InputError(f"budget must be a time (90s, 10m, 2h) or a total number of rounds (2000), not {said!r}.")
         if found[2]:
             return cls(seconds=float(found[1]) * _SECONDS[found[2]])
         return cls(rounds=int(found[1]))

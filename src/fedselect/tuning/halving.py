@@ -63,7 +63,7 @@ def plan(settings: int, rounds: int, seeds: int, budget: int | None = None) -> S
     least = cost(_made(min(2, settings), marks(rounds), DROP), seeds)
     raise InputError(
         f"the budget leaves {max(0, budget)} rounds for trials, but two settings on {seeds} seed{'s' * (seeds > 1)} need "
-        f"{least}; use a larger --budget, fewer --rounds or fewer --seeds."
+        f"{least}; use a larger budget, fewer rounds or fewer seeds."
     )
 
 

@@ -18,6 +18,7 @@ from fedselect.results.running import run as run_once
 from fedselect.simulate import Simulation
 from fedselect.simulate.inputs import Network, RunOptions, as_federation, as_method, as_model, as_task
 from fedselect.simulate.keeping import in_tail, is_end, stalled
+from fedselect.simulate.named import knows_its_options
 from fedselect.simulate.stack import Stack, stacks
 from fedselect.training.settings import Training
 from fedselect.tuning import space
@@ -81,6 +82,7 @@ class Tuned:
         return showing.Table(self._caption(), ["setting", "rounds", first.title, "±", "behind", ""], rows, [])
 
 
+@knows_its_options("fs.tune")
 def tune(
     methods: Mapping[str, Method | str] | Iterable[str] | None = None,
     *,

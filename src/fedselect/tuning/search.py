@@ -95,7 +95,7 @@ def search(
         kept = halving.survivors(scores, rest[0].settings if rest else len(scores), judge.measure.more_is_better)
         if not kept:
             raise RunError(
-                f"every setting diverged within {rung.until} rounds; try smaller learning rates: --lr 0.001,0.003,0.01."
+                f"every setting diverged within {rung.until} rounds; try smaller learning rates (--lr 0.001,0.003,0.01)."
             )
         progress.stages.append(Stage(rung.until, scores, kept, round(time.perf_counter() - at, 3)))
         note(progress)
@@ -130,7 +130,7 @@ def _measured(plan: Plan, bench: Bench, seconds: float) -> Schedule:
     if whole > seconds:
         warnings.warn(
             f"the budget of {seconds:.0f} s is too short even for a small search, which takes about {whole:.0f} s here; use "
-            "a larger --budget or fewer --rounds. Ctrl-C ends the search with the best setting so far.",
+            "a larger budget or fewer rounds. Ctrl-C ends the search with the best setting so far.",
             stacklevel=2,
         )
     return found

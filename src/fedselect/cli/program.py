@@ -1,13 +1,10 @@
 """The program: all commands, and how it reports errors."""
 
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +16,8 @@ from fedselect.cli.reproduce import reproduce
 from fedselect.cli.terminal import console
 from fedselect.core import plugins
 from fedselect.core.errors import FedselectError, Stopped
+from fedselect.core.interrupts import Interruptible
 
-BY_HAND = "stopped by Ctrl-C"
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Personalized federated learning: every client gets its own model.",
@@ -60,10 +57,10 @@ app.add_typer(deploy_app, name="deploy")
 
 
 def main() -> None:
-    """Entry point. Errors that a user can fix are printed to stderr as one sentence, without a traceback."""
+    """Run a command. Errors that a user can fix are printed to stderr as one sentence, without a traceback."""
     warnings.showwarning = _warn  # type: ignore[assignment]
     try:
-        with _interruptible():
+        with Interruptible():
             _run()
     except Stopped as e:
         _fail(str(e), 130)
@@ -79,36 +76,6 @@ def _run() -> None:
         load_plugins(named)
     with _processes():
         app(args)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """After Ctrl-C, say one sentence. A library that is interrupted while it is imported may raise any error."""
-    pressed = False
-
-    def press(signum: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.default_int_handler(signum, frame)
-
-    ours = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    )
-    if ours:
-        signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as e:
-        if not pressed or isinstance(e, FedselectError):
-            raise
-        _fail(BY_HAND, 130)
-    except SystemExit as e:
-        if not pressed or e.code != 130:
-            raise
-        _fail(BY_HAND, 130)
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
