@@ -17,6 +17,7 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
+from fedselect.cli import deploy
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, in_use, locked, read_json
@@ -776,3 +777,16 @@ def test_certificates_pass_the_strictest_check(root):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
     assert ends[0].version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(("cores", "clients", "threads"), [(8, 3, "2"), (2, 3, "1"), (None, 2, "1")])
+def test_clients_of_a_demo_share_the_cores(cores, clients, threads, monkeypatch):
+    monkeypatch.delenv(deploy.THREADS, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    with deploy._cores_shared(clients):
+        assert os.environ[deploy.THREADS] == threads
+    assert deploy.THREADS not in os.environ
+    monkeypatch.setenv(deploy.THREADS, "5")
+    with deploy._cores_shared(clients):
+        assert os.environ[deploy.THREADS] == "5"
+    assert os.environ[deploy.THREADS] == "5"

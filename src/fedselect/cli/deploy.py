@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +35,7 @@ deploy_app = typer.Typer(
 
 DEMO_MODEL, DEMO_DATA = "mlp", {"train": "60"}
 """Defaults of the demo on digits. Simulated, three rounds reach 93% on held-out samples (seeds 200 and 201)."""
+THREADS = "OMP_NUM_THREADS"
 AGGREGATE = "clip; with --secret mean"  # default, as shown in the help
 FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # options that all clients' folders share
 SiteDir = Annotated[
@@ -110,6 +113,7 @@ def demo(
     address, shared = f"127.0.0.1:{site.free_port()}", _shared(config.data, shape)
     known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole), engine=engine)
     with ExitStack() as stack:
+        stack.enter_context(_cores_shared(clients))
         tell = (lambda text: None) if quiet else say
         tell(traffic.said_of(config, shape, clients))
         tell("starting the server")
@@ -131,6 +135,19 @@ def demo(
     if (chance := _chance(whole)) is not None and not quiet:
         say(f"for comparison: always predicting each client's most frequent class reaches {100 * chance:.1f}% accuracy")
     say(f"wrote {write_report([place])}")
+
+
+@contextmanager
+def _cores_shared(clients: int) -> Iterator[None]:
+    """Give each client its share of this machine's cores. If each took all, large models would train far slower."""
+    if THREADS in os.environ:
+        yield
+        return
+    os.environ[THREADS] = str(max(1, (os.cpu_count() or 1) // clients))
+    try:
+        yield
+    finally:
+        del os.environ[THREADS]
 
 
 @deploy_app.command(context_settings=EXTRA)
