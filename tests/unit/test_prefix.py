@@ -93,6 +93,17 @@ def values(s):
     return {n: v.clone() for n, v in s.models(range(s.clients)).items()}
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
+def test_samples_of_any_strides_have_a_checksum(dtype):
+    """An empty tensor may have the strides of what it was cut from, and is contiguous all the same."""
+    nothing = torch.zeros(1, dtype=dtype).expand(4)[:0]
+    assert nothing.is_contiguous()
+    assert nothing.stride() == (0,)
+    assert prefix._checksum(nothing) == prefix._checksum(torch.zeros(0, 3, dtype=dtype))
+    v = torch.arange(6).to(dtype).view(2, 3)
+    assert prefix._checksum(v.T) == prefix._checksum(v.T.contiguous()) != prefix._checksum(v)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_training_on_kept_outputs_is_training_the_whole_network(name, data, little):
     make, before = MODELS[name]
