@@ -2,6 +2,7 @@
 
     python benchmarks/attention.py speed     # stacked against one client after another, ViT-Tiny, 20 clients
     python benchmarks/attention.py memory    # how many clients fit: ViT-Small, and a text encoder of BERT-base's size
+    python benchmarks/attention.py memory --model text    # one of the two
     python benchmarks/attention.py profile   # where a step's time goes
 
 Random images and tokens, random weights, batches of 32, rank 8 in attention and a head. The loop is what peft does: a
@@ -138,7 +139,7 @@ def speed(clients: int) -> None:
             free()
 
 
-def memory() -> None:
+def memory(only: str) -> None:
     """Memory of a client is the slope from two to six clients; then as many as should fit are tried."""
     total = torch.cuda.get_device_properties(0).total_memory
     kinds: dict[str, tuple[Callable[[int], fs.Federation], Callable[[], fs.Model]]] = {
@@ -147,6 +148,8 @@ def memory() -> None:
         "text encoder, 110M, 128 tokens, dropout 0.1": (partial(texts, length=128), lambda: bert(0.1)),
     }
     for name, (make_data, make_model) in kinds.items():
+        if only not in name:
+            continue
         model = make_model()
         for precision, recompute in (("bf16", False), ("bf16", True), ("tf32", False)):
             if "dropout" in name and precision == "tf32":
@@ -196,6 +199,11 @@ def free() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["speed", "memory", "profile"])
-    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=20, help="for speed and profile")
+    parser.add_argument("--model", default="", help="for memory: only models whose name contains this")
     args = parser.parse_args()
-    {"speed": partial(speed, args.clients), "memory": memory, "profile": partial(profile, args.clients)}[args.what]()
+    {
+        "speed": partial(speed, args.clients),
+        "memory": partial(memory, args.model),
+        "profile": partial(profile, args.clients),
+    }[args.what]()
