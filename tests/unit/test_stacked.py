@@ -11,21 +11,12 @@ from torch.func import functional_call, vmap
 
 import fedselect as fs
 from fedselect.core.random import client_keys
-from fedselect.training.layers import AdaptedLinear, BatchNorm, Conv, LayerNorm, Linear, bmm
+from fedselect.training.layers import AdaptedLinear, BatchNorm, LayerNorm, Linear
+from fedselect.training.products import bmm
 from fedselect.training.stacked import Forward, Taps, _live, for_all
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-CONVS = [
-    # kernel, stride, padding, dilation
-    ((1, 1), (1, 1), (0, 0), (1, 1)),
-    ((3, 3), (1, 1), (1, 1), (1, 1)),
-    ((3, 3), (2, 2), (1, 1), (1, 1)),
-    ((3, 3), (2, 3), (0, 2), (1, 1)),
-    ((2, 3), (1, 2), (1, 0), (2, 1)),
-    ((3, 2), (3, 1), (2, 3), (1, 3)),
-    ((7, 7), (2, 2), (3, 3), (1, 1)),
-]
 
 
 def randn(*shape, seed=0):
@@ -46,38 +37,6 @@ def leaves(*tensors):
     return [None if t is None else t.clone().requires_grad_() for t in tensors]
 
 
-def conv_inputs(kernel, bias, size=(7, 8), batch=2, clients=CLIENTS):
-    return randn(clients, batch, 3, *size), randn(clients, 4, 3, *kernel, seed=1), randn(clients, 4, seed=2) if bias else None
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), CONVS)
-def test_convolution_is_torchs_for_every_client(kernel, stride, padding, dilation, bias):
-    x, w, b = leaves(*conv_inputs(kernel, bias))
-    y = Conv.apply(x, w, b, stride, padding, dilation)
-    upstream = randn(*y.shape, seed=3)
-    y.backward(upstream)
-    for c in range(CLIENTS):
-        one = leaves(*(None if t is None else t[c].detach() for t in (x, w, b)))
-        expected = F.conv2d(*one, stride, padding, dilation)
-        expected.backward(upstream[c])
-        torch.testing.assert_close(y[c], expected, **EXACT)
-        for stacked, alone in zip((x, w, b), one, strict=True):
-            if alone is not None:
-                torch.testing.assert_close(stacked.grad[c], alone.grad, **EXACT)
-
-
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), CONVS[:5])
-def test_convolutions_gradients_are_those_of_finite_differences(kernel, stride, padding, dilation):
-    inputs = leaves(*conv_inputs(kernel, True, size=(4, 5), batch=1, clients=2))
-    # undefined upstream gradients cannot occur: the picture is the one output that has a gradient
-
-    def convolve(x, w, b):
-        return Conv.apply(x, w, b, stride, padding, dilation)
-
-    assert torch.autograd.gradcheck(convolve, inputs, check_undefined_grad=False)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("inside", [10, 24, 50, 131])
 def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
@@ -92,14 +51,6 @@ def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
                 for c in range(4):
                     alone = (v[c : c + 1].clone(memory_format=torch.preserve_format) for v in (a, b))
                     assert bmm(*alone)[0].equal(together[c]), (rows, columns)
-
-
-def test_a_lone_client_gets_the_bits_it_gets_in_company():
-    x, w, b = (t.float() for t in conv_inputs((3, 3), True))
-    together = Conv.apply(x, w, b, (1, 1), (1, 1), (1, 1))
-    for c in range(CLIENTS):
-        alone = Conv.apply(x[c : c + 1], w[c : c + 1], b[c : c + 1], (1, 1), (1, 1), (1, 1))
-        assert alone[0].equal(together[c])
 
 
 def test_bmm_is_a_batched_matrix_product():
@@ -230,16 +181,6 @@ def test_a_lone_clients_layer_has_the_bits_it_has_in_company(rule):
     together = rule.apply(*inputs, *rest)
     for c in range(2):
         assert rule.apply(*(v[c : c + 1] for v in inputs), *rest)[0].equal(together[c])
-
-
-def test_a_frozen_convolution_passes_gradients_on():
-    x, w, _ = conv_inputs((3, 3), False)
-    (xs,) = leaves(x)
-    with Forward(None, stacked=True):
-        vmap(lambda x: torch.conv2d(x, w[0]))(xs).sum().backward()
-    (alone,) = leaves(x.flatten(0, 1))
-    F.conv2d(alone, w[0]).sum().backward()
-    torch.testing.assert_close(xs.grad.flatten(0, 1), alone.grad, **EXACT)
 
 
 def test_batch_norm_on_one_value_says_what_to_do():
@@ -470,29 +411,6 @@ def test_another_threads_random_numbers_are_not_the_models(stacked):
         kept = F.dropout(torch.ones(3, 4))
     assert not torch.equal(torch.get_rng_state(), before)  # it is the generator that a model would draw from
     assert set(kept.unique().tolist()) <= {0.0, 2.0}
-
-
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("seed", range(40))
-def test_any_convolution_is_torchs(seed, stacked):
-    """Taps that only meet padding are left out; strides, paddings and dilations of all kinds must not show it."""
-    draw = torch.Generator().manual_seed(seed)
-    pick = lambda low, high: int(torch.randint(low, high + 1, (1,), generator=draw))  # noqa: E731
-    while True:
-        size, kernel, stride, padding, dilation = pick(1, 7), pick(1, 5), pick(1, 3), pick(0, 4), pick(1, 4)
-        if size + 2 * padding >= dilation * (kernel - 1) + 1:
-            break
-    x = torch.randn(2, 3, 2, size, size + 1, generator=draw, dtype=torch.float64)
-    w = torch.randn(2, 4, 2, kernel, kernel, generator=draw, dtype=torch.float64)
-    for c in range(2):
-        want = F.conv2d(x[c], w[c], None, stride, padding, dilation)
-        if stacked:
-            with Forward(None, stacked=True):
-                got = vmap(lambda a, b: F.conv2d(a, b, None, stride, padding, dilation))(x, w)[c]
-        else:
-            with Forward(None, stacked=False):
-                got = F.conv2d(x[c], w[c], None, stride, padding, dilation)
-        torch.testing.assert_close(got, want, **EXACT)
 
 
 @pytest.mark.parametrize("seed", range(40))

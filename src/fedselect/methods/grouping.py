@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedselect.core.tree import Tree
 from fedselect.tasks import Sequences
-from fedselect.training.layers import bmm
+from fedselect.training.products import bmm
 from fedselect.training.work import Work
 
 LEAST = 0.1

@@ -44,7 +44,6 @@ class Fitted:
         self.slow: set[str] = set()  # its operations without a fast rule for stacked clients
         self.steady = False  # until a training step has shown that it draws no random numbers itself
         self.taps: Mapping[str, Taps] = {}  # set by `check`: kernels of which only these taps ever meet the input
-        self.convolved = 0  # set by `check`: numbers that convolutions compute per sample
         self._dead: Tree = {}
         made = model.assemble()
         self.module = copy.deepcopy(made) if made is model.module else made  # a function may return the same one each time
@@ -116,7 +115,6 @@ class Fitted:
                 mode.watched = {id(values[n]): n for n in model.params}
                 out = self.apply(values, x)
             self.taps, self._dead = mode.crops(), {}
-            self.convolved = mode.convolved // len(x)
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             given = f"of shape {tuple(x.shape[1:])}" if self.layout is None else str(self.layout)
             number = self.layout is None and not x.is_floating_point()

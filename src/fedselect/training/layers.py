@@ -1,9 +1,8 @@
-"""Layers for C clients at once, each with its own weights: convolution, Linear, norms, forward and backward.
+"""Layers for C clients at once, each with its own weights: Linear, norms, pooling, forward and backward.
 
 On a GPU the products and sums run in our kernels; the plain PyTorch here computes the same, and is what a CPU runs.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -11,93 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedselect import kernels
-
-Pair = tuple[int, int]
-FEW = 8
-"""Below this many channels, a CPU copies convolution windows number by number: their rows are too short for anything else."""
-
-
-class Conv(torch.autograd.Function):
-    """x (C, B, I, H, W), w (C, O, I, kh, kw), b (C, O). Activations are kept with channels last; the result is a view of them
-    in the usual order, so the next layer gets the layout that it needs.
-    """
-
-    @staticmethod
-    def shared(
-        x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, precision: str = "float32"
-    ) -> Tensor:
-        """The same if all clients have one frozen w (O, I, kh, kw): one convolution for all of them."""
-        if x.device.type == "cpu":
-            whole = w.expand(len(x), *w.shape)
-            return Conv.apply(x, whole, b if b is None else b.expand(len(x), -1), stride, padding, dilation, precision)  # type: ignore[no-any-return, no-untyped-call]
-        flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        kernel = w.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        y = torch.convolution(flat, kernel, None, stride, padding, dilation, False, (0, 0), 1)
-        y = y.view(*x.shape[:2], *y.shape[1:])
-        return y if b is None else y + b.to(x.dtype).view(-1, 1, len(w), 1, 1)
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        precision: str = "float32",
-    ) -> Tensor:
-        ctx.how, ctx.precision, ctx.x, ctx.w = (stride, padding, dilation), precision, x.shape, w.shape
-        ctx.kernels = kernels.serve(x) and dilation == (1, 1)
-        if ctx.kernels:
-            from fedselect.kernels import conv
-
-            w = w.to(x.dtype)  # bf16: once, not in every program that reads it
-            ctx.save_for_backward(x, w)
-            return conv.forward(x, w, b, stride, padding, dilation, precision)
-        patches, (high, wide) = _patches(x.permute(0, 1, 3, 4, 2), (w.shape[3], w.shape[4]), stride, padding, dilation)
-        kernel = w.to(x.dtype).permute(0, 3, 4, 2, 1).reshape(w.shape[0], -1, w.shape[1])
-        y = bmm(patches, kernel)
-        if b is not None:
-            y += b.unsqueeze(1)
-        ctx.save_for_backward(patches, kernel)
-        return y.view(x.shape[0], x.shape[1], high, wide, -1).permute(0, 1, 4, 2, 3)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        stride, padding, dilation = ctx.how
-        g = grad.permute(0, 1, 3, 4, 2)
-        dx = dw = db = None
-        if ctx.needs_input_grad[2]:
-            db = g.flatten(1, 3).sum(1, dtype=torch.promote_types(g.dtype, torch.float32))
-        if ctx.kernels:
-            from fedselect.kernels import conv
-
-            x, w = ctx.saved_tensors
-            g = g.contiguous()
-            if ctx.needs_input_grad[1]:
-                dw = conv.to_kernel(x, g, ctx.w[3:], stride, padding, dilation, ctx.precision)
-            if ctx.needs_input_grad[0]:
-                dx = conv.to_input(g, w, ctx.x, stride, padding, ctx.precision)
-            return dx, dw, db, None, None, None, None
-        patches, kernel = ctx.saved_tensors
-        clients, out, inside, kh, kw = ctx.w
-        flat = g.reshape(clients, -1, out)
-        if ctx.needs_input_grad[1]:
-            dw = bmm(patches.transpose(1, 2), flat).view(clients, kh, kw, inside, out).permute(0, 4, 3, 1, 2)
-        if ctx.needs_input_grad[0]:
-            high, wide = grad.shape[-2:]
-            _, batch, _, height, width = ctx.x
-            spread = bmm(flat, kernel.transpose(1, 2)).view(clients, batch, high, wide, kh, kw, inside)
-            room = (height + 2 * padding[0], width + 2 * padding[1])
-            full = grad.new_zeros(clients, batch, *room, inside)
-            for i in range(kh):
-                for j in range(kw):
-                    top, left = i * dilation[0], j * dilation[1]
-                    place = full[:, :, top : top + high * stride[0] : stride[0], left : left + wide * stride[1] : stride[1]]
-                    place.add_(spread[:, :, :, :, i, j])
-            dx = full[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 1, 4, 2, 3)
-        return dx, dw, db, None, None, None, None
+from fedselect.training.convolution import Pair
+from fedselect.training.products import bmm
 
 
 class Linear(torch.autograd.Function):
@@ -243,23 +157,36 @@ class LayerNorm(torch.autograd.Function):
 
 
 class MaxPool(torch.autograd.Function):
-    """x (C, B, channels, H, W), on a GPU."""
+    """x (C, B, channels, H, W), kept with channels last in both directions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-        from fedselect.kernels import pool
+        ctx.how, ctx.size, flat = (kernel, stride, padding), tuple(x.shape[3:]), _channels_last(x)
+        if x.is_cuda:
+            from fedselect.kernels import pool
 
-        y, tap = pool.forward(_channels_last(x), kernel, stride, padding)
-        ctx.save_for_backward(tap)
-        ctx.how, ctx.size = (kernel, stride, padding), tuple(x.shape[3:])
-        return y.movedim(-1, 2)
+            y, tap = pool.forward(flat, kernel, stride, padding)
+            ctx.save_for_backward(tap)
+            return y.movedim(-1, 2)
+        pictures = flat.flatten(0, 1).movedim(-1, 1)
+        best: Tensor
+        best, index = torch.ops.aten.max_pool2d_with_indices(pictures, kernel, stride, padding)
+        ctx.save_for_backward(pictures, index)
+        return best.view(*x.shape[:3], *best.shape[2:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        from fedselect.kernels import pool
+        flat = _channels_last(g)
+        if g.is_cuda:
+            from fedselect.kernels import pool
 
-        (tap,) = ctx.saved_tensors
-        return pool.backward(_channels_last(g), tap, ctx.size, *ctx.how).movedim(-1, 2), None, None, None
+            (tap,) = ctx.saved_tensors
+            dx = pool.backward(flat, tap, ctx.size, *ctx.how).movedim(-1, 2)
+        else:
+            x, index = ctx.saved_tensors
+            back = torch.ops.aten.max_pool2d_with_indices_backward
+            dx = back(flat.flatten(0, 1).movedim(-1, 1), x, *ctx.how, (1, 1), False, index).view(*g.shape[:3], *ctx.size)
+        return dx, None, None, None
 
 
 def _across(v: Tensor, like: Tensor) -> Tensor:
@@ -275,41 +202,3 @@ def _behind(v: Tensor, like: Tensor) -> Tensor:
 def _channels_last(x: Tensor) -> Tensor:
     """(C, B, channels, ...) as (C, B, ..., channels), contiguous in memory."""
     return x.movedim(2, -1).contiguous()
-
-
-def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Tensor, Pair]:
-    """Every window of a channels-last (C, B, H, W, I) as one row: (C, B*Ho*Wo, kh*kw*I), and (Ho, Wo)."""
-    clients, batch, height, width, inside = x.shape
-    high = (height + 2 * padding[0] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
-    wide = (width + 2 * padding[1] - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-    x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
-    c, n, h, w, i = x.stride()
-    if x.device.type == "cpu" and inside < FEW:
-        row, across = (high, wide, *kernel, inside), (h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i)
-        places = torch.arange(n, device=x.device).as_strided(row, across).reshape(-1)
-        return x.view(-1, n).index_select(1, places).view(clients, batch * high * wide, -1), (high, wide)
-    windows = x.as_strided(
-        (clients, batch, high, wide, kernel[0], kernel[1], inside),
-        (c, n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], i),
-        x.storage_offset(),
-    )
-    return windows.reshape(clients, batch * high * wide, kernel[0] * kernel[1] * inside), (high, wide)
-
-
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """A batched matrix product whose rows do not depend on how many clients are stacked.
-
-    On a CPU a batch of one is summed in another order than a longer batch, so a single client is run as two. Where in memory a
-    client's matrices begin may also decide how MKL sums: each result is padded with rows of zeros until the next one begins at
-    a multiple of 64 bytes, and factors of odd sizes are stored as they are multiplied.
-    """
-    if a.device.type != "cpu":
-        return torch.bmm(a, b)
-    rows, line = a.shape[1], 64 // a.element_size()
-    if b.stride(2) != 1 and b.shape[1] % line:
-        b = b.contiguous()
-    if more := -rows % (line // math.gcd(b.shape[2], line)):
-        return bmm(F.pad(a, (0, 0, 0, more)), b)[:, :rows].contiguous()
-    if len(a) == 1:
-        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
-    return torch.bmm(a, b)

@@ -21,10 +21,12 @@ from fedselect import kernels
 from fedselect.core.errors import InputError
 from fedselect.models.adapters import adapted_as_written, adapted_linear
 from fedselect.training import attention, blocks, layers, tails
+from fedselect.training.convolution import Conv, Pair
 from fedselect.training.drawn import Drawn
 from fedselect.training.endings import Endings, looks
-from fedselect.training.layers import Pair
 
+USUAL = 32
+"""Samples of a usual batch: what a client gets must not depend on how many samples are computed at once."""
 _SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 
@@ -66,7 +68,6 @@ class Forward(TorchFunctionMode):
         self.watched: dict[int, str] = {}
         self.uses: dict[str, list[Taps | None]] = {}
         self.endings = Endings()
-        self.convolved = 0  # numbers that convolutions of one client computed
         self.slow: set[str] = set()  # operations that use torch's own, slow rule for all clients
 
     def __enter__(self) -> "Forward":
@@ -100,9 +101,7 @@ class Forward(TorchFunctionMode):
         if self.watched and func is not torch.conv2d:
             self._note(func, args, kwargs)
         if func is torch.conv2d:
-            y = self._conv2d(*args, **kwargs)
-            self.convolved += y.numel()
-            return y
+            return self._conv2d(*args, **kwargs)
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs) if self.stacked else _native_batch_norm(*args, **kwargs)
         if func is F.linear and (self.stacked or self.precision == "bf16"):
@@ -243,6 +242,9 @@ class Forward(TorchFunctionMode):
             return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)
         if self.stacked and _batched(weight, bias):
             self.slow.add("conv2d with groups")
+        if not self.stacked and not x.is_cuda:  # torch reorders what is in another layout; the smaller part should be that
+            pictures = x.shape[1:].numel() * USUAL > weight.numel()
+            x = x.contiguous(memory_format=torch.channels_last if pictures else torch.contiguous_format)
         return torch.conv2d(
             x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
         )
@@ -434,7 +436,7 @@ def _max_pool2d(
 ) -> Any:
     kernel = _pair(kernel_size)
     plain = x.ndim == 4 and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices and max(kernel) < 16
-    if not (plain and kernels.serve(x)):
+    if not (plain and (kernels.serve(x) or x.device.type == "cpu")):
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore[call-overload]
     return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))
 
@@ -510,5 +512,5 @@ class _Lifted:
 
 
 _Conv2d, _Linear, _BatchNorm, _MaxPool, _AdaptedLinear = map(
-    _Lifted, (layers.Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
+    _Lifted, (Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
 )

@@ -59,14 +59,11 @@ class Shortcuts:
 AS_WRITTEN = Shortcuts()
 HEAVY = 1_000_000
 """Above this many parameters a single client keeps a CPU busy; stacking would only hurt its cache."""
-WIDE = 75_000
-"""The same above this many numbers that convolutions compute per sample: small_cnn's for 56x56 pixels. The windows of one
-client's batch fill the cache, and those of several clients a gigabyte."""
 
 
 def one_by_one(fitted: Fitted, device: torch.device) -> bool:
     """Whether clients of this model run one after the other; does not depend on the number of clients."""
-    heavy = fitted.model.size + fitted.model.frozen > HEAVY or fitted.convolved > WIDE
+    heavy = fitted.model.size + fitted.model.frozen > HEAVY
     return not fitted.stackable or (device.type == "cpu" and heavy)
 
 

@@ -15,9 +15,9 @@ from fedselect.tasks.losses import Goal, Objective
 from fedselect.tasks.metrics import Metric
 from fedselect.training.batches import Split
 from fedselect.training.buffers import ordered
-from fedselect.training.layers import bmm
 from fedselect.training.optim import SGD
 from fedselect.training.per_sample import LOOKS, Guard
+from fedselect.training.products import bmm
 from fedselect.training.recorded import Programs, Walk
 from fedselect.training.step import Aim, Rate, one_by_one, take_rate, trained
 
