@@ -393,21 +393,58 @@ def test_a_run_with_many_steps_to_come_is_recorded_sooner(rounds, recordings, ma
     assert len(made) == recordings
 
 
-@pytest.mark.parametrize(("side", "alone"), [(8, False), (55, False), (57, True)])
-def test_wide_pictures_run_client_by_client_however_many_samples_there_are(side, alone):
-    """small_cnn makes 16 numbers of a pixel, then 32 of a quarter of them: 16 * 55**2 + 32 * 27**2 = 71,728; of 57 77,072."""
-    for samples in (1, 3):
-        part = torch.zeros(samples, 3, side, side), torch.zeros(samples, dtype=torch.int64)
-        data = fs.Federation([fs.ClientData(part, part)], 2)
+def test_the_larger_the_pictures_the_fewer_clients_run_at_once():
+    """Stacked clients stay in a CPU's caches; the shares of a cohort are even, so that steps of few kinds are recorded."""
+    fits = []
+    for side in (8, 16, 32, 64):
+        part = torch.zeros(16, 3, side, side), torch.zeros(16, dtype=torch.int64)
+        data = fs.Federation([fs.ClientData(part, part)] * 50, 2)
         simulation = fs.Simulation(fs.FedAvg(), fs.models.small_cnn(data), data, device="cpu")
-        assert step.one_by_one(simulation.fitted, torch.device("cpu")) is alone
+        assert not step.one_by_one(simulation.fitted, torch.device("cpu"))
+        fits.append(simulation.fits)
+        chunks = [len(ids) for ids in simulation._chunks(torch.arange(50))]
+        assert sum(chunks) == 50
+        assert max(chunks) <= min(50, simulation.fits)
+        assert max(chunks) - chunks[-1] < len(chunks)
+        assert not list(simulation._chunks(torch.arange(0)))
+    assert fits == sorted(fits, reverse=True)
+    assert fits[0] > 20
+    assert fits[-1] == 1
 
 
-def test_clients_that_run_one_by_one_are_not_recorded(made):
+def test_clients_that_cannot_be_stacked_are_not_recorded(made):
     programs, tree, data = setting(clients=1)
     programs.fitted.stackable = False
     train(programs, tree, data)
     assert not made
+
+
+@pytest.mark.parametrize(
+    "case", ["mlp", "momentum, decay, clip", "batch norm, dead taps, masks", "dropout", "pulled, dead taps"]
+)
+def test_a_large_client_is_recorded_too(case, made, as_written, monkeypatch):
+    monkeypatch.setattr(step, "HEAVY", 0)
+    how = {**CASES[case]}
+    programs, tree, data = setting(**{k: how.pop(k) for k in ("build", "training", "augment") if k in how}, clients=1)
+    how = {k: v(tree, programs.model) if k in ("only", "lr", "ctx") else v for k, v in how.items()}
+    how["ctx"] = {k: {n: v[:1] for n, v in t.items()} for k, t in how.get("ctx", {}).items()}
+    got = train(programs, tree, data, **how)
+    assert len(made) == 1
+    assert_equal(as_written(programs, tree, data, **how), got)
+
+
+def test_a_recording_follows_what_is_prepared_of_frozen_kernels(made, as_written, monkeypatch):
+    """Frozen taps are copied once per round: a recording must use those of the client at hand."""
+    monkeypatch.setattr(step, "HEAVY", 0)
+    programs, tree, data = setting(cnn, clients=1)
+    only = {n: n != "4.weight" for n in programs.model.params}
+    first = train(programs, tree, data, only=only)
+    assert len(made) == 1
+    other = {**tree, "4.weight": tree["4.weight"] * 0.5}
+    got = train(programs, other, data, only=only)
+    assert len(made) == 1
+    assert_equal(as_written(programs, other, data, only=only), got)
+    assert not got["0.weight"].equal(first["0.weight"])
 
 
 def test_a_model_that_cannot_be_recorded_runs_and_says_so_once(made, as_written):

@@ -111,8 +111,10 @@ class Programs:
             n: v.to(kind) if isinstance(v, Tensor) and v.ndim else torch.full((len(walk.shuffle),), float(v), **like)
             for n, v in (lr if isinstance(lr, Mapping) else {"": lr}).items()
         }
+        alone = one_by_one(self.fitted, device)
         inputs: State = {
             "tree": tree, **{f"memory {k}": t for k, t in memory.items()},
+            "held": self._hold(tree, aim) if device.type == "cpu" and alone else {},
             "only": {n: m for n, m in aim.only.items() if isinstance(m, Tensor)},
             "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
             "batch": {"order": walk.order, "shuffle": walk.shuffle, "start": data.start, "n": data.n},
@@ -134,17 +136,16 @@ class Programs:
         def body(i: State, shortcuts: Shortcuts = AS_WRITTEN) -> None:
             past = {k: i[f"memory {k}"] for k in memory}
             now, what = batch(i, shortcuts), given(i)
-            losses = step(self.fitted, i["tree"], past, now, what, self.training, shortcuts=shortcuts, held=held)
+            losses = step(self.fitted, i["tree"], past, now, what, self.training, shortcuts=shortcuts, held=i["held"])
             i["sums"]["loss"] += losses
             i["sums"]["at"] += 1
 
         def ready(i: State) -> Body:
-            if device.type == "cpu" and not self.fitted.taps:
-                return body  # nothing to find: a trace leaves out what nobody uses, such as keys that nothing draws from
+            if device.type == "cpu" and (alone or not self.fitted.taps):
+                return body  # nothing to gain: a trace leaves out what nobody uses, and strided updates of few taps are slow
             found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
             return lambda i: body(i, found)
 
-        held = self._hold(tree, aim) if device.type == "cpu" and one_by_one(self.fitted, device) else None
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (*_pool(data), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
@@ -214,7 +215,7 @@ class Programs:
     ) -> Callable[[State, int], Any] | None:
         """The recording for these inputs, made now if it is time for one."""
         device = inputs["batch"]["n"].device
-        if one_by_one(self.fitted, device):
+        if one_by_one(self.fitted, device) and not (device.type == "cpu" and self.fitted.stackable):
             return None
         key = (*what, self.fitted.precision, _shapes(inputs))
         if key in self._recorded:
