@@ -508,11 +508,13 @@ class Simulation:
         return Stack([self]).work(ids, round)
 
     def _chunks(self, ids: Tensor) -> Iterator[Tensor]:
-        """Cut a cohort into chunks that fit; clients of similar size are adjacent, so that they run without copies."""
+        """Cut a cohort evenly into chunks that fit; clients of similar size are adjacent, so that they run without copies."""
         sizes = self._split["train"].sizes or ()
         order = sorted(ids.tolist(), key=lambda i: (-sizes[i], i))
-        for at in range(0, len(order), self.chunk):
-            yield torch.tensor(order[at : at + self.chunk])
+        count = max(1, -(-len(order) // self.chunk))
+        each = max(1, -(-len(order) // count))
+        for at in range(0, len(order), each):
+            yield torch.tensor(order[at : at + each])
 
     def _new_store(self, rows: str, state: State) -> Store | Compact | Disk:
         """Where client states are stored: on the device if all run at once, else on the host; packed if they are too many."""

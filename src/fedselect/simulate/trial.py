@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MOST = 65_535
 """Most clients side by side: the limit of an axis of a GPU's grid."""
-CPU_ROOM = 1 << 29
-"""Bytes that stacked clients may use on a CPU: with more, small_cnn on 32x32 images spends half its time on page faults."""
+CPU_ROOM = 1 << 26
+"""Bytes that stacked clients may use on a CPU: with more, they leave its caches, and a tensor's memory may be new each time."""
 TOO_LARGE = "not even one client fits into the GPU's memory; use a smaller model or batch_size (--batch-size)."
 
 
@@ -35,7 +35,7 @@ def join(run: "Simulation") -> State:
 def fits(run: "Simulation") -> int:
     """How many clients fit side by side into half of the free memory, by what one client's step keeps.
 
-    A CPU gains nothing beyond what it can allocate without asking the system for new memory at each step.
+    A CPU gains nothing beyond what its caches hold.
     """
     kept = 0
 
