@@ -65,8 +65,8 @@ def all_at_once(sim: Simulation, epochs: int, frozen: Frozen = lambda name: Fals
     only = {n: not frozen(n) for n in sim.model.params}
 
     def run() -> None:
-        work = sim._work(ids, 0)
-        work.train(expand(sim.initial, sim.clients), [Pass(only, 0.01, e) for e in range(epochs)])
+        for some in sim._chunks(ids):
+            sim._work(some, 0).train(expand(sim.initial, len(some)), [Pass(only, 0.01, e) for e in range(epochs)])
 
     return run
 
@@ -81,7 +81,7 @@ def measure(
     per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
     if early:
         sim._programs._recording = lambda *_: None
-    elif not one_by_one(sim.fitted, sim.device):  # as in any run of some length, the step has been recorded
+    else:  # as in any run of some length, the step has been recorded
         for _ in range(RECORD_AFTER[sim.device.type] // per_run + 1):
             stacked()
     best = {loop: float("inf"), stacked: float("inf")}
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", help="only these, by their name in the JSON")
     how = parser.parse_args()
     print(f"{CLIENTS} clients where nothing else is said, one step of all of them, {torch.get_num_threads()} CPU threads")
-    digits, three = (fs.load("digits", clients=c, classes_per_client=4, train=48, test=40) for c in (CLIENTS, 3))
+    digits, three, one = (fs.load("digits", clients=c, classes_per_client=4, train=48, test=40) for c in (CLIENTS, 3, 1))
     hundred = images((1, 8, 8), 48, 100)
     small, large, few = images((3, 32, 32), 96), images((3, 224, 224), 16, 4), images((3, 32, 32), 64, 2)
     cnn, resnet = fs.models.small_cnn, fs.models.resnet18
@@ -127,9 +127,13 @@ def main() -> None:
         ),
         "digits_mlp_100": lambda: measure("100 clients, mlp", fs.models.mlp, hundred, 16, 3, how),
         "digits_small_cnn_100": lambda: measure("100 clients, small_cnn", cnn, hundred, 16, 3, how),
+        "digits_mlp_1": lambda: measure("1 client, mlp", fs.models.mlp, one, 16, 3, how),
+        "digits_small_cnn_1": lambda: measure("1 client, small_cnn", cnn, one, 16, 3, how),
         "digits_mlp_3_early": lambda: measure("3 clients, mlp, first rounds", fs.models.mlp, three, 16, 3, how, early=True),
         "digits_small_cnn_3_early": lambda: measure("3 clients, small_cnn, first rounds", cnn, three, 16, 3, how, early=True),
         "digits_small_cnn_early": lambda: measure("10 clients, small_cnn, first rounds", cnn, digits, 16, 3, how, early=True),
+        "small_cnn_32": lambda: measure("10 clients, 32x32, small_cnn, 16", cnn, images((3, 32, 32), 48), 16, 1, how),
+        "small_cnn_64": lambda: measure("4 clients, 64x64, small_cnn, 16", cnn, images((3, 64, 64), 48, 4), 16, 1, how),
         "small_cnn_224": lambda: measure("4 clients, 224x224, small_cnn, 16", cnn, large, 16, 1, how),
         "resnet18_32": lambda: measure("32x32 images, resnet18, batch 32", resnet, small, 32, 3, how),
         "resnet18_frozen_head": lambda: measure(

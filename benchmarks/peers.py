@@ -80,7 +80,7 @@ def compete(method: str, name: str, clients: int, makers: Makers, count: int) ->
     steps = EPOCHS * SAMPLES // BATCH
     for _ in range(RECORD_AFTER["cpu"] // steps + 1):  # as in a run of some length: the step is traced
         contest["fedselect"].run()
-    steady = turns(contest, count, rounds=3)
+    steady = turns(contest, count, rounds=10)
     rows = []
     for who in contest:
         row = {"method": method, "model": name, "clients": clients, "framework": who}
