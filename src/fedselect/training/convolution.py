@@ -135,12 +135,12 @@ class Conv(torch.autograd.Function):
 
 def _way(x: Tensor, w: Tensor, how: How) -> Literal["windows", "grouped", "alone"]:
     # without oneDNN, torch's own convolution copies windows, too, client by client
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if x.dtype == torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "windows"
     picture, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
     work = math.prod(how.sides(picture, kernel)) * x.shape[1] * w[0].numel()
     # other shapes make oneDNN's choice depend on how many groups there are
-    if w.shape[1] % EVEN or w.shape[2] % EVEN or not how.keeps(picture, kernel):
+    if w.shape[1] % EVEN or w.shape[2] % EVEN or kernel == (1, 1) or not how.keeps(picture, kernel):
         return "windows" if work < ALONE // 2 else "alone"
     return "windows" if work < GROUPED else "grouped" if work < ALONE else "alone"
 
@@ -175,13 +175,17 @@ def _alone_backward(
 
 
 def _grouped(x: Tensor, w: Tensor, how: How) -> Tensor:
-    """Every client a group of channels; x and the result (C, B, H, W, channels). One group alone would round otherwise."""
-    clients = len(x)
-    if clients == 1:
-        return _grouped(x.expand(2, -1, -1, -1, -1), w.expand(2, -1, -1, -1, -1), how)[:1]
+    """Every client a group of channels; x and the result (C, B, H, W, channels)."""
     together = _canonical(x.permute(1, 2, 3, 0, 4).contiguous().flatten(3)).movedim(-1, 1)
-    y = torch.convolution(together, w.flatten(0, 1), None, *how, False, (0, 0), clients)
-    return y.movedim(1, -1).reshape(*y.shape[:1], *y.shape[2:], clients, -1).movedim(3, 0).contiguous()
+    y = _by_onednn(together, w.flatten(0, 1), how, len(x))
+    return y.movedim(1, -1).reshape(*y.shape[:1], *y.shape[2:], len(x), -1).movedim(3, 0).contiguous()
+
+
+def _by_onednn(x: Tensor, w: Tensor, how: How, groups: int) -> Tensor:
+    """By oneDNN, which rounds one group like many; torch may prefer something else for one. It has no float64."""
+    if x.dtype == torch.float64:
+        return torch.convolution(x, w, None, *how, False, (0, 0), groups)
+    return torch.mkldnn_convolution(x, w, None, how.padding, how.stride, how.dilation, groups)
 
 
 def windows(x: Tensor, kernel: Pair, how: How) -> Tensor:
