@@ -3,7 +3,7 @@
 A peer takes part where its folder is given, as its authors publish it; nothing of theirs is copied. What it imports only for
 data sets, and is not installed, is replaced by a stub. Everybody trains and aggregates; nobody evaluates. Contestants take
 turns in one process, and the best turn of each counts: wall time, and CPU time of the process, which says more where a machine
-is busy. In steady state a turn is three rounds, one after the other. First rounds are those of new runs, after everybody has
+is busy. In steady state a turn is ten rounds, one after the other. First rounds are those of new runs, after everybody has
 run a round of each model with two clients, so that nobody pays for torch's own start. Flower's simulation starts processes of
 its own and runs alone (`peers_flower.py`).
 
