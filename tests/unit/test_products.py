@@ -47,6 +47,22 @@ def test_a_client_gets_the_bits_that_it_gets_in_any_company(shape, turned):
         assert bmm(a[some], b[some]).equal(everybody[some])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inside", [10, 24, 50, 131])
+def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
+    """Of odd sizes, matrices begin anywhere in memory, and MKL sums accordingly."""
+    for rows in (1, 2, 3, 5, 9, 16, 23, 33):
+        for columns in (1, 5, 8, 10, 16, 17, 33, 50):
+            x, w = factors(4, rows, inside, columns, (False, True), dtype)
+            w, g = w.transpose(1, 2), torch.randn(4, rows, columns, generator=torch.Generator().manual_seed(1), dtype=dtype)
+            for a, b in ((x, w.transpose(1, 2)), (g, w), (g.transpose(1, 2), x)):
+                together = bmm(a, b)
+                torch.testing.assert_close(together, a @ b)
+                for c in range(4):
+                    alone = (v[c : c + 1].clone(memory_format=torch.preserve_format) for v in (a, b))
+                    assert bmm(*alone)[0].equal(together[c]), (rows, columns)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     clients=st.integers(1, 4),

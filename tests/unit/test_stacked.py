@@ -12,7 +12,6 @@ from torch.func import functional_call, vmap
 import fedselect as fs
 from fedselect.core.random import client_keys
 from fedselect.training.layers import AdaptedLinear, BatchNorm, LayerNorm, Linear
-from fedselect.training.products import bmm
 from fedselect.training.stacked import Forward, Taps, _live, for_all
 
 CLIENTS = 3
@@ -35,27 +34,6 @@ def test_for_all_is_vmap():
 
 def leaves(*tensors):
     return [None if t is None else t.clone().requires_grad_() for t in tensors]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("inside", [10, 24, 50, 131])
-def test_products_of_any_size_have_the_bits_they_have_alone(inside, dtype):
-    """Of odd sizes, matrices begin anywhere in memory, and MKL sums accordingly."""
-    for rows in (1, 2, 3, 5, 9, 16, 23, 33):
-        for columns in (1, 5, 8, 10, 16, 17, 33, 50):
-            x, w = randn(4, rows, inside).to(dtype), randn(4, columns, inside, seed=1).to(dtype)
-            g = randn(4, rows, columns, seed=2).to(dtype)
-            for a, b in ((x, w.transpose(1, 2)), (g, w), (g.transpose(1, 2), x)):
-                together = bmm(a, b)
-                torch.testing.assert_close(together, a @ b)
-                for c in range(4):
-                    alone = (v[c : c + 1].clone(memory_format=torch.preserve_format) for v in (a, b))
-                    assert bmm(*alone)[0].equal(together[c]), (rows, columns)
-
-
-def test_bmm_is_a_batched_matrix_product():
-    a, b = randn(1, 3, 4), randn(1, 4, 2, seed=1)
-    torch.testing.assert_close(bmm(a, b)[0], a[0] @ b[0], **EXACT)
 
 
 def together_and_alone(module, x, train=True):

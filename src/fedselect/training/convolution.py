@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 GROUPED = 500_000
 """Products of a client from which clients become groups of one convolution, as measured on CPUs with AVX2 and AVX-512."""
 EVEN = 8
-"""Channels in and out must be multiples of this for that."""
+"""For groups, channels in and out must be multiples of this."""
 ALONE = 4_000_000
 """Products of a client from which clients are convolved one after another; half as many where they cannot be groups."""
 FEW = 8
@@ -94,7 +94,7 @@ class Conv(torch.autograd.Function):
         ctx.way = _way(x, w, ctx.how)
         x = _channels_last(x)
         if ctx.way == "windows":
-            x = windows(x, (w.shape[3], w.shape[4]), ctx.how)
+            x = _windows(x, (w.shape[3], w.shape[4]), ctx.how)
             y = bmm(x.flatten(1, 3).flatten(2), _rows(w)).view(*x.shape[:4], -1)
         else:
             y = (_alone if ctx.way == "alone" else _grouped)(x, w, ctx.how)
@@ -125,7 +125,7 @@ class Conv(torch.autograd.Function):
         if ctx.way == "alone":
             return *_alone_backward(g, x, w, how, ctx.needs_input_grad[:2]), db, None, None, None, None
         if ctx.needs_input_grad[1]:
-            rows = x if ctx.way == "windows" else windows(x, ctx.w[3:], how)
+            rows = x if ctx.way == "windows" else _windows(x, ctx.w[3:], how)
             dw = _to_kernel(rows, g)
         if ctx.needs_input_grad[0]:
             dx = _spread(g, w, ctx.x, how) if ctx.way == "windows" else _grouped(g, w.flip(3, 4).transpose(1, 2), how)
@@ -188,7 +188,7 @@ def _by_onednn(x: Tensor, w: Tensor, how: How, groups: int) -> Tensor:
     return torch.mkldnn_convolution(x, w, None, how.padding, how.stride, how.dilation, groups)
 
 
-def windows(x: Tensor, kernel: Pair, how: How) -> Tensor:
+def _windows(x: Tensor, kernel: Pair, how: How) -> Tensor:
     """Every window of x (C, B, H, W, I), copied: (C, B, Ho, Wo, kh, kw, I)."""
     clients, batch, height, width, inside = x.shape
     high, wide = how.sides((height, width), kernel)

@@ -9,7 +9,7 @@ from torch import Tensor
 LONG = 96
 """Longer rows or columns of a result are cut into parts where MKL has more threads than clients."""
 FOUR = 4
-"""Rows that MKL's kernels compute together: a part of other rows than whole fours would round otherwise."""
+"""MKL rounds a part of a long result like the whole if its number of rows is a multiple of this, as measured."""
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
