@@ -1,6 +1,6 @@
 # make demo: FedSelect beside the methods it is compared with, on real data, in about two minutes
 # make install: the package and what it needs, into .venv
-# make test: everything that needs no GPU
+# make test: everything that needs no GPU; GPU kernels run in Python
 # make docs: the documentation site, in build/site
 # make test-all: the same with all products of cases, and ten times as many random ones
 PYTHON ?= python3
@@ -15,6 +15,7 @@ install: .venv/.installed
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto -r f tests/kernels
 
 test-all: .venv/.test
 	$(BIN)/python -m pytest -n auto -m "" --hypothesis-profile full

@@ -13,6 +13,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
+RANGES = {"triton": ">=3.7,<3.8"}
+"""Not pinned: where torch has CUDA, it asks for an exact version itself."""
 
 
 def canonical(name: str) -> str:
@@ -40,7 +42,7 @@ def closure(requirements: list[str]) -> dict[str, str]:
 
 def write(name: str, pins: dict[str, str], first: str = "") -> None:
     head = f"# made by scripts/lock.py (make lock); do not edit\n{first}"
-    (ROOT / name).write_text(head + "".join(f"{n}=={v}\n" for n, v in sorted(pins.items())))
+    (ROOT / name).write_text(head + "".join(n + RANGES.get(n, f"=={v}") + "\n" for n, v in sorted(pins.items())))
     print(f"{name}: {len(pins)} packages")
 
 

@@ -1,4 +1,4 @@
-"""Transformers on a GPU: keyed dropout, attention, adapters, a bf16 base and blocks computed again are those of a CPU."""
+"""Transformers on a GPU: attention, adapters, a bf16 base and blocks computed again are those of a CPU."""
 
 import warnings
 from functools import partial
@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import fedselect as fs
-from fedselect.core import random
 from fedselect.models.vit import build_vit
-from fedselect.training.drawn import PER_WORD, _dropped, threshold
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -17,18 +15,6 @@ if not torch.cuda.is_available():
 
 VIT = (3, [4, 4], 4, [64, 3, 2], 5)  # channels, grid, patch, sizes (width, depth, heads), classes
 BUILDS = {"whole": lambda m: m, "lora": partial(fs.lora, rank=4), "norms": fs.norm_only}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 7, 33, 65), (4, 1024)])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
-def test_dropout_is_that_of_the_cpu(shape, p, dtype):
-    keys = random.client_keys(3, torch.arange(shape[0]), 0, "train")
-    x = torch.randn(shape, dtype=dtype)
-    got = _dropped(x.cuda(), keys.cuda(), p).cpu()
-    words = random.bits(keys, -(-x[0].numel() // PER_WORD)).view(torch.int16)[:, : x[0].numel()]
-    keep = (words >= threshold(p)).view(shape)
-    torch.testing.assert_close(got, (torch.where(keep, x.float(), 0.0) / (1 - p)).to(dtype))
 
 
 def pictures():

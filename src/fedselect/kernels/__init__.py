@@ -1,8 +1,12 @@
-"""Triton kernels for stacked clients on a GPU. Each has a plain PyTorch twin in `rules` or next to its caller."""
+"""Triton kernels for stacked clients on a GPU. Each has a plain PyTorch twin next to its caller."""
 
+import os
 from functools import cache
 
 from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch: kernels run in Python, on any device. Slow, but it checks them without a GPU."""
 
 
 @cache
@@ -16,4 +20,4 @@ def _triton() -> bool:
 
 def serve(x: Tensor) -> bool:
     """Whether the kernels accept such a tensor."""
-    return x.is_cuda and x.element_size() <= 4 and _triton()
+    return (x.is_cuda or INTERPRETED) and x.element_size() <= 4 and _triton()

@@ -162,7 +162,8 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
         ctx.how, ctx.size, flat = (kernel, stride, padding), tuple(x.shape[3:]), _channels_last(x)
-        if x.is_cuda:
+        ctx.kernels = kernels.serve(x)
+        if ctx.kernels:
             from fedselect.kernels import pool
 
             y, tap = pool.forward(flat, kernel, stride, padding)
@@ -177,7 +178,7 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         flat = _channels_last(g)
-        if g.is_cuda:
+        if ctx.kernels:
             from fedselect.kernels import pool
 
             (tap,) = ctx.saved_tensors

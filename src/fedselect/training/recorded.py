@@ -199,7 +199,7 @@ class Programs:
 
     def _compile(self, what: Any, body: Body, ready: Callable[[State], Body], inputs: State) -> None:
         """On a GPU, before a program's first run: compile its kernels, including those of the recording."""
-        if what in self._compiled or not kernels.serve(next(iter(inputs["tree"].values()))):
+        if what in self._compiled or kernels.INTERPRETED or not kernels.serve(next(iter(inputs["tree"].values()))):
             return
         self._compiled.add(what)
         if one_by_one(self.fitted, inputs["batch"]["n"].device):
@@ -214,6 +214,8 @@ class Programs:
         self, what: tuple[Any, ...], ready: Callable[[State], Body], inputs: State, left: int = 0
     ) -> Callable[[State, int], Any] | None:
         """The recording for these inputs, made now if it is time for one."""
+        if kernels.INTERPRETED:  # kernels written in Python cannot be recorded
+            return None
         device = inputs["batch"]["n"].device
         if one_by_one(self.fitted, device) and not (device.type == "cpu" and self.fitted.stackable):
             return None
