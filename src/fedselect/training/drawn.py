@@ -30,17 +30,25 @@ def threshold(p: float) -> int:
 
 
 class Drawn:
-    """The random numbers of one forward pass; `key` is the client's key of this step, None outside training."""
+    """The random numbers of one forward pass; `key` is the client's key, None outside training."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
+        self.step: Tensor | None = None  # a number that the key does not contain yet
         self.calls = 0
 
+    def key_of_step(self) -> Tensor | None:
+        """The key with the step's number, which most models never ask for."""
+        if self.key is not None and self.step is not None:
+            self.key, self.step = random.fold(self.key, self.step), None
+        return self.key
+
     def next_key(self) -> Tensor:
-        if self.key is None:
+        key = self.key_of_step()
+        if key is None:
             raise InputError("dropout is on outside training; call the model in eval mode.")
         self.calls += 1
-        return random.fold(self.key, self.calls)
+        return random.fold(key, self.calls)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """float32 in [0, 1)."""

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedselect import kernels
-from fedselect.core import random
 from fedselect.core.tree import State, Tree
 from fedselect.tasks.losses import Goal
 from fedselect.tasks.task import Task
@@ -122,12 +121,12 @@ class Programs:
                      "loss": torch.zeros(len(walk.shuffle), dtype=torch.float64, device=device)},
         }  # fmt: skip
 
-        def batch(i: State, shortcuts: Shortcuts) -> Batch:
+        def batch(i: State) -> Batch:
             # a short last batch is filled from the start of the same shuffle: no padding that could leak into statistics
             b, at = i["batch"], i["sums"]["at"]
             places = (at * walk.size + torch.arange(walk.size, device=at.device)) % b["n"].unsqueeze(1)
             x, y = replace(data, start=b["start"], n=b["n"], picks=None).batch(b["order"].gather(1, places), b["shuffle"])
-            return Batch(x, y, random.fold(b["shuffle"], at) if shortcuts.draws else b["shuffle"])
+            return Batch(x, y, b["shuffle"], at[0])
 
         def given(i: State) -> Aim:
             rate = i["lr"] if isinstance(lr, Mapping) else i["lr"][""]
@@ -135,7 +134,7 @@ class Programs:
 
         def body(i: State, shortcuts: Shortcuts = AS_WRITTEN) -> None:
             past = {k: i[f"memory {k}"] for k in memory}
-            now, what = batch(i, shortcuts), given(i)
+            now, what = batch(i), given(i)
             losses = step(self.fitted, i["tree"], past, now, what, self.training, shortcuts=shortcuts, held=i["held"])
             i["sums"]["loss"] += losses
             i["sums"]["at"] += 1
@@ -143,7 +142,7 @@ class Programs:
         def ready(i: State) -> Body:
             if device.type == "cpu" and (alone or not self.fitted.taps):
                 return body  # nothing to gain: a trace leaves out what nobody uses, and strided updates of few taps are slow
-            found = find_shortcuts(self.fitted, i["tree"], batch(i, AS_WRITTEN), given(i), self.training)
+            found = find_shortcuts(self.fitted, i["tree"], batch(i), given(i), self.training)
             return lambda i: body(i, found)
 
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))

@@ -158,7 +158,8 @@ class Forward(TorchFunctionMode):
 
     def _block(self, inner: nn.Module, *args: Any, **named: Any) -> Any:
         """A block whose activations are recomputed with the same keys, if gradients are needed."""
-        if self.drawn.key is None or not torch.is_grad_enabled():
+        key = self.drawn.key_of_step()
+        if key is None or not torch.is_grad_enabled():
             with self._seeing():
                 return inner(*args, **named)
         start = self.drawn.calls
@@ -169,7 +170,6 @@ class Forward(TorchFunctionMode):
             with said_to_be_compiling() if self._compiling else nullcontext(), self._seeing():
                 yield
 
-        key = self.drawn.key
         out = blocks.again(inner, args, named, key, within, self.stacked)
         self.drawn.key = key
         return out

@@ -28,11 +28,12 @@ Crops = Mapping[str, Taps]
 
 
 class Batch(NamedTuple):
-    """One batch of every client: inputs, targets, and keys for random numbers."""
+    """One batch of every client: inputs, targets, and keys for random numbers, to which a `step` adds its number."""
 
     x: Tensor
     y: Tensor
     keys: Tensor
+    step: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,10 @@ class Aim:
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """What is known about a repeated step: taps that need not be touched, whether it draws random numbers, and which of its
-    BatchNorms are followed only by a ReLU, or by a sum and a ReLU (see `endings`)."""
+    """What is known about a repeated step: taps that need not be touched, and which of its BatchNorms are followed only by a
+    ReLU, or by a sum and a ReLU (see `endings`)."""
 
     crops: Crops = field(default_factory=dict)
-    draws: bool = True
     rectified: frozenset[int] = frozenset()
     joined: frozenset[int] = frozenset()
 
@@ -155,7 +155,7 @@ def find_shortcuts(fitted: Fitted, tree: Tree, batch: Batch, aim: Aim, how: Trai
     whole = fitted.recompute or not how.the_optimizer.still or how.clip or not aim.ctx.keys().isdisjoint(("pull", "correction"))
     crops = {} if whole else mode.crops()
     endings = mode.endings.found() if kernels.serve(batch.x) else ()
-    return Shortcuts(crops, mode.drawn.calls > 0, *endings)
+    return Shortcuts(crops, *endings)
 
 
 def try_step(fitted: Fitted, values: Tree, batch: Batch, goal: Objective, training: Training) -> str:
@@ -221,7 +221,7 @@ def losses(
     crops = crops or {}
 
     def loss(leaves: Tree, rest: Tree, x: Tensor, y: Tensor, key: Tensor, ctx: State) -> Tensor:
-        mode.drawn.key = key
+        mode.drawn.key, mode.drawn.step = key, batch.step
         values = {**rest, **{n: v for n, v in leaves.items() if n not in crops}}
         mode.live = {id(values[n]): leaves[n] for n in crops}
         mode.held = {id(values[n]): (fitted.taps[n], part) for n, part in (held or {}).items()}
@@ -231,10 +231,10 @@ def losses(
         mode.endings.follow((out.logits, out.features))
         return aim.goal(out, y, values, ctx)
 
-    rest = {n: v for n, v in tree.items() if n not in leaves or n in crops}
+    rest, given = {n: v for n, v in tree.items() if n not in leaves or n in crops}, (batch.x, batch.y, batch.keys)
     if one_by_one(fitted, batch.x.device):
-        return loss(leaves, *_first((rest, *batch, aim.ctx)))
-    found: Tensor = for_all(loss, len(batch.x), leaves, rest, *batch, aim.ctx)
+        return loss(leaves, *_first((rest, *given, aim.ctx)))
+    found: Tensor = for_all(loss, len(batch.x), leaves, rest, *given, aim.ctx)
     return found
 
 
