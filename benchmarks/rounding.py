@@ -6,7 +6,7 @@
 
 `bits` draws sizes that meet every way of `training/convolution.py`; ONEDNN_MAX_CPU_ISA=AVX2 (or SSE41) and
 MKL_ENABLE_INSTRUCTIONS=AVX2 stand for older machines. `accuracy` trains small_cnn with default settings on 70% of each client's
-samples; run it with two versions to compare them. A file has `x` (uint8 or float pictures, channels first) and `y`; without
+samples; run it with two versions, or in two precisions, to compare them. A file has `x` (uint8 or float pictures, channels first) and `y`; without
 `client`, each class is divided among clients by a Dirichlet distribution.
 """
 
@@ -120,6 +120,7 @@ def accuracy(how: argparse.Namespace) -> dict[str, object]:
                 seed=seed,
                 eval_every=how.rounds,
                 device="cpu",
+                precision=how.precision,
             )
             each.append(round(100 * result.accuracy, 2))
         found[method] = {
@@ -128,7 +129,7 @@ def accuracy(how: argparse.Namespace) -> dict[str, object]:
             "cpu_s": round(time.process_time() - began, 1),
         }
         print(method, found[method], flush=True)
-    return {"samples": Path(how.samples).name, "rounds": how.rounds, **found}
+    return {"samples": Path(how.samples).name, "rounds": how.rounds, "precision": how.precision, **found}
 
 
 def main() -> None:
@@ -143,6 +144,7 @@ def main() -> None:
     of_accuracy.add_argument("--clients", type=int, default=10)
     of_accuracy.add_argument("--rounds", type=int, default=20)
     of_accuracy.add_argument("--seeds", type=int, default=10)
+    of_accuracy.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     of_accuracy.add_argument("--methods", nargs="+", default=["FedAvg", "FedSelect"])
     how = parser.parse_args()
     print(json.dumps({"benchmark": "rounding", **(bits(how) if how.what == "bits" else accuracy(how))}))

@@ -76,9 +76,20 @@ def _make_current(gpu: int) -> None:
 
 def pick_precision(name: str, device: torch.device) -> str:
     check_ranges(precision=name)
-    if name in ("tf32", "bf16") and device.type != "cuda":
-        raise InputError(f"precision {name} needs a GPU; a CPU computes in float32.")
+    if name == "tf32" and device.type != "cuda":
+        raise InputError("precision tf32 needs a GPU; use float32 (--precision float32).")
+    if name == "bf16" and device.type != "cuda" and not multiplies_bf16():
+        raise InputError(
+            "precision bf16 needs a GPU, or a CPU with instructions for it (AVX512_BF16 or AMX), which this one lacks; use "
+            "float32 (--precision float32)."
+        )
     return ("tf32" if device.type == "cuda" else "float32") if name == "auto" else name
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16."""
+    looks: Any = torch.cpu  # torch has no public way to ask
+    return any(getattr(looks, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
 
 
 def check_late(late: tuple[int, int] | None, rounds: int) -> None:

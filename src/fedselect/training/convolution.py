@@ -137,6 +137,8 @@ def _way(x: Tensor, w: Tensor, how: How) -> Literal["windows", "grouped", "alone
     # without oneDNN, torch's own convolution copies windows, too, client by client
     if x.dtype == torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "windows"
+    if x.dtype == torch.bfloat16:  # only measured for large work, for which it is meant
+        return "alone"
     picture, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
     work = math.prod(how.sides(picture, kernel)) * x.shape[1] * w[0].numel()
     # other shapes make oneDNN's choice depend on how many groups there are

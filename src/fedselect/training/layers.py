@@ -92,6 +92,7 @@ class BatchNorm(torch.autograd.Function):
             y, saved = norm.forward(rows, weight, bias, mean, var, momentum, eps, relu, more)
             ctx.save_for_backward(rows, saved, weight, bias, y if ctx.add else None)
             return y.view(flat.shape).movedim(-1, 2)
+        given, x = x, x.to(torch.promote_types(x.dtype, torch.float32))
         count = x[0].numel() // x.shape[2]
         now_var, now_mean = torch.var_mean(x, ctx.over, correction=0)
         if mean is not None and var is not None:
@@ -102,8 +103,8 @@ class BatchNorm(torch.autograd.Function):
         shift = -now_mean * scale if bias is None else bias - now_mean * scale
         y = _across(shift, x).addcmul(x, _across(scale, x))
         y = y if other is None else y.add_(other)
-        y = y.relu_() if relu else y
-        ctx.save_for_backward(x, now_mean, narrow, weight, y if relu else None)
+        y = (y.relu_() if relu else y).to(given.dtype)
+        ctx.save_for_backward(given, now_mean, narrow, weight, y if relu else None)
         return y
 
     @staticmethod
@@ -117,13 +118,16 @@ class BatchNorm(torch.autograd.Function):
             dx, passed = (v.view(flat.shape).movedim(-1, 2) for v in (dx, passed))
             return dx, dweight, dbias, *[None] * 5, passed if ctx.add else None
         x, mean, narrow, weight, y = ctx.saved_tensors
+        kind = g.dtype
+        x, g = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in (x, g))
         g = torch.where(y > 0, g, 0.0) if ctx.relu else g
         hat = (x - _across(mean, x)) * _across(narrow, x)
         dbias, dweight = g.sum(ctx.over), (g * hat).sum(ctx.over)
         count = x[0].numel() // x.shape[2]
         scale = narrow if weight is None else narrow * weight
         dx = _across(scale, x) * (g - (_across(dbias, x) + hat * _across(dweight, x)) / count)
-        return dx, *((None, None) if weight is None else (dweight, dbias)), *[None] * 5, g if ctx.add else None
+        own = (None, None) if weight is None else (dweight, dbias)
+        return dx.to(kind), *own, *[None] * 5, g.to(kind) if ctx.add else None
 
 
 class LayerNorm(torch.autograd.Function):
