@@ -3,7 +3,9 @@
 The one-at-a-time loop is what every framework does: a module and torch.optim.SGD per client. Both walk the same number
 of batches of the same data. The two take turns, and the best of each counts, for machines are noisy.
 
-    python benchmarks/engine.py [--device cuda] [--repeat 5] [--cases small_cnn_224]
+    python benchmarks/engine.py [--device cuda] [--precision bf16] [--repeat 5] [--cases small_cnn_224]
+
+The loop computes in torch's default precision.
 """
 
 import argparse
@@ -76,7 +78,8 @@ def measure(
     early: bool = False, frozen: Frozen = lambda name: False,
 ) -> dict:  # fmt: skip
     """`early`: as in the first rounds of a run, before a step is recorded."""
-    sim = Simulation(fs.FedAvg(), model(data), data, training=fs.Training(batch_size=batch), device=how.device)
+    training = fs.Training(batch_size=batch)
+    sim = Simulation(fs.FedAvg(), model(data), data, training=training, device=how.device, precision=how.precision)
     loop, stacked = one_after_another(sim, epochs, frozen), all_at_once(sim, epochs, frozen)
     per_run = epochs * -(-int(sim._split["train"].n[0]) // batch)
     if early:
@@ -111,6 +114,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", help="of the engine")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--cases", nargs="*", help="only these, by their name in the JSON")
     how = parser.parse_args()
@@ -136,6 +140,11 @@ def main() -> None:
         "small_cnn_64": lambda: measure("4 clients, 64x64, small_cnn, 16", cnn, images((3, 64, 64), 48, 4), 16, 1, how),
         "small_cnn_224": lambda: measure("4 clients, 224x224, small_cnn, 16", cnn, large, 16, 1, how),
         "resnet18_32": lambda: measure("32x32 images, resnet18, batch 32", resnet, small, 32, 3, how),
+        "resnet18_224": lambda: measure("4 clients, 224x224, resnet18, 16", resnet, large, 16, 1, how),
+        "vit_tiny_32": lambda: measure(
+            "2 clients, 32x32, vit_tiny, patch 4, 16", lambda d: fs.models.vit_tiny(d, patch=4), few, 16, 1, how
+        ),
+        "vit_tiny_224": lambda: measure("4 clients, 224x224, vit_tiny, 16", fs.models.vit_tiny, large, 16, 1, how),
         "resnet18_frozen_head": lambda: measure(
             "2 clients, resnet18, head frozen", resnet, few, 32, 1, how, frozen=lambda n: n.startswith("fc.")
         ),
@@ -145,7 +154,11 @@ def main() -> None:
     }
     figures = {n: run() for n, run in cases.items() if how.cases is None or n in how.cases}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and how.device != "cpu" else "cpu"
-    print(json.dumps({"benchmark": "engine", "device": device, "threads": torch.get_num_threads(), **figures}))
+    print(
+        json.dumps(
+            {"benchmark": "engine", "device": device, "threads": torch.get_num_threads(), "precision": how.precision, **figures}
+        )
+    )
 
 
 if __name__ == "__main__":

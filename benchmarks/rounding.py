@@ -6,8 +6,8 @@
 
 `bits` draws sizes that meet every way of `training/convolution.py`; ONEDNN_MAX_CPU_ISA=AVX2 (or SSE41) and
 MKL_ENABLE_INSTRUCTIONS=AVX2 stand for older machines. `accuracy` trains small_cnn with default settings on 70% of each client's
-samples; run it with two versions, or in two precisions, to compare them. A file has `x` (uint8 or float pictures, channels first) and `y`; without
-`client`, each class is divided among clients by a Dirichlet distribution.
+samples; run it with two versions, or in two precisions, to compare them. A file has `x` (uint8 or float pictures, channels
+first) and `y`; without `client`, each class is divided among clients by a Dirichlet distribution.
 """
 
 import argparse

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedselect.cli import traffic
+from fedselect.cli import site_data, traffic
 from fedselect.cli.engines import EngineName, engine_of, find_engine
 from fedselect.cli.flags import EXTRA, configure, flags, words
 from fedselect.cli.run_options import with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.core.errors import InputError
 from fedselect.core.files import read_json
-from fedselect.core.options import find, options
 from fedselect.core.version import package_version
 
 if TYPE_CHECKING:
-    from fedselect.data import Federation
-    from fedselect.network.plan import Shape
     from fedselect.network.site import Site
 
 _MORE = "Options of the method, data set, model, aggregator and local training are flags too, as in [bold]fedselect run[/bold]."
@@ -37,7 +34,6 @@ DEMO_MODEL, DEMO_DATA = "mlp", {"train": "60"}
 """Defaults of the demo on digits. Simulated, three rounds reach 93% on held-out samples (seeds 200 and 201)."""
 THREADS = "OMP_NUM_THREADS"
 AGGREGATE = "clip; with --secret mean"  # default, as shown in the help
-FOLDER = ("size", "skip_unreadable", "train", "test", "val", "augment")  # options that all clients' folders share
 SiteDir = Annotated[
     Path, typer.Argument(help="The folder that `deploy init` created; on the server, its server/ folder is enough")
 ]
@@ -102,7 +98,7 @@ def demo(
     more = flags(ctx.args)
     if data == "digits":
         model, more = model or DEMO_MODEL, {**DEMO_DATA, **more}
-    config = configure(defaults(given), method, data, model, _dealt(data, more, clients), rounds=rounds, **given)
+    config = configure(defaults(given), method, data, model, site_data.dealt(data, more, clients), rounds=rounds, **given)
     whole = config.make_data()
     if len(whole.clients) != clients:
         raise InputError(f"{data} has {len(whole.clients)} clients; pass --clients {len(whole.clients)}.")
@@ -110,8 +106,10 @@ def demo(
     _warn(insecure)
     if old:
         shutil.rmtree(out)
-    address, shared = f"127.0.0.1:{site.free_port()}", _shared(config.data, shape)
-    known = site.make(out, clients, address, shared, shape, insecure=insecure, days=30, names=_named(whole), engine=engine)
+    address, shared = f"127.0.0.1:{site.free_port()}", site_data.shared(config.data, shape)
+    known = site.make(
+        out, clients, address, shared, shape, insecure=insecure, days=30, names=site_data.named(whole), engine=engine
+    )
     with ExitStack() as stack:
         stack.enter_context(_cores_shared(clients))
         tell = (lambda text: None) if quiet else say
@@ -119,7 +117,7 @@ def demo(
         tell("starting the server")
         stack.enter_context(carrier.server(out / "server", out / "server" / "log.txt"))
         tell(f"starting {clients} clients")
-        own = _at_home(config.data) if config.data.get("path") else {}
+        own = site_data.at_home(config.data) if config.data.get("path") else {}
         for i in range(clients):
             part = out / f"client-{i}"
             home = Home(
@@ -132,7 +130,7 @@ def demo(
         with progress(console, quiet) as watch:
             follow(carrier, out / "server", place, watch)
     _outcome(place)
-    if (chance := _chance(whole)) is not None and not quiet:
+    if (chance := site_data.chance(whole)) is not None and not quiet:
         say(f"for comparison: always predicting each client's most frequent class reaches {100 * chance:.1f}% accuracy")
     say(f"wrote {write_report([place])}")
 
@@ -179,12 +177,12 @@ def init(
     find_engine(engine)
     at_hand: tuple[str, ...] = ()
     if schema is None:
-        table, agreed, at_hand = _agreed(data, classes, shape, flags(ctx.args), clients)
+        table, agreed, at_hand = site_data.agreed(data, classes, shape, flags(ctx.args), clients)
     elif ctx.args or classes or shape or data not in ("digits", "table"):  # digits is the default
         raise InputError("--schema already describes the clients' data; remove --data and its options, --classes and --shape.")
     else:
         agreed = Shape.of_table(Schema.read(schema))
-        table = _shared({"name": "table"}, agreed)
+        table = site_data.shared({"name": "table"}, agreed)
     _warn(insecure)
     called = tuple(words(names)) if names else at_hand if len(at_hand) == clients else ()
     made = site.make(root, clients, address, table, agreed, insecure=insecure, days=365, names=called, engine=engine)
@@ -260,9 +258,11 @@ def client(
     wanted = at_path({"name": data or known.data["name"]})
     task = {"name": known.shape.task}
     agreed = configure({"data": known.data, "task": task}, None, None, None, {})
-    config = configure({"data": {**_alike(known.data, wanted["name"]), **wanted}, "task": task}, None, None, None, given)
+    config = configure(
+        {"data": {**site_data.alike(known.data, wanted["name"]), **wanted}, "task": task}, None, None, None, given
+    )
     if data is not None or given:
-        own = _at_home(config.data)
+        own = site_data.at_home(config.data)
         if "path" in own and "clients" not in given:
             own |= undealt(own["name"])
     if known.shape.schema is not None:
@@ -419,76 +419,6 @@ def export(
     say(f"wrote {out}: the model of {made.run} ({made.view})")
     if made.snippet:
         say(f"\n{made.snippet}")
-
-
-def _alike(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """The options of the site's data that also apply to the client's own: all of them for data of the same kind."""
-    if name == data["name"]:
-        return data
-    return {k: data[k] for k in FOLDER if k in data} if (name, data["name"]) == ("folder", "domains") else {}
-
-
-def _at_home(data: dict[str, Any]) -> dict[str, Any]:
-    """The options of a client's own data, with an absolute path: its processes run in another folder.
-
-    For a table, only its path and client column: the run supplies the rest with its schema.
-    """
-    own = {k: v for k, v in data.items() if v is not None and (data["name"] != "table" or k in ("name", "path", "client"))}
-    return own | ({"path": str(Path(own["path"]).expanduser().resolve())} if "path" in own else {})
-
-
-def _dealt(data: str, given: dict[str, str], clients: int) -> dict[str, str]:
-    """Add the number of clients to the data's flags, unless the data has clients of its own."""
-    from fedselect.data import DATA
-    from fedselect.runs.config import at_path
-
-    name = at_path({"name": data})["name"]
-    return {**given, "clients": str(clients)} if "clients" in options(find("data", name, DATA)) else given
-
-
-def _shared(data: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """The options of a site's data without paths on this machine. For tables, those in the schema."""
-    from fedselect.data.tables import said_by
-
-    if shape.schema is not None:
-        return {"name": data["name"], **{k: v for k, v in said_by(shape.schema).items() if v is not None}}
-    return {k: v for k, v in data.items() if k not in ("path", "data_dir") and v is not None}
-
-
-def _agreed(
-    data: str, classes: str | None, shape: str | None, given: dict[str, str], clients: int
-) -> tuple[dict[str, Any], Shape, tuple[str, ...]]:
-    """The options, shape and client names of the data, read from the data itself or from --classes and --shape."""
-    from fedselect.network.plan import Shape
-
-    if classes is None and shape is None:
-        config = configure({}, None, data, None, _dealt(data, given, clients))
-        whole = config.make_data()
-        return _shared(config.data, found := Shape.of(whole)), found, _named(whole)
-    if classes is None or shape is None:
-        raise InputError("if clients bring their own data, pass both --classes and --shape.")
-    names = tuple(n.strip() for n in classes.split(",") if n.strip())
-    sides = shape.split(",")
-    if len(set(names)) < max(2, len(names)) or not all(s.strip().isdecimal() and int(s) > 0 for s in sides):
-        raise InputError("--classes takes at least two different names and --shape whole numbers, both separated by commas.")
-    sizes = tuple(map(int, sides))
-    return {"name": "folder", **({"size": sizes[-1]} if len(sizes) == 3 else {})}, Shape(sizes, names), ()
-
-
-def _named(data: Federation) -> tuple[str, ...]:
-    """The names of the clients, or nothing if they are only numbered."""
-    names = tuple(client.name or str(i) for i, client in enumerate(data.clients))
-    return () if names == tuple(map(str, range(len(names)))) or len(set(names)) < len(names) else names
-
-
-def _chance(data: Federation) -> float | None:
-    """The mean accuracy of always predicting a client's most frequent training class. None for other tasks."""
-    from fedselect.tasks import suited
-
-    if suited(data) != "classification":
-        return None
-    right = [(c.test[1] == c.train[1].mode().values).float().mean() for c in data.clients if c.test is not None]
-    return float(sum(right) / len(right))
 
 
 def _usual_model(known: Site) -> str:

@@ -53,7 +53,7 @@ def reproduce(
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one GPU such as cuda:1")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Precision of matrix multiplication: auto, float32, or on a GPU tf32 or bf16")
+        str, typer.Option(help="Precision of matrix multiplication: auto, float32, bf16, or on a GPU tf32")
     ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would run; run nothing")] = False,
     there: Annotated[bool, typer.Option("--there", help="Show completed rows only; run nothing")] = False,

@@ -38,7 +38,11 @@ class Fields:
         "auto", "What is stored per client between rounds: all, or personal (packed, in memory) or disk (in a file)"
     )
     device: str = _option("auto", "auto, cpu, cuda or one GPU such as cuda:1")
-    precision: str = _option("auto", "Precision of matrix multiplication: float32, or on a GPU tf32 or bf16", "tf32 on a GPU")
+    precision: str = _option(
+        "auto",
+        "Precision of matrix multiplication: float32, bf16 (on a CPU only with AVX512_BF16 or AMX), or on a GPU tf32",
+        "tf32 on a GPU",
+    )
     recompute: bool = _option(
         False, "Gradient checkpointing of transformer blocks: less memory, so that more clients train in parallel"
     )

@@ -79,7 +79,7 @@ class Simulation:
         chunk: How many clients run at once; `auto` fits them to the memory.
         rows: What is stored per client between rounds: `all`, or `personal` parameters only, in memory or on `disk`.
         device: `auto`, `cpu`, `cuda` or one GPU such as `cuda:1`.
-        precision: `auto`, `float32`, or on a GPU `tf32` or `bf16`.
+        precision: `auto`, `float32`, `bf16` (on a CPU only with AVX512_BF16 or AMX), or on a GPU `tf32`.
         recompute: Keep only the inputs of each transformer block and recompute its activations in the backward pass.
         deterministic: Refuse GPU operations whose result may differ from one time to the next.
         eval_every: Rounds between evaluations.

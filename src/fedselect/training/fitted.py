@@ -40,7 +40,7 @@ class Fitted:
         self.layout = layout  # of several inputs: how they are packed into the one tensor of a batch
         self.inner = inner  # whether its inputs are what other layers computed, whose dtype must stay
         self._floats = model.module.get_parameter(model.params[0]).dtype
-        self.precision = precision  # of matrix products: float32, or on a GPU tf32 or bf16
+        self.precision = precision  # of matrix products: float32, bf16, or on a GPU tf32
         self.slow: set[str] = set()  # its operations without a fast rule for stacked clients
         self.steady = False  # until a training step has shown that it draws no random numbers itself
         self.taps: Mapping[str, Taps] = {}  # set by `check`: kernels of which only these taps ever meet the input
