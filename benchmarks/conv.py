@@ -18,7 +18,7 @@ import torch
 
 import fedselect as fs
 from fedselect.kernels import conv
-from fedselect.training.stacked import _live
+from fedselect.training.taps import live_taps
 
 TILES = {  # rows, columns, depth, warps, stages
     "forward": [(128, 64, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 32, 8, 4),
@@ -48,7 +48,7 @@ def layers(side: int) -> Counter[Layer]:
     def note(m: torch.nn.Conv2d, i: tuple[torch.Tensor], o: torch.Tensor) -> None:
         size, kernel, padding = list(i[0].shape[2:]), list(m.kernel_size), list(m.padding)
         for a in (0, 1):
-            first, last, before, behind = _live(size[a], kernel[a], m.stride[a], m.padding[a], 1)
+            first, last, before, behind = live_taps(size[a], kernel[a], m.stride[a], m.padding[a], 1)
             if last - first < kernel[a]:
                 size[a], kernel[a], padding[a] = size[a] + before + behind, last - first, 0
         found[Layer(m.in_channels, m.out_channels, *map(tuple, (size, kernel, m.stride, padding)))] += 1

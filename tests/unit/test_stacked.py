@@ -12,7 +12,9 @@ from torch.func import functional_call, vmap
 import fedselect as fs
 from fedselect.core.random import client_keys
 from fedselect.training.layers import AdaptedLinear, BatchNorm, LayerNorm, Linear
-from fedselect.training.stacked import Forward, Taps, _live, for_all
+from fedselect.training.lifted import for_all
+from fedselect.training.stacked import Forward
+from fedselect.training.taps import Taps, live_taps
 
 CLIENTS = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -401,7 +403,7 @@ def test_the_live_taps_are_those_that_a_slow_loop_finds(seed):
     w = torch.zeros(1, 1, 1, kernel, dtype=torch.float64, requires_grad=True)
     F.conv2d(ones, w, None, (1, stride), (0, padding), (1, dilation)).sum().backward()
     met = w.grad.flatten().nonzero().flatten().tolist()
-    first, last, _, _ = _live(size, kernel, stride, padding, dilation)
+    first, last, _, _ = live_taps(size, kernel, stride, padding, dilation)
     assert (first, last) == ((met[0], met[-1] + 1) if met else (0, kernel))
 
 

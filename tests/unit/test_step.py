@@ -13,8 +13,8 @@ from fedselect.core.random import client_keys
 from fedselect.tasks.losses import Goal
 from fedselect.training.fitted import Fitted
 from fedselect.training.settings import Training
-from fedselect.training.stacked import Taps
 from fedselect.training.step import Aim, Batch, Shortcuts, find_shortcuts, forward, precision, step
+from fedselect.training.taps import Taps
 
 CLIENTS, STEPS, BATCH = 3, 3, 5
 cross_entropy = Goal(fs.Classification())

@@ -13,7 +13,8 @@ from fedselect.core.tree import Tree
 from fedselect.models import Layout, Model, Output
 from fedselect.tasks.task import Targets, Task
 from fedselect.training import blocks
-from fedselect.training.stacked import Forward, Taps
+from fedselect.training.stacked import Forward
+from fedselect.training.taps import Taps
 
 
 class Fitted:

@@ -4,16 +4,11 @@ norms, attention) or not keyed by client (whatever draws random numbers).
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _unwrap_batched
-from torch._functorch.predispatch import lazy_load_decompositions
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.vmap import vmap_increment_nesting
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,23 +19,15 @@ from fedselect.training import attention, blocks, layers, tails
 from fedselect.training.convolution import Conv, Pair
 from fedselect.training.drawn import Drawn
 from fedselect.training.endings import Endings, looks
+from fedselect.training.lifted import Lifted, batched
+from fedselect.training.taps import Crop, Taps, live_taps
 
 USUAL = 32
 """Samples of a usual batch: what a client gets must not depend on how many samples are computed at once."""
+_Conv2d, _Linear, _BatchNorm, _MaxPool, _AdaptedLinear = map(
+    Lifted, (Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
+)
 _SLOW = {torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
-
-
-@dataclass(frozen=True)
-class Taps:
-    """The part of a convolution kernel that ever meets the input: rows top to bottom, columns left to right."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    def of(self, kernel: Tensor) -> Tensor:
-        return kernel[..., self.top : self.bottom, self.left : self.right]
 
 
 class Forward(TorchFunctionMode):
@@ -222,14 +209,14 @@ class Forward(TorchFunctionMode):
                 x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype), stride, padding, dilation, groups
             )
         stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-        spans = [_live(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
+        spans = [live_taps(x.shape[2 + a], weight.shape[2 + a], stride[a], padding[a], dilation[a]) for a in (0, 1)]
         cropped = any(last - first < weight.shape[2 + a] for a, (first, last, _, _) in enumerate(spans))
         taps = Taps(*spans[0][:2], *spans[1][:2]) if cropped else None
         self._note(torch.conv2d, (weight,), {}, taps)
         if taps is not None:
             live, (held, part) = self.live.get(id(weight)), self.held.get(id(weight), (None, weight))
             if live is None:
-                live = part if held == taps else _Crop.apply(weight, taps)  # type: ignore[no-untyped-call]
+                live = part if held == taps else Crop.apply(weight, taps)  # type: ignore[no-untyped-call]
             weight = live
             (_, _, above, below), (_, _, before, behind) = spans
             if above or below or before or behind:
@@ -238,9 +225,9 @@ class Forward(TorchFunctionMode):
         window = x.shape[2:] == weight.shape[2:] and (not x.is_cuda or tuple(x.shape[2:]) == (1, 1))
         if window and groups == 1 and padding == (0, 0) and dilation == (1, 1):
             return self._linear(x.flatten(1), weight.flatten(1), bias)[..., None, None]  # one window: a matrix product
-        if self.stacked and groups == 1 and _batched(x, weight, bias):
+        if self.stacked and groups == 1 and batched(x, weight, bias):
             return _Conv2d.apply(x, weight, bias, stride, padding, dilation, self.precision)
-        if self.stacked and _batched(weight, bias):
+        if self.stacked and batched(weight, bias):
             self.slow.add("conv2d with groups")
         if not self.stacked and not x.is_cuda:  # torch reorders what is in another layout; the smaller part should be that
             pictures = x.shape[1:].numel() * USUAL > weight.numel()
@@ -263,13 +250,13 @@ class Forward(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x.bfloat16() if self.precision == "bf16" else x
-        if x.ndim < 2 or weight.ndim != 2 or not self.stacked or not _batched(x, weight, bias):
+        if x.ndim < 2 or weight.ndim != 2 or not self.stacked or not batched(x, weight, bias):
             return F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))
         return _Linear.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
 
     def _adapted_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        shared = not (_batched(weight, bias) or weight.requires_grad or (bias is not None and bias.requires_grad))
-        if not (self.stacked and x.is_cuda and x.ndim > 1 and shared and _batched(x, a, b)):
+        shared = not (batched(weight, bias) or weight.requires_grad or (bias is not None and bias.requires_grad))
+        if not (self.stacked and x.is_cuda and x.ndim > 1 and shared and batched(x, a, b)):
             with self._seeing():
                 return adapted_as_written(x, weight, bias, a, b, scale)
         x = x.bfloat16() if self.precision == "bf16" else x
@@ -307,20 +294,6 @@ class Forward(TorchFunctionMode):
         return shift.view(shape).addcmul(x, scale.view(shape))
 
 
-def for_all(one: Callable[..., Any], clients: int, *stacked: Any) -> Any:
-    """Run `one`, written for one client, for all at once: torch.func.vmap over dicts and tuples, in half its time."""
-    lazy_load_decompositions()
-    with vmap_increment_nesting(clients, "error") as level:
-        found = one(*(_each(v, lambda t: _add_batch_dim(t, 0, level)) for v in stacked))
-        return _each(found, lambda t: _remove_batch_dim(t, level, clients, 0))
-
-
-def _each(value: Any, do: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return do(value)
-    return {n: _each(v, do) for n, v in value.items()} if isinstance(value, dict) else tuple(_each(v, do) for v in value)
-
-
 @contextmanager
 def said_to_be_compiling() -> Iterator[None]:
     """Let a model's code believe that it is being compiled. Code that checks this then reads no tensor's values to decide what
@@ -336,11 +309,6 @@ def said_to_be_compiling() -> Iterator[None]:
         yield
     finally:
         flags._is_compiling_flag = before
-
-
-def _batched(*values: Tensor | None) -> bool:
-    """Whether any of these tensors has a client axis; a frozen base is shared by all clients."""
-    return any(v is not None and torch._C._functorch.is_batchedtensor(v) for v in values)
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -441,76 +409,7 @@ def _max_pool2d(
     return _MaxPool.apply(x, kernel, kernel if stride is None else _pair(stride), _pair(padding))
 
 
-def _live(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, int, int, int]:
-    """The first and last taps of a kernel that ever meet the input, and the padding that these still need on each side."""
-    out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    met = [t for t in range(kernel) if any(0 <= o * stride - padding + t * dilation < size for o in range(out))]
-    if not met:  # nothing but padding: leave it unchanged
-        return 0, kernel, padding, padding
-    first, last = met[0], met[-1] + 1
-    before = padding - first * dilation
-    behind = (out - 1) * stride + (last - 1 - first) * dilation + 1 - size - before
-    return first, last, before, behind  # negative: the input's edge is never reached
-
-
 def _pair(v: Any) -> Pair:
     if isinstance(v, int):
         return v, v
     return (v[0], v[0]) if len(v) == 1 else (v[0], v[1])
-
-
-class _Crop(torch.autograd.Function):
-    """The live taps of a kernel; the gradient of the rest is zero, written at once."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, taps: Taps) -> Tensor:
-        return taps.of(weight).clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        weight, t = inputs
-        ctx.rest = (t.left, weight.shape[-1] - t.right, t.top, weight.shape[-2] - t.bottom)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return F.pad(grad, ctx.rest), None
-
-
-class _Lifted:
-    """A layer as vmap sees it: vmap passes the stacked tensors here, and gradients flow through `rule`.
-
-    A custom autograd function with a vmap rule would do the same, but takes longer in torch than a small layer itself.
-    """
-
-    def __init__(self, rule: type[torch.autograd.Function]) -> None:
-        self._rule = rule
-
-    def apply(self, *args: Any) -> Tensor:
-        interpreter = retrieve_current_functorch_interpreter()
-        level = interpreter.level()
-        parts = [_unwrap_batched(v, level) if isinstance(v, Tensor) else (v, None) for v in args]
-        if all(dim is None for _, dim in parts):
-            raise RuntimeError(f"{self._rule.__name__} was called on tensors without a client axis")
-        clients = next(v.shape[dim] for v, dim in parts if dim is not None)
-
-        def front(v: Any, dim: int | None) -> Any:
-            if not isinstance(v, Tensor):
-                return v
-            return v.expand(clients, *v.shape) if dim is None else v.movedim(dim, 0)
-
-        apply, once = self._rule.apply, set[int]()  # `once`: arguments of the frozen base, passed once for all clients
-        if self._rule is layers.AdaptedLinear:
-            once = {1, 2}
-        elif parts[0][1] is not None and parts[1][1] is None and hasattr(self._rule, "shared") and not args[1].requires_grad:
-            apply, once = self._rule.shared, {i for i, (_, dim) in enumerate(parts) if dim is None}
-        with interpreter.lower():
-            own = (v if i in once else front(v, dim) for i, (v, dim) in enumerate(parts))
-            y: Tensor = apply(*own)  # type: ignore[no-untyped-call]
-        return _add_batch_dim(y, 0, level)
-
-
-_Conv2d, _Linear, _BatchNorm, _MaxPool, _AdaptedLinear = map(
-    _Lifted, (Conv, layers.Linear, layers.BatchNorm, layers.MaxPool, layers.AdaptedLinear)
-)

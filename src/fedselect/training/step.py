@@ -14,9 +14,11 @@ from fedselect.core.tree import Mask, Rows, Scalar, State, Tree, along, expand, 
 from fedselect.models import Model, Output
 from fedselect.tasks.losses import Objective
 from fedselect.training.fitted import Fitted
+from fedselect.training.lifted import for_all
 from fedselect.training.optim import SGD
 from fedselect.training.settings import Training
-from fedselect.training.stacked import Forward, Taps, for_all
+from fedselect.training.stacked import Forward
+from fedselect.training.taps import Taps
 
 Rate = Scalar | Mapping[str, Scalar]
 """A learning rate: a number, one per client (C,), or by parameter name, then optionally one per entry."""
