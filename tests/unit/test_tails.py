@@ -22,6 +22,10 @@ ACTIVATIONS = {
     "celu": F.celu,
     "tanh": torch.tanh,
     "exp2": torch.exp2,
+    "cosh": torch.cosh,
+    "rsqrt": lambda x: (x.abs() + 0.1).rsqrt(),
+    "asin": lambda x: torch.asin(x / 20),
+    "acosh": lambda x: torch.acosh(x.abs() + 1.1),
     "power": lambda x: (x.abs() + 0.1) ** 1.5,
     "logaddexp": lambda x: torch.logaddexp(x, x.flip(-1)),
     "cross-entropy": lambda x: F.binary_cross_entropy_with_logits(x, (x > 0).to(x.dtype), reduction="none"),
@@ -36,7 +40,7 @@ def values_and_gradients(activation, x):
     return y.detach(), torch.autograd.grad((y * weights).sum(), leaf)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 199), (22, 8), (3,), (64,)])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_client_has_the_same_bits_alone_and_among_others(name, shape, dtype):

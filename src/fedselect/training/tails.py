@@ -19,7 +19,8 @@ _IN_PLACE: dict[Any, Callable[..., Tensor]] = {
 }  # fmt: skip
 _UNEVEN = {
     torch.sigmoid, Tensor.sigmoid, torch.special.expit, F.glu, F.silu, F.gelu, F.mish, F.softplus, F.elu, F.selu, F.celu,
-    torch.exp2, Tensor.exp2, torch.special.exp2, torch.sinh, Tensor.sinh, torch.pow, Tensor.pow, Tensor.__pow__,
+    torch.exp2, Tensor.exp2, torch.special.exp2, torch.sinh, Tensor.sinh, torch.cosh, Tensor.cosh,
+    torch.asin, Tensor.asin, torch.acosh, Tensor.acosh, torch.rsqrt, Tensor.rsqrt, torch.pow, Tensor.pow, Tensor.__pow__,
     torch.atan2, Tensor.atan2, torch.logaddexp, Tensor.logaddexp, F.binary_cross_entropy_with_logits, *_IN_PLACE,
 }  # fmt: skip
 
