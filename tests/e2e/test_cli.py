@@ -21,7 +21,7 @@ from fedselect.data import DATA
 from fedselect.methods import METHODS
 from fedselect.models import MODELS
 from fedselect.report import gather
-from fedselect.runs import progress, rundir, runner, tables
+from fedselect.runs import loop, progress, rundir, runner, tables
 from fedselect.runs.config import Config
 from fedselect.simulate import checkpoint
 from fedselect.tasks import TASKS
@@ -731,7 +731,7 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(cli, halfway, 
         raise fs.RunError("stopped before its first round.")
 
     flip(halfway / "checkpoint/000002/state.safetensors")
-    monkeypatch.setattr(runner.Stack, "step", stop)
+    monkeypatch.setattr(loop.Stack, "step", stop)
     assert cli("resume", halfway, "-q").code == 2
     assert [p.name for p in (halfway / "checkpoint").iterdir()] == ["000001"]
 
@@ -919,10 +919,10 @@ def test_a_run_that_diverges_does_not_stop_the_others(cli, tmp_path, seeds):
 
 
 def test_a_run_that_failed_is_tried_again_by_its_own_name(cli, tmp_path, monkeypatch):
-    step = runner.Stack.step
+    step = loop.Stack.step
     with monkeypatch.context() as once:  # a GPU that rounds otherwise the next time
         bad = fs.TrainingError("client 0, round 1: 1.weight is no longer finite.")
-        once.setattr(runner.Stack, "step", lambda self, **kw: [bad, *step(self, **kw)[1:]])
+        once.setattr(loop.Stack, "step", lambda self, **kw: [bad, *step(self, **kw)[1:]])
         assert cli("sweep", *TINY, "--lr", "0.1,0.2", "--rounds", 1, "--out", tmp_path / "s").code == 0
     failed = tmp_path / "s" / "fedselect-lr=0.1-seed0"
     assert cli("resume", failed, "-q").code == 0

@@ -10,7 +10,7 @@ import pytest
 from fedselect.core import snapshots
 from fedselect.diagnosis import words
 from fedselect.report import gather
-from fedselect.runs import persistence, rundir, runner
+from fedselect.runs import loop, persistence, rundir, runner
 from fedselect.runs.config import Config
 
 DATA = ("--data", "digits", "--shift", "motley", "--model", "mlp", "--train", 60, "--val", 0, "--test", 10)
@@ -162,7 +162,7 @@ def test_a_resumed_run_has_the_same_file(done, grouped, tmp_path, method, rounds
     shutil.rmtree(out / "checkpoint")
     for _ in range(rounds):
         simulation.step()
-    runner.checkpoints.save(out / "checkpoint", simulation, rundir.owner(config_))
+    loop.checkpoints.save(out / "checkpoint", simulation, rundir.owner(config_))
     assert [p.name for p in snapshots.places(out / "checkpoint")] == [f"{rounds:06}"]
     runner.resume(out)
     assert (out / FILES[method]).read_bytes() == (whole / FILES[method]).read_bytes()
@@ -173,7 +173,7 @@ def test_what_a_later_round_wrote_is_dropped(grouped, tmp_path):
     out = shutil.copytree(grouped, tmp_path / "a")
     (out / "summary.json").unlink()
     shutil.rmtree(out / "checkpoint")
-    runner._Run(out)
+    loop.Run(out)
     assert not (out / "groups.json").exists()
 
 

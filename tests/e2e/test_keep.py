@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedselect as fs
 from fedselect.core.files import check_folder_name, read_json
-from fedselect.runs import runner
+from fedselect.runs import loop, runner
 from fedselect.runs.config import Config
 
 TINY = ("--model", "mlp", "--hidden", 8, "--clients", 3, "--classes-per-client", 3, "--train", 20, "--test", 10, "-q")
@@ -248,12 +248,12 @@ def halfway(tmp_path_factory):
 
     def stop(config, record):
         if record["round"] == 2:
-            raise runner.Stopped("stopped")
+            raise loop.Stopped("stopped")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "OVERHEAD", 1e9)  # a checkpoint every round
+        patch.setattr(loop, "OVERHEAD", 1e9)  # a checkpoint every round
         for start, what in ((runner.start, config), (runner.start_comparison, runner.Comparison({"one": config}))):
-            with pytest.raises(runner.Stopped):
+            with pytest.raises(loop.Stopped):
                 start(what, out / start.__name__, watch=stop)
     return out
 

@@ -20,7 +20,7 @@ from fedselect.network.server import Server
 from fedselect.report import write_report
 from fedselect.report.figures import write_figures
 from fedselect.report.runs import gather
-from fedselect.runs import runner, tables
+from fedselect.runs import loop, runner, tables
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import headline, outcome, read_records
 from fedselect.runs.trackers import numbers
@@ -244,7 +244,7 @@ def test_a_headline_that_nobody_has_is_refused_in_the_first_evaluation(named, tm
 
 def test_rounds_that_are_kept_are_not_removed_by_a_refusal(named, tmp_path, monkeypatch):
     monkeypatch.setitem(fs.TASKS, "robust", Undefined)
-    monkeypatch.setattr(runner, "OVERHEAD", 1e9)  # a checkpoint after every round
+    monkeypatch.setattr(loop, "OVERHEAD", 1e9)  # a checkpoint after every round
     with pytest.raises(fs.InputError, match=r"round 2: x is not .* To start over, add --overwrite\."):
         runner.start(config(eval_every=2), tmp_path / "run")
     runner.start(config(headline="mae"), tmp_path / "run", overwrite=True)

@@ -99,9 +99,9 @@ def test_two_processes_find_what_one_finds(method, start, tmp_path):
 # a checkpoint every round, and one of two processes ends in the fifth
 DIES = f"""
 import os
-from fedselect.runs import runner
+from fedselect.runs import loop
 from fedselect.simulate.engine import Simulation
-runner.OVERHEAD, asks = 1e9, Simulation.asks
+loop.OVERHEAD, asks = 1e9, Simulation.asks
 def dying(self, *args):
     if os.environ["RANK"] == "1" and self.round == 4:
         os.kill(os.getpid(), 9)

@@ -92,8 +92,9 @@ DIE = (
 import os, shutil
 import fedselect.runs.runner as runner
 from fedselect.core import snapshots
+from fedselect.runs import loop
 from fedselect.simulate.disk import Disk
-runner.OVERHEAD = 1e9
+loop.OVERHEAD = 1e9
 def at(module, name, count):
     real, calls = getattr(module, name), []
     def dying(*a, **k):

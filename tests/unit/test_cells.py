@@ -19,7 +19,7 @@ from fedselect.paper.outcome import Entry, Seed, blocks, compare, ranks
 from fedselect.paper.plan import How, cells, name_of, scaled, trials
 from fedselect.paper.protocol import choose, read_column, read_tuning, targets
 from fedselect.paper.write import as_csv, as_json, as_latex, lean
-from fedselect.runs import environment, runner
+from fedselect.runs import environment, loop, runner
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import core, identity, write_measures
 from fedselect.runs.summary import summarise
@@ -301,14 +301,14 @@ def test_a_run_whose_numbers_stop_being_finite_is_not_tried_again(tmp_path):
 
 def test_a_finished_run_keeps_no_models_and_a_short_one_never_wrote_any(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(runner.checkpoints, "save", lambda place, *rest: saved.append(place))
+    monkeypatch.setattr(loop.checkpoints, "save", lambda place, *rest: saved.append(place))
     shared.finish({tmp_path / "a": tiny()}, lambda: False, Silent())
     assert not (tmp_path / "a" / "checkpoint").exists()
     assert saved == []
-    monkeypatch.setattr(runner, "SHORT", 0.0)  # from then on as any run, but for the last round
+    monkeypatch.setattr(loop, "SHORT", 0.0)  # from then on as any run, but for the last round
     shared.finish({tmp_path / "b": tiny()}, lambda: False, Silent())
     assert len(saved) == 1
-    monkeypatch.setattr(runner, "DISK", 1.0)  # one would take longer than the whole run
+    monkeypatch.setattr(loop, "DISK", 1.0)  # one would take longer than the whole run
     shared.finish({tmp_path / "c": tiny()}, lambda: False, Silent())
     assert len(saved) == 1
 
@@ -335,7 +335,7 @@ def test_a_run_of_another_configuration_begins_anew_where_nothing_was_kept_of_it
 
 def halted(place, config):
     """Stop a run after its first round; returns what it kept."""
-    with pytest.raises(runner.Stopped):
+    with pytest.raises(loop.Stopped):
         shared.finish({place: config}, iter([False, True]).__next__, Silent())  # before the run no, after a round yes
     return {p: p.read_bytes() for p in place.glob("checkpoint/*/*.safetensors")}
 

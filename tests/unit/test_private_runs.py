@@ -10,7 +10,7 @@ from torch import nn
 import fedselect as fs
 from fedselect.core.entropy import Entropy
 from fedselect.private.clients import Covered
-from fedselect.runs import runner
+from fedselect.runs import loop, runner
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import outcome, read_records
 from fedselect.simulate import Simulation
@@ -374,7 +374,7 @@ def test_rounds_that_run_twice_are_charged_twice(tmp_path, monkeypatch, capfd):
             raise Killed
 
     out = tmp_path / "run"
-    monkeypatch.setattr(runner, "OVERHEAD", -1.0)  # no checkpoint on the way
+    monkeypatch.setattr(loop, "OVERHEAD", -1.0)  # no checkpoint on the way
     with pytest.raises(Killed):
         runner.start(config(), out, watch=kill)
     with pytest.warns(UserWarning, match="the privacy budget is spent after round 2"):

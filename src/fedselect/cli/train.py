@@ -21,8 +21,8 @@ from fedselect.core.errors import InputError
 from fedselect.core.options import find, named
 
 if TYPE_CHECKING:
-    from fedselect.runs import runner
     from fedselect.runs.config import Config
+    from fedselect.runs.loop import Watch
     from fedselect.simulate.records import Record
 
 _MORE = (
@@ -209,7 +209,7 @@ def train_all(runs: dict[str, Config], out: Path, overwrite: bool, shown: Shown,
 
 
 @contextmanager
-def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Watch]:
+def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[Watch]:
     """Set up everything that shows progress: the terminal, a browser, a tracker."""
     from fedselect.report.live import live as serve
     from fedselect.runs.progress import progress
@@ -221,7 +221,7 @@ def _watching(out: Path, runs: list[Config], shown: Shown) -> Iterator[runner.Wa
     if ranks.rank() > 0:  # only the first process prints
         shown = Shown(quiet=True)
     with ExitStack() as stack:
-        told: list[runner.Watch] = []
+        told: list[Watch] = []
         if shown.track is not None:
             told.append(stack.enter_context(tracking(shown.track, out)))
         if shown.live:

@@ -21,8 +21,8 @@ from fedselect.network.plan import check_name, plan
 from fedselect.network.server import Limits
 from fedselect.network.site import Site
 from fedselect.runs.config import Config
+from fedselect.runs.loop import Watch
 from fedselect.runs.rundir import finished, read_records
-from fedselect.runs.runner import Watch
 from fedselect.simulate.records import Record
 
 POLL, ALIVE = 0.3, 5.0  # seconds between checks of the run directory, and of the server

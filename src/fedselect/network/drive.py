@@ -21,8 +21,8 @@ from fedselect.private.settings import as_private
 from fedselect.runs import grouped
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.kept import KeptFile
+from fedselect.runs.loop import Watch
 from fedselect.runs.rundir import finished, intact_rounds, kept_records, read_records, write_measures
-from fedselect.runs.runner import Watch
 from fedselect.runs.summary import summarise
 from fedselect.simulate.keeping import replay, stalled
 from fedselect.simulate.records import CHOSEN, SENT, Record, check_defined, columns, evaluated, mean_of, means, validated

@@ -15,8 +15,9 @@ from fedselect.core.errors import BusyError, Stopped
 from fedselect.core.files import disk, in_use, locked, read_json
 from fedselect.paper.plan import named
 from fedselect.runs.config import Config
+from fedselect.runs.loop import go_on
 from fedselect.runs.rundir import core, done
-from fedselect.runs.runner import go_on, groups, prepare
+from fedselect.runs.runner import groups, prepare
 from fedselect.simulate.checkpoint import identity, moved
 from fedselect.simulate.records import Record
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedselect.core import doing
 from fedselect.runs.config import Config
 from fedselect.runs.labels import labels
+from fedselect.runs.loop import Watch
 from fedselect.runs.rundir import identity
-from fedselect.runs.runner import Watch
 from fedselect.simulate.keeping import is_end
 from fedselect.simulate.records import Record, evaluated
 from fedselect.tasks import Measure

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from fedselect.core.errors import RunError, unknown
 from fedselect.runs.config import Config
 from fedselect.runs.labels import flat
+from fedselect.runs.loop import Watch
 from fedselect.runs.rundir import read_configs
-from fedselect.runs.runner import Watch
 from fedselect.simulate.keeping import is_end
 from fedselect.simulate.records import ID, Record, columns
 from fedselect.tasks import Measure, Spread

@@ -19,8 +19,8 @@ from fedselect.core.errors import InputError, RunError, Stopped
 from fedselect.core.files import check_folder_name, empty, locked, read_json, write_json
 from fedselect.runs import runner
 from fedselect.runs.config import Config, Dealt
+from fedselect.runs.loop import Watch, go_on
 from fedselect.runs.rundir import done, failure, finished, outcome, read_records
-from fedselect.runs.runner import Watch
 from fedselect.simulate import ranks
 from fedselect.tasks import Spread
 from fedselect.tuning import halving
@@ -259,7 +259,7 @@ class Bench:
             with self._prepared({name: runs[name] for name in group}) as places:
                 if self._stop():
                     raise Stopped("stopped")
-                runner.go_on(places, self._stop, self._watch, alone=False, until=until, dealt=self._dealt)
+                go_on(places, self._stop, self._watch, alone=False, until=until, dealt=self._dealt)
         return {name: [_history(self._out / run(name, s)) for s in self._asked.seeds[:seeds]] for name in names}
 
     def drop(self, names: Sequence[str]) -> None:
