@@ -31,8 +31,9 @@ from fedselect.network.client import Node
 from fedselect.network.control import follow, start
 from fedselect.network.desk import Desk
 from fedselect.network.examiner import Examiner
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter, unseal
-from fedselect.network.plan import Home, Plan, Shape, plan
+from fedselect.network.plan import Plan, Shape, plan
 from fedselect.network.server import Limits, Server
 from fedselect.network.site import Site
 from fedselect.network.vault import Vault

@@ -13,8 +13,9 @@ from fedselect.network.drive import serve
 from fedselect.network.grpc import hub
 from fedselect.network.grpc.hub import Hub, HubNodes
 from fedselect.network.grpc.line import Caller
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter
-from fedselect.network.plan import Home, Shape
+from fedselect.network.plan import Shape
 from fedselect.network.site import Site
 
 SHAPE = Shape((1, 8, 8), tuple("0123456789"))

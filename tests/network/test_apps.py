@@ -22,8 +22,9 @@ from fedselect.methods import METHODS
 from fedselect.network.drive import over, prepare
 from fedselect.network.export import export_model
 from fedselect.network.flower.apps import from_record, to_record
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter
-from fedselect.network.plan import Home, Shape, plan
+from fedselect.network.plan import Shape, plan
 from fedselect.network.server import Limits
 from fedselect.network.vault import Vault
 from fedselect.report.runs import gather

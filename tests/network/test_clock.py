@@ -12,7 +12,8 @@ import pytest
 from fedselect.core.errors import InputError
 from fedselect.network import site
 from fedselect.network.flower import clock, launch
-from fedselect.network.plan import Home, Shape
+from fedselect.network.home import Home
+from fedselect.network.plan import Shape
 
 
 class Clock(BaseHTTPRequestHandler):

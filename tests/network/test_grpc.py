@@ -21,8 +21,9 @@ from fedselect.network.grpc import line, requests, wire
 from fedselect.network.grpc.hub import HubNodes
 from fedselect.network.grpc.line import Caller, dialled
 from fedselect.network.grpc.wire import HEAD, Parcel
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter
-from fedselect.network.plan import Home, Plan, plan
+from fedselect.network.plan import Plan, plan
 from fedselect.network.reach import check_server
 from fedselect.network.server import Limits
 from fedselect.network.site import Site, node_identity

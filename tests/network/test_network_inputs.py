@@ -11,7 +11,8 @@ import fedselect as fs
 from fedselect.core.errors import DataError
 from fedselect.network.client import Node
 from fedselect.network.export import export_model
-from fedselect.network.plan import Home, Plan, Shape, own_data, plan
+from fedselect.network.home import Home, own_data
+from fedselect.network.plan import Plan, Shape, plan
 from fedselect.network.server import Limits, Server
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation

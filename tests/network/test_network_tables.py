@@ -11,7 +11,8 @@ import fedselect as fs
 from fedselect.core.errors import DataError, InputError
 from fedselect.network import site
 from fedselect.network.export import export_model
-from fedselect.network.plan import Home, Plan, Shape, digest_of, own_data, plan
+from fedselect.network.home import Home, own_data
+from fedselect.network.plan import Plan, Shape, digest_of, plan
 from fedselect.network.server import Limits, Server
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation

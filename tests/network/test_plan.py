@@ -8,7 +8,8 @@ from PIL import Image
 
 from fedselect.core.errors import DataError, InputError
 from fedselect.methods import METHODS
-from fedselect.network.plan import Home, Plan, Shape, own_data, plan
+from fedselect.network.home import Home, own_data
+from fedselect.network.plan import Plan, Shape, plan
 from fedselect.network.server import Limits
 from fedselect.runs.config import Config
 

@@ -10,8 +10,9 @@ from local import QUICK, Room, assignment, server_state
 
 import fedselect as fs
 from fedselect.network.drive import prepare, serve
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter
-from fedselect.network.plan import Home, Plan, Shape, defaults, plan
+from fedselect.network.plan import Plan, Shape, defaults, plan
 from fedselect.network.server import Limits, Server
 from fedselect.private.budget import NAME
 from fedselect.runs.config import Config

@@ -13,8 +13,9 @@ from secretly import SecretRoom, identity, secret
 import fedselect as fs
 from fedselect.network.client import Node
 from fedselect.network.drive import prepare, serve
+from fedselect.network.home import Home
 from fedselect.network.masking import Masking
-from fedselect.network.plan import Home, Plan, Shape, plan
+from fedselect.network.plan import Plan, Shape, plan
 from fedselect.network.server import Limits, Server
 from fedselect.network.site import Site
 from fedselect.network.unmasking import Round, Unmasking

@@ -12,7 +12,8 @@ from fedselect.cli import deploy
 from fedselect.core.errors import InputError
 from fedselect.core.tree import nested
 from fedselect.network import control, site
-from fedselect.network.plan import Home, Plan, Shape, plan
+from fedselect.network.home import Home
+from fedselect.network.plan import Plan, Shape, plan
 from fedselect.network.server import Limits
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config

@@ -15,7 +15,8 @@ import fedselect as fs
 from fedselect.aggregate.product import factored
 from fedselect.core.errors import InputError
 from fedselect.methods.units import Units
-from fedselect.network.plan import Home, Limits, Shape, plan
+from fedselect.network.home import Home
+from fedselect.network.plan import Limits, Shape, plan
 from fedselect.runs.config import Config
 
 

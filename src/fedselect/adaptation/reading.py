@@ -14,7 +14,7 @@ from fedselect.core.options import build, find, options
 from fedselect.data import DATA, ClientData, Federation, tables
 from fedselect.data.division import Division
 from fedselect.data.frame import Frame
-from fedselect.network.plan import fitting, undealt
+from fedselect.network.home import fitting, undealt
 from fedselect.network.shared import Shared
 from fedselect.runs.config import at_path
 

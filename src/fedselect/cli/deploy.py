@@ -84,7 +84,8 @@ def demo(
     """Try a deployment on this machine: create keys, start a server and clients, run, write a report, stop everything."""
     from fedselect.network import site
     from fedselect.network.control import follow, start
-    from fedselect.network.plan import Home, Shape, defaults, digest_of
+    from fedselect.network.home import Home
+    from fedselect.network.plan import Shape, defaults, digest_of
     from fedselect.network.server import Limits
     from fedselect.report import write_report
     from fedselect.runs.progress import progress
@@ -243,7 +244,8 @@ def client(
     """Run a client with its own data and vault. Options of the data are flags: --val 10. Ctrl-C stops it."""
     from fedselect.data.tables import check_options
     from fedselect.network import site
-    from fedselect.network.plan import Home, digest_of, own_data, undealt
+    from fedselect.network.home import Home, own_data, undealt
+    from fedselect.network.plan import digest_of
     from fedselect.network.site import Site
     from fedselect.private import Private
     from fedselect.runs.config import at_path

@@ -4,8 +4,9 @@ from fedselect.core.errors import FedselectError
 from fedselect.data import Federation
 from fedselect.network.assignment import Assignment
 from fedselect.network.client import Node
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter, refusal
-from fedselect.network.plan import Home, Plan, Scalars, need_plugins
+from fedselect.network.plan import Plan, Scalars, need_plugins
 from fedselect.runs.config import load_plugins
 from fedselect.secret.keys import Identity
 

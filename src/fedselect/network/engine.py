@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from fedselect.network.plan import Home
+from fedselect.network.home import Home
 
 
 class Engine(Protocol):

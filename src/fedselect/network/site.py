@@ -13,7 +13,8 @@ from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk, read_json, write_bytes, write_json
-from fedselect.network.plan import Shape, own_kind
+from fedselect.network.home import own_kind
+from fedselect.network.plan import Shape
 from fedselect.network.vault import private
 from fedselect.secret.keys import ROSTER, write_roster
 

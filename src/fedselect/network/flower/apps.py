@@ -18,8 +18,9 @@ from fedselect.network.desk import Desk
 from fedselect.network.drive import prepare, serve
 from fedselect.network.flower import reasons
 from fedselect.network.flower.pulls import Pulls
+from fedselect.network.home import Home
 from fedselect.network.letters import Letter, heard, refusal, unseal
-from fedselect.network.plan import Home, Plan, Scalars, check_name, need_plugins
+from fedselect.network.plan import Plan, Scalars, check_name, need_plugins
 from fedselect.network.server import Reply
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.progress import describe

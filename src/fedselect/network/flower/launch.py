@@ -19,7 +19,7 @@ from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import held, read_json, write_json
 from fedselect.core.version import package_version
 from fedselect.network.flower import clock, guard, reasons
-from fedselect.network.plan import Home
+from fedselect.network.home import Home
 from fedselect.network.processes import started as _process
 from fedselect.network.reach import LATE, back, check_server, lost, silent, waiting
 from fedselect.network.reach import unreachable as _unreachable
