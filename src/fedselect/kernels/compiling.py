@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fedselect.kernels import INTERPRETED
+
 SILENT = 1.0
 """Seconds before a message: kernels that were compiled before are only loaded."""
 _ONE = threading.Lock()
@@ -21,6 +23,8 @@ def compile_for(*programs: Callable[[], Any]) -> None:
 
     Batches are made nevertheless: inputs may be indices, and must be in range.
     """
+    if INTERPRETED:  # there is nothing to compile
+        return
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.jit import JITFunction

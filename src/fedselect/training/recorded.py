@@ -198,7 +198,7 @@ class Programs:
 
     def _compile(self, what: Any, body: Body, ready: Callable[[State], Body], inputs: State) -> None:
         """On a GPU, before a program's first run: compile its kernels, including those of the recording."""
-        if what in self._compiled or kernels.INTERPRETED or not kernels.serve(next(iter(inputs["tree"].values()))):
+        if what in self._compiled or not kernels.serve(next(iter(inputs["tree"].values()))):
             return
         self._compiled.add(what)
         if one_by_one(self.fitted, inputs["batch"]["n"].device):
