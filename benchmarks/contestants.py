@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import fedselect as fs
 from fedselect.simulate import Simulation
+from fedselect.simulate.stack import Stack
 
 BATCH, EPOCHS, LR, SAMPLES = 16, 3, 0.05, 48
 ABSENT = (
@@ -66,7 +67,8 @@ def ours(method: str, model: fs.Model, data: fs.Federation, batch: int) -> Conte
     training = fs.Training(batch_size=batch, momentum=0.0)
     made = METHODS[method](lr=LR, **({"epochs": EPOCHS} if method == "fedavg" else {}))
     simulation = Simulation(made, model, data, training=training, device="cpu", rounds=ROUNDS)
-    return Contestant(lambda: simulation.step(evaluate=False), lambda: list(simulation.server["params"].values()))
+    stack = Stack([simulation])  # as fs.run does
+    return Contestant(lambda: stack.step(evaluate=False), lambda: list(simulation.server["params"].values()))
 
 
 class Split(nn.Module):

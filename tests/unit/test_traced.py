@@ -5,7 +5,7 @@ from cases import assert_equal
 from test_program import CLIENTS, SIZE, TASK, N, cnn, cross_entropy, setting, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedselect.training import recorded
+from fedselect.training import recorded, traced
 from fedselect.training.fitted import Fitted
 from fedselect.training.recorded import Programs, Walk
 from fedselect.training.step import Aim
@@ -107,6 +107,15 @@ def test_shapes_that_change_in_place_are_followed():
         i["sums"]["at"] += 1
 
     replayed(body)
+
+
+def test_another_number_of_clients_needs_no_other_text(monkeypatch):
+    monkeypatch.setitem(recorded.RECORD_AFTER, "cpu", 1)
+    traced._compiled.cache_clear()
+    for clients in (2, 3, 5):
+        programs, tree, data = setting(clients=clients)
+        train(programs, tree, data)
+    assert traced._compiled.cache_info()[:2] == (2, 1)
 
 
 def frozen(programs):

@@ -64,7 +64,7 @@ def _loss(reason: str) -> RunError:
 
 def own(ids: Tensor) -> Tensor:
     """The clients among these that this process owns."""
-    return ids[ids % world() == rank()]
+    return ids if world() == 1 else ids[ids % world() == rank()]
 
 
 def own_rows(rows: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def own_rows(rows: Tensor) -> Tensor:
 
 def place(ids: Tensor) -> Tensor:
     """Where this process stores the clients it owns."""
-    return ids // world()
+    return ids if world() == 1 else ids // world()
 
 
 def share(clients: int) -> int:

@@ -6,7 +6,7 @@ nobody uses, views of the same tensor a second time, and tensors that depend on 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -129,7 +129,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._lines: list[_Line] = []
         self._fixed: dict[str, Any] = {}  # operations, and what else is the same each time
         self._known: dict[Any, str] = {}
-        self._views: dict[str, list[str]] = {}  # what a call made
+        self._views: dict[tuple[Any, ...], list[str]] = {}  # what a call made
         self._home: dict[str, str] = {}  # of a view: whose memory it is
         self._moved = False  # whether the shape or strides of a tensor were changed in place
         self._written: set[str] = set()  # whose memory is changed
@@ -143,14 +143,19 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = _kind(func)
         if kind.looks:
             raise RuntimeError(f"{func.overloadpacket.__name__} depends on the values of a tensor")
+        if kind.same:
+            out = func._op(*args, **kwargs)
+            setattr(out, self._mark, self._name(args[0]) or self._fix(args[0]))
+            return out
         used: list[str] = []
         given = ", ".join([self._say(v, used) for v in args] + [f"{n}={self._say(v, used)}" for n, v in kwargs.items()])
-        out = func(*args, **kwargs)
+        out = func._op(*args, **kwargs)
         several = isinstance(out, tuple | list)
         outs = out if several else (out,)
         doing = f"{self._fix(kind.call)}({given})"
+        view = (func, *used, *(str(v) for v in (*args, *kwargs.values()) if not isinstance(v, Tensor))) if kind.views else ()
         if kind.views:
-            twin = used[:1] if kind.same or (kind.shapes and _alike(out, args[0])) else self._views.get(doing)
+            twin = used[:1] if kind.shapes and _alike(out, args[0]) else self._views.get(view)
             if twin is not None:
                 for v, name in zip(outs, twin, strict=True):
                     setattr(v, self._mark, name)
@@ -161,7 +166,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written.update(written)
         made = [self._name(v) or self._new(v) if isinstance(v, Tensor) else "_" for v in outs]
         if kind.views:
-            self._views[doing] = made
+            self._views[view] = made
             self._home.update(dict.fromkeys(made, self._home_of(used[0])))
         elif kind.moves:
             self._moved = True
@@ -195,7 +200,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         head = f"def run(times, {', '.join([*self._inputs, *(f'{n}={n}' for n in self._fixed)])}):"
         source = [head, *(f" {line.call}" for line in once), " for _ in range(times):", *reversed(body), "  pass"]
         found: dict[str, Any] = {}
-        exec("\n".join(source), dict(self._fixed), found)
+        exec(_compiled("\n".join(source)), dict(self._fixed), found)
         return found["run"]  # type: ignore[no-any-return]
 
     def _needed(self) -> list[_Line]:
@@ -238,6 +243,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             used.append(self._name(value) or self._fix(value))
             return used[-1]
         if isinstance(value, list | tuple):
+            if all(type(v) is int for v in value):  # a shape: the text does not depend on the number of clients
+                return self._fix(value)
             return f"[{', '.join([self._say(v, used) for v in value])}]"
         return repr(value) if value is None or type(value) in (int, bool) else self._fix(value)
 
@@ -245,6 +252,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = self._known.setdefault(id(value), f"k{len(self._known)}")
         self._fixed[name] = value
         return name
+
+
+_compiled = lru_cache(64)(partial(compile, filename="<trace>", mode="exec"))
+"""Steps of the same model with other numbers of clients have the same text."""
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
