@@ -1,7 +1,7 @@
 """A federation in one process: how a simulation is made, driven and read."""
 
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from fedselect.aggregate.aggregator import Aggregator
 from fedselect.core import random
 from fedselect.core.errors import InputError, TrainingError
 from fedselect.core.names import client_number
-from fedselect.core.tree import Mask, State, Tree, clone, entries, expand, put, take, together
+from fedselect.core.tree import Mask, State, Tree, clone, put, take, together
 from fedselect.data import ClientData, Federation
 from fedselect.methods.groups import Groups, groups_of
 from fedselect.methods.method import Down, Method, Received, check_clients, exact, for_clients
@@ -22,7 +22,7 @@ from fedselect.private.clients import Covered, drawn
 from fedselect.private.settings import Private, as_private
 from fedselect.private.words import statement
 from fedselect.secret.mean import Over, check_secret, hidden
-from fedselect.simulate import checkpoint, ranks, trial
+from fedselect.simulate import checkpoint, measures, ranks, trial
 from fedselect.simulate.disk import Disk
 from fedselect.simulate.frozen import run_ahead
 from fedselect.simulate.inputs import (
@@ -55,7 +55,7 @@ from fedselect.training.fitted import Fitted
 from fedselect.training.per_sample import PerSample
 from fedselect.training.recorded import Programs, keep_memory
 from fedselect.training.settings import Training
-from fedselect.training.work import Work, score
+from fedselect.training.work import Work
 
 
 class Simulation:
@@ -371,89 +371,25 @@ class Simulation:
 
     def cross(self) -> Tensor:
         """The headline metric of client i's model on client j's test data: (i, j), NaN for a client that has not joined."""
-        if not self.data.has("test"):
-            raise InputError("no client has test data to evaluate models on; give fs.ClientData(test=...).")
-        out = torch.full((self.clients, self.clients), torch.nan, dtype=torch.float64)
-        mine = ranks.own(torch.arange(self.clients))
-        for ids in self._chunks(mine[self._joined(mine)]):
-            models, test = self.models(ids), self._split["test"]
-            for j in range(self.clients):
-                theirs = test.rows(torch.full_like(ids, j))
-                out[ids, j] = score(self._programs, models, theirs, self.metrics[:1])[self.metrics[0].name].cpu()
-        found = ranks.everywhere(out)
-        for r, theirs in enumerate(found):
-            out[r :: len(found)] = theirs[r :: len(found)]
-        return out
-
-    @property
-    def whole_inputs(self) -> bool:
-        """Whether the inputs include whole numbers, as for an embedding."""
-        layout = self.data.layout
-        return self.data.whole if layout is None else any(f.kind == "integers" for f in layout.fields)
-
-    def out_of_rows(self, ids: Iterable[int]) -> InputError:
-        """The error for an embedding that has no row for an input of these clients."""
-        low, high = self._ends(ids)
-        return InputError(
-            f"{self.model.name} has no row for one of its inputs, which range from {low} to {high}; use a larger embedding, "
-            "or other inputs."
-        )
-
-    def _ends(self, ids: Iterable[int]) -> tuple[str, str]:
-        """The smallest and the largest whole number among the inputs of these clients, and which client has it."""
-        layout, ids = self.data.layout, list(ids)
-        splits = [self.data.split(part, torch.float32) for part in ("train", "val", "test")]
-        parts = [(i, s.x[s.of(i)]) for i in ids for s in splits if s.n[i]]
-        given = [(i, v) for i, x in parts for v in ([x] if layout is None else layout.parts(x)) if v.dtype == torch.int64]
-        found = [(int(end), self.data.clients[i].name or i) for i, v in given if v.numel() for end in v.aminmax()]
-        (low, a), (high, b) = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
-        return f"{low} (client {a})", f"{high} (client {b})"
-
-    def _share(self, state: State) -> Tensor:
-        """The personal share of each client's parameters."""
-        return entries(self.method.mask(self.model, state), self.method.local(state)).double() / self.model.size
+        return measures.cross(self)
 
     def live_share(self) -> float | None:
         """The mean personal share of the live parameters: in a kernel, the taps that ever meet the input.
 
         None if clients are spread over processes, or none has joined.
         """
-        mine = self.store.joined.nonzero().flatten()
-        if ranks.world() > 1 or not len(mine):
-            return None
-        total = 0.0
-        for ids in self._chunks(mine):
-            marks = self._live(self.method.mask(self.model, self._open(ids)[0]))
-            params = self._live(expand({n: self.initial[n] for n in self.model.params}, len(ids)))
-            total += float(entries(marks, params).sum()) / sum(v[0].numel() for v in params.values())
-        return total / len(mine)
+        return measures.live_share(self)
 
     def persistence(self) -> Tree:
         """The persistence that the method measured, by tensor: one number per client, NaN if not measured or not joined.
 
         Empty if clients are spread over processes.
         """
-        mine = self.store.joined.nonzero().flatten()
-        if ranks.world() > 1 or not len(mine):
-            return {}
-        if isinstance(self.store, Store):  # all rows are at hand
-            found = {n: v[mine.to(v.device)] for n, v in self.method.persistence(self.store.rows).items()}
-            parts = [(mine, found)]
-        else:
-            parts = [(ids, self.method.persistence(self._open(ids)[0])) for ids in self._chunks(mine)]
-        names = list(parts[0][1])
-        out = torch.full((len(names), self.clients), torch.nan, dtype=torch.float64)
-        for ids, found in parts if names else []:
-            out[:, ids] = torch.stack([v.double() for v in found.values()]).cpu()
-        return dict(zip(names, out, strict=True))
+        return measures.persistence(self)
 
     def groups(self) -> Groups | None:
         """Each client's group, named by its first member, if the method makes groups; None for clients not assigned yet."""
         return groups_of(self.method, self.server)
-
-    def _live(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        taps = self.fitted.taps
-        return {n: taps[n].of(v) if n in taps and isinstance(v, Tensor) else v for n, v in tree.items()}
 
     def _shared(self) -> Tree:
         """The current values of the shared parameters."""

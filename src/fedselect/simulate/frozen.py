@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedselect.core.errors import RunError
 from fedselect.simulate import ranks
+from fedselect.simulate.embedded import has_whole_inputs, no_row
 from fedselect.simulate.inputs import deterministic
 from fedselect.simulate.trial import TOO_LARGE
 from fedselect.training.batches import Split
@@ -71,6 +72,6 @@ def _outputs(s: "Simulation", prefix: Prefix, split: dict[str, Split]) -> dict[s
     except torch.cuda.OutOfMemoryError:
         return None
     except IndexError as e:
-        if not s.whole_inputs:
+        if not has_whole_inputs(s.data):
             raise
-        raise s.out_of_rows(range(s.clients)) from e
+        raise no_row(s, range(s.clients)) from e

@@ -19,7 +19,7 @@ from fedselect.methods.choice import CHOICES
 from fedselect.methods.method import check_upload
 from fedselect.secret.mean import ROUNDING
 from fedselect.secret.sizes import Sizes
-from fedselect.simulate import ranks
+from fedselect.simulate import measures, ranks
 from fedselect.simulate.disk import Disk
 from fedselect.simulate.jobs import Asked, Full, Job, Turn
 from fedselect.simulate.records import (
@@ -172,7 +172,7 @@ class Round:
                 self._notes.add(CHOSEN, ids, which)
             for name, values in held.items():
                 self._notes.add(validated(name), ids, values)
-            self._notes.add("share", ids, s._share(state))
+            self._notes.add("share", ids, measures.personal_share(s, state))
             self._finite.watch(ids, merged)
             if len(drawn) > s.chunk:
                 self._finite.settle(s.round)

@@ -22,6 +22,7 @@ from fedselect.core.tree import State, Tree, blocks, expand, lay
 from fedselect.methods.choice import choose
 from fedselect.methods.method import Down, Up, altered
 from fedselect.simulate import ahead, ranks
+from fedselect.simulate.embedded import has_whole_inputs, no_row
 from fedselect.simulate.inputs import deterministic
 from fedselect.simulate.jobs import Full, Job, do
 from fedselect.simulate.records import Record
@@ -178,9 +179,9 @@ class Stack:
             with precision(runs[0].precision):
                 answer = self._done(whole, who, jobs)
         except IndexError as e:
-            if not runs[0].whole_inputs:
+            if not has_whole_inputs(runs[0].data):
                 raise
-            raise runs[0].out_of_rows(jobs[0].ids.tolist()) from e
+            raise no_row(runs[0], jobs[0].ids.tolist()) from e
         if len(jobs) == 1:
             return [answer]
         return [_cut(answer, slice(end - c, end)) for c, end in zip(counts, accumulate(counts), strict=True)]
