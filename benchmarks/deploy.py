@@ -34,7 +34,8 @@ from fedselect.network.examiner import Examiner
 from fedselect.network.home import Home
 from fedselect.network.letters import Letter, unseal
 from fedselect.network.plan import Plan, Shape, plan
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.network.site import Site
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config

@@ -14,7 +14,8 @@ from fedselect.core.errors import FedselectError
 from fedselect.network.assignment import Assignment
 from fedselect.network.client import Node
 from fedselect.network.letters import Letter, unseal
-from fedselect.network.server import Limits, Outcome, Reply, Server
+from fedselect.network.rounds import Limits, Outcome, Reply
+from fedselect.network.server import Server
 from fedselect.simulate import Simulation
 from fedselect.training.settings import Training
 

@@ -25,7 +25,7 @@ from fedselect.network.flower.apps import from_record, to_record
 from fedselect.network.home import Home
 from fedselect.network.letters import Letter
 from fedselect.network.plan import Shape, plan
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.network.vault import Vault
 from fedselect.report.runs import gather
 from fedselect.runs.config import Config

@@ -10,7 +10,8 @@ import fedselect as fs
 from fedselect.core.files import read_json
 from fedselect.network.drive import say
 from fedselect.network.plan import Shape, plan
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import read_records

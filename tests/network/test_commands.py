@@ -27,7 +27,7 @@ from fedselect.network.drive import prepare, say
 from fedselect.network.flower import launch
 from fedselect.network.grpc import launch as grpc
 from fedselect.network.plan import Shape, plan
-from fedselect.network.server import Limits, Outcome
+from fedselect.network.rounds import Limits, Outcome
 from fedselect.runs.config import Config
 from fedselect.simulate.records import columns
 from fedselect.tasks import Classification

@@ -25,7 +25,7 @@ from fedselect.network.home import Home
 from fedselect.network.letters import Letter
 from fedselect.network.plan import Plan, plan
 from fedselect.network.reach import check_server
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.network.site import Site, node_identity
 from fedselect.runs.config import Config
 

@@ -13,7 +13,8 @@ from fedselect.network.client import Node
 from fedselect.network.export import export_model
 from fedselect.network.home import Home, own_data
 from fedselect.network.plan import Plan, Shape, plan
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.runs.config import Config
 from fedselect.simulate import Simulation
 

@@ -10,7 +10,7 @@ from fedselect.core.errors import DataError, InputError
 from fedselect.methods import METHODS
 from fedselect.network.home import Home, own_data
 from fedselect.network.plan import Plan, Shape, plan
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.runs.config import Config
 
 DIGITS = Shape((1, 8, 8), tuple("0123456789"))

@@ -13,7 +13,8 @@ from fedselect.network.drive import prepare, serve
 from fedselect.network.home import Home
 from fedselect.network.letters import Letter
 from fedselect.network.plan import Plan, Shape, defaults, plan
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.private.budget import NAME
 from fedselect.runs.config import Config
 from fedselect.training.settings import Training

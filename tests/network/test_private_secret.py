@@ -16,7 +16,8 @@ from fedselect.network.drive import prepare, serve
 from fedselect.network.home import Home
 from fedselect.network.masking import Masking
 from fedselect.network.plan import Plan, Shape, plan
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.network.site import Site
 from fedselect.network.unmasking import Round, Unmasking
 from fedselect.network.vault import Vault

@@ -14,7 +14,7 @@ from fedselect.core.tree import nested
 from fedselect.network import control, site
 from fedselect.network.home import Home
 from fedselect.network.plan import Plan, Shape, plan
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
 from fedselect.runs.rundir import read_records

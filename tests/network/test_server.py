@@ -8,7 +8,8 @@ from local import QUICK, Room, assignment, choose, rounds, server_state
 
 import fedselect as fs
 from fedselect.network.letters import Letter
-from fedselect.network.server import Limits, Server
+from fedselect.network.rounds import Limits
+from fedselect.network.server import Server
 from fedselect.network.vault import Vault
 from fedselect.simulate import Simulation
 from fedselect.training.settings import Training

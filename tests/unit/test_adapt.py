@@ -190,7 +190,7 @@ def test_a_finished_run_of_a_servers_folder_is_shared(tmp_path):
     from fedselect.core.tree import flat
     from fedselect.network.drive import prepare
     from fedselect.network.plan import Shape, plan
-    from fedselect.network.server import Limits
+    from fedselect.network.rounds import Limits
     from fedselect.network.shared import of_run
     from fedselect.network.vault import Vault
     from fedselect.runs.config import Config

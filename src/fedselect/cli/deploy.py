@@ -86,7 +86,7 @@ def demo(
     from fedselect.network.control import follow, start
     from fedselect.network.home import Home
     from fedselect.network.plan import Shape, defaults, digest_of
-    from fedselect.network.server import Limits
+    from fedselect.network.rounds import Limits
     from fedselect.report import write_report
     from fedselect.runs.progress import progress
 
@@ -325,7 +325,7 @@ def run(
     from fedselect.network.control import follow, server_part, start, submit, unfinished
     from fedselect.network.drive import config_of
     from fedselect.network.plan import defaults
-    from fedselect.network.server import Limits
+    from fedselect.network.rounds import Limits
     from fedselect.network.site import Site
     from fedselect.runs.progress import progress
 

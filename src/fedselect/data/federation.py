@@ -10,6 +10,7 @@ from torch import Tensor
 from fedselect.core.errors import DataError
 from fedselect.core.shown import html_table
 from fedselect.data import arrays
+from fedselect.data.checked import are_labels, check_samples, kind_of
 from fedselect.data.columns import Schema
 from fedselect.data.division import Division
 from fedselect.data.pooled import Pooled
@@ -150,7 +151,7 @@ class Federation:
         object.__setattr__(self, "clients", self.clients if isinstance(self.clients, Pooled) else packed(self.clients))
         first = self.clients[0].train[1]
         object.__setattr__(self, "target_shape", tuple(first.shape[1:]))
-        if not self.classes and _are_labels(first):
+        if not self.classes and are_labels(first):
             ends = [(int(y.min()), int(y.max())) for y in self.targets() if y.numel()]
             low, high = min((e[0] for e in ends), default=0), max((e[1] for e in ends), default=0)
             yes_or_no = first.ndim == 2 and low >= 0 and high <= 1
@@ -160,12 +161,7 @@ class Federation:
             raise DataError(
                 f"augment={self.augment} is for images (channels, height, width), not inputs of shape {self.shape}."
             )
-        if isinstance(self.clients, Pooled) and self._fine(self.clients):
-            return
-        for i, client in enumerate(self.clients):
-            for part, pair in (("training", client.train), ("test", client.test), ("validation", client.val)):
-                if pair is not None:
-                    self._check(f"client {client.name or i}", part, *pair)
+        check_samples(self)
 
     @classmethod
     def from_arrays(
@@ -260,7 +256,7 @@ class Federation:
     @property
     def whole(self) -> bool:
         """Whether inputs are integers, as for an embedding."""
-        return _kind(self.clients[0].train[0]) == "integers"
+        return kind_of(self.clients[0].train[0]) == "integers"
 
     @property
     def layout(self) -> Layout | None:
@@ -297,68 +293,6 @@ class Federation:
         if isinstance(self.clients, Pooled):
             return list(map(str, self.clients.names.tolist()))
         return [c.name or str(i) for i, c in enumerate(self.clients)]
-
-    def _fine(self, clients: Pooled) -> bool:
-        """Whether all of an array can be used; if not, the check of each client says whose data cannot."""
-        try:
-            for x, y in clients.blocks():
-                self._check("x", "pooled", x, y)
-        except DataError:
-            return False
-        return True
-
-    def _check(self, who: str, part: str, x: Tensor, y: Tensor) -> None:
-        if len(x) == 0:
-            raise DataError(f"{who} has no {part} data; leave it out or give it some.")
-        home = self.clients[0].train[0].device
-        if x.device != home or y.device != home:
-            raise DataError(
-                f"{who} has {part} data on {x.device} and {y.device}; put all of it on {home}, as the first client's."
-            )
-        if tuple(x.shape[1:]) != self.shape:
-            raise DataError(f"{who} has {part} inputs of shape {tuple(x.shape[1:])}; the first client has {self.shape}.")
-        kind, first = _kind(x), _kind(self.clients[0].train[0])
-        if kind is None:
-            raise DataError(
-                f"{who} has {part} inputs of type {x.dtype}; give floats, images as uint8 (N, channels, H, W), or int64 "
-                "for an embedding."
-            )
-        if kind == "images" and x.shape[1] == x.shape[2] > x.shape[3] and x.shape[3] in (1, 3):
-            raise DataError(
-                f"{who} has {part} images of shape {tuple(x.shape[1:])}; channels come first: x.transpose(0, 3, 1, 2) of an "
-                "array, x.permute(0, 3, 1, 2) of a tensor."
-            )
-        self._check_targets(who, part, y)
-        if kind != first:
-            raise DataError(
-                f"{who} has {part} inputs of type {x.dtype}; the first client trains on {self.clients[0].train[0].dtype}."
-            )
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
-            raise DataError(f"{who} has NaN or Inf in its {part} inputs, first in sample {row}; correct or remove it.")
-
-    def _check_targets(self, who: str, part: str, y: Tensor) -> None:
-        if self.classes and not _are_labels(y):
-            raise DataError(
-                f"{who} has {part} labels of type {y.dtype} and shape {tuple(y.shape)}; give a vector of whole numbers, or a "
-                "row of them for each sample."
-            )
-        like = self.clients[0].train[1]
-        if tuple(y.shape[1:]) != self.target_shape or y.is_floating_point() != like.is_floating_point():
-            raise DataError(
-                f"{who} has {part} targets of type {y.dtype} and shape {tuple(y.shape[1:])}; the first client trains on "
-                f"{like.dtype} and {self.target_shape}."
-            )
-        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-            row = int((~torch.isfinite(y.view(len(y), -1)).all(1)).nonzero()[0])
-            raise DataError(f"{who} has NaN or Inf in its {part} targets, first in sample {row}; correct or remove it.")
-        if not self.classes:
-            return
-        low = 0 if self.target_shape else int(y.min())  # in a row, labels below 0 are none
-        if low < 0 or int(y.max()) >= self.classes:
-            bad = low if low < 0 else int(y.max())
-            mend = "; number the classes from 0" if low < 0 else ", or give classes=... if there are more"
-            raise DataError(f"{who} has the {part} label {bad}; labels must lie in 0 to {self.classes - 1}{mend}.")
 
     def labels(self, client: int) -> list[int]:
         """The classes in a client's training data, if every sample has one class."""
@@ -421,16 +355,3 @@ def _lie_in(pool: Part, pairs: Sequence[Part]) -> bool:
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same view of the same memory."""
     return (a.data_ptr(), a.device, a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.device, b.dtype, b.shape, b.stride())
-
-
-def _are_labels(y: Tensor) -> bool:
-    return not y.is_floating_point() and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] > 1))
-
-
-def _kind(x: Tensor) -> str | None:
-    """The kind of inputs: numbers in the model's type, images, or integers."""
-    if x.is_floating_point():
-        return "floats"
-    if x.dtype == torch.uint8 and x.ndim == 4:
-        return "images"
-    return "integers" if x.dtype in (torch.int16, torch.int32, torch.int64) else None

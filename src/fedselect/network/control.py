@@ -18,7 +18,7 @@ from fedselect.network import site
 from fedselect.network.drive import config_of, over, prepare, say
 from fedselect.network.engine import Engine
 from fedselect.network.plan import check_name, plan
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.network.site import Site
 from fedselect.runs.config import Config
 from fedselect.runs.loop import Watch

@@ -14,7 +14,8 @@ from fedselect.methods.groups import groups_of
 from fedselect.network import behind
 from fedselect.network.assignment import Assignment
 from fedselect.network.plan import Plan, need_plugins
-from fedselect.network.server import Nodes, Outcome, Server
+from fedselect.network.rounds import Nodes, Outcome
+from fedselect.network.server import Server
 from fedselect.network.vault import Vault
 from fedselect.private import budget
 from fedselect.private.settings import as_private

@@ -15,7 +15,7 @@ from fedselect.models import Layout
 from fedselect.network.assignment import Assignment
 from fedselect.network.letters import digest
 from fedselect.network.protected import check
-from fedselect.network.server import Limits
+from fedselect.network.rounds import Limits
 from fedselect.private.settings import Private, as_private
 from fedselect.private.words import of_each_client, statement
 from fedselect.runs.config import Config

@@ -1,10 +1,10 @@
 """The server's side of a deployment: rounds as messages, replies aggregated as they arrive, and nothing taken on trust."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
 from fedselect.core import doing, random
-from fedselect.core.errors import CALM, DataError, InputError, RunError
+from fedselect.core.errors import DataError, InputError, RunError
 from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network import behind
@@ -21,77 +21,17 @@ from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
 from fedselect.network.protected import for_clients, most_spent
+from fedselect.network.rounds import Limits, Nodes, Outcome
 from fedselect.network.unmasking import Unmasking
 from fedselect.network.vault import Vault
 from fedselect.network.wishes import Wishes
 from fedselect.private.clients import drawn
 from fedselect.private.shares import are_enough
 from fedselect.secret.mean import SecretMean
-from fedselect.simulate.inputs import check_ranges, most
+from fedselect.simulate.inputs import most
 from fedselect.tasks.task import learned
 
-Reply = Letter | DataError | str
-"""What came back: a message, an error if it was not one, or the reason why nothing came."""
 TRIES = 3
-
-
-class Nodes(Protocol):
-    """The transport of messages: the one seam between rounds and a network engine."""
-
-    def present(self) -> list[int]:
-        """The connected nodes, by the engine's own numbers."""
-
-    def ask(self, letters: Iterable[tuple[int, Letter]], timeout: float) -> Iterator[tuple[int, Reply]]:
-        """Send each node its message and yield replies as they arrive; every node gets an entry, within the time-out."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to wait, when to continue, and what to reject."""
-
-    min_clients: int = 1
-    timeout: float = 600.0  # seconds for a client to answer
-    wait: float = 60.0  # seconds for clients to connect: for all of them at first, for enough of them later
-    _: KW_ONLY
-    fraction: float = 1.0
-    eval_every: int = 1
-    max_norm: float | None = None  # longest update as a multiple of the model's length; None: by the usual update length
-    poll: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.min_clients < 1:
-            raise InputError(f"min_clients must be at least 1, not {self.min_clients}.")
-        check_ranges(fraction=self.fraction, eval_every=self.eval_every)
-        for name in ("timeout", "wait", "max_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
-
-
-@dataclass
-class Outcome:
-    """One round as it went: who sent what, who measured (the round before), who missed it and why."""
-
-    round: int
-    uploads: dict[int, dict[str, Any]] = field(default_factory=dict)
-    measured: dict[int, dict[str, float | None]] = field(default_factory=dict)
-    missed: dict[int, str] = field(default_factory=dict)  # no usable reply in this round
-    _: KW_ONLY
-    rejected: dict[str, str] = field(default_factory=dict)  # by client or node: what was rejected
-    set_back: dict[str, str] = field(default_factory=dict)  # by client: what its vault lost, and how it continues
-    sealed: str = ""  # why secure aggregation gave no sum
-    seconds: float = 0.0
-    epsilon: float | None = None  # what the run has spent of its privacy budget by then
-
-    def why(self) -> str:
-        said = {**{f"client {i}": why for i, why in self.missed.items()}, **self.rejected}
-        said |= {"secret": self.sealed} if self.sealed else {}
-        return "; ".join(f"{who}: {why.removesuffix('.')}" for who, why in said.items()) or "no other client is connected"
-
-    def advice(self, otherwise: str) -> str:
-        """What to do if too few clients answered; diverged training would only diverge again."""
-        if CALM in self.why():
-            return "start a new run with that changed; if resumed, training would diverge again."
-        return otherwise
 
 
 @dataclass(frozen=True)

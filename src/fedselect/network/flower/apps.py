@@ -21,7 +21,7 @@ from fedselect.network.flower.pulls import Pulls
 from fedselect.network.home import Home
 from fedselect.network.letters import Letter, heard, refusal, unseal
 from fedselect.network.plan import Plan, Scalars, check_name, need_plugins
-from fedselect.network.server import Reply
+from fedselect.network.rounds import Reply
 from fedselect.runs.config import Config, load_plugins
 from fedselect.runs.progress import describe
 from fedselect.simulate.records import Record

@@ -26,7 +26,7 @@ from fedselect.core.files import write_json
 from fedselect.network.grpc.requests import CONNECTED
 from fedselect.network.grpc.wire import ANSWER, LISTEN, OPTIONS, PIECE, PROTOCOL, SERVICE, Parcel
 from fedselect.network.letters import Letter, heard
-from fedselect.network.server import Reply
+from fedselect.network.rounds import Reply
 from fedselect.network.site import Site, client_keys, listens_at, public_key
 
 LOOK = 0.2  # seconds between checks whether a run must stop
