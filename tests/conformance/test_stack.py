@@ -10,7 +10,7 @@ from torch import nn
 
 import fedselect as fs
 from fedselect.core.tree import block, lay
-from fedselect.simulate import Simulation
+from fedselect.simulate import Simulation, measures
 from fedselect.simulate.rounds import Round
 from fedselect.simulate.stack import Stack, _cat, _cut, _spread, stacks
 from fedselect.training.settings import Training
@@ -286,8 +286,8 @@ def test_what_servers_say_is_given_to_each_of_their_clients():
 def test_no_run_reads_its_outcome_before_all_have_sent_their_work(monkeypatch):
     """Reading waits for a GPU, which then has nothing to do while the other runs are still on the host."""
     seen = []
-    share, record = Simulation._share, Round._record  # the last thing sent, and what reads
-    monkeypatch.setattr(Simulation, "_share", lambda *a: seen.append("send") or share(*a))
+    share, record = measures.personal_share, Round._record  # the last thing sent, and what reads
+    monkeypatch.setattr(measures, "personal_share", lambda *a: seen.append("send") or share(*a))
     monkeypatch.setattr(Round, "_record", lambda *a: seen.append("read") or record(*a))
     stack = Stack(runs("fedavg", "mlp"))
     stack.step()

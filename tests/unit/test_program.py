@@ -113,7 +113,7 @@ def train(programs, tree, data, *, only=None, lr=0.1, ctx=None, objective=cross_
         shuffle = client_keys(0, torch.arange(len(data.n)), epoch, "train")
         order = permutations(shuffle, data.n, data.longest)
         aim, walk = Aim(only, lr, objective, ctx or {}), Walk(order, shuffle, size)
-        losses[f"loss {epoch}"] = programs.train(tree, memory, aim, data, walk, first=0, last=-(-N // size))
+        losses[f"loss {epoch}"] = programs.train(tree, memory, aim, data, [walk], first=0, last=-(-N // size))
     return {**tree, **{f"{k} {n}": v for k, t in memory.items() for n, v in t.items()}, **losses}
 
 

@@ -152,7 +152,7 @@ def test_a_kernel_with_other_values_is_not_taken_for_the_one_before(monkeypatch)
         for these in (programs, fresh):
             now = {n: v if n == "4.weight" else v.clone() for n, v in tree.items()}
             memory = these.rest({n: now[n] for n in these.model.params})
-            losses.append(these.train(now, memory, Aim(only, 0.1, cross_entropy), data, walk, first=0, last=2))
+            losses.append(these.train(now, memory, Aim(only, 0.1, cross_entropy), data, [walk], first=0, last=2))
         tree["4.weight"].mul_(-2)  # in place: the same memory
     assert losses[0].equal(losses[1])
     assert losses[2].equal(losses[3])

@@ -8,7 +8,7 @@ and so are the numbers. What cannot be recorded runs unrecorded, with one warnin
 import ctypes
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
@@ -97,13 +97,14 @@ class Programs:
         return room.of(len(first))
 
     def train(
-        self, tree: Tree, memory: State, aim: Aim, data: Split, walk: Walk, *, first: int, last: int, left: int = 0
+        self, tree: Tree, memory: State, aim: Aim, data: Split, walks: Sequence[Walk], *, first: int, last: int, left: int = 0
     ) -> Tensor:
-        """Steps `first` to `last` of a walk over the clients' data, in place; `left`: how many such steps are still to come.
+        """Steps `first` to `last` of each of these walks over the clients' data, in place; `left` such steps are still to come.
 
-        Returns each client's loss summed over them: (C,) float64.
+        Returns each client's loss summed over the steps of the last walk: (C,) float64.
         """
         kind = tree[self.model.params[0]].dtype
+        walk = walks[0]
         lr, ctx, device = aim.lr, aim.ctx, walk.shuffle.device
         like: Any = {"dtype": kind, "device": device}
         rates = {  # one per client even if all are equal, so that stacking settings changes nothing
@@ -116,10 +117,16 @@ class Programs:
             "held": self._hold(tree, aim) if device.type == "cpu" and alone else {},
             "only": {n: m for n, m in aim.only.items() if isinstance(m, Tensor)},
             "lr": rates, **{f"ctx {k}": t for k, t in ctx.items()},
-            "batch": {"order": walk.order, "shuffle": walk.shuffle, "start": data.start, "n": data.n},
-            "sums": {"at": torch.full((1,), first, device=device),
-                     "loss": torch.zeros(len(walk.shuffle), dtype=torch.float64, device=device)},
+            "batch": {}, "sums": {},
         }  # fmt: skip
+
+        def begin(walk: Walk) -> None:
+            """A batch is found by the number of its step; a client's losses are summed over a walk."""
+            inputs["batch"] = {"order": walk.order, "shuffle": walk.shuffle, "start": data.start, "n": data.n}
+            inputs["sums"] = {
+                "at": torch.full((1,), first, device=device),
+                "loss": torch.zeros(len(walk.shuffle), dtype=torch.float64, device=device),
+            }
 
         def batch(i: State) -> Batch:
             # a short last batch is filled from the start of the same shuffle: no padding that could leak into statistics
@@ -148,13 +155,16 @@ class Programs:
         whole = tuple((n, m) for n, m in aim.only.items() if isinstance(m, bool))
         kept = (*_pool(data), data.augment)
         what = ("train", walk.size, whole, isinstance(lr, Mapping), tuple(ctx), *kept, _identity(aim.goal))
-        self._compile(what, body, ready, inputs)
-        for done in range(first, last):
-            recorded = self._recording(what, ready, inputs, left)
-            if recorded is not None:
-                recorded(inputs, last - done)
-                break
-            body(inputs)
+        recorded = None
+        for walk in walks:
+            begin(walk)
+            self._compile(what, body, ready, inputs)
+            for done in range(first, last):
+                recorded = recorded or self._recording(what, ready, inputs, left)
+                if recorded is not None:
+                    recorded(inputs, last - done)
+                    break
+                body(inputs)
         return inputs["sums"]["loss"]
 
     def _hold(self, tree: Tree, aim: Aim) -> Tree:

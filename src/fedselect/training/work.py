@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -317,17 +318,18 @@ class Work:
         ctx = {k: self._programs.place(f"ctx {k}", t) for k, t in ctx.items()}
         moving = {at: self._active(only) for at, only in given.items()}
         lists = {at: [active] * len(self.ids) if isinstance(active, bool) else active.tolist() for at, active in moving.items()}
-        for p, shuffle, order in self._shuffled(base, passes):
+        cuts = {at: list(self._stretches(active)) for at, active in lists.items()}
+        for p, epochs in self._shuffled(base, passes, {at for at, cut in cuts.items() if len(cut) == 1}):
             total = torch.zeros_like(self.loss)
-            for here, first, last, size in self._stretches(lists[id(p.only)]):
+            for here, first, last, size in cuts[id(p.only)]:
                 rows = here.to(self.ids.device, non_blocking=True) if isinstance(here, Tensor) else here
                 mine, past = take(tree, rows), {k: take(t, rows) for k, t in memory.items()}
                 aim = Aim(
                     take_mask(masks[id(p.only)], rows), take_rate(p.lr, rows), goal, {n: take(t, rows) for n, t in ctx.items()}
                 )
-                walk = Walk(order[rows], shuffle[rows], size)
+                walks = [Walk(order[rows], shuffle[rows], size) for shuffle, order in epochs]
                 own, left = self._data.rows(here), ahead * (last - first)
-                total[rows] += self._programs.train(mine, past, aim, own, walk, first=first, last=last, left=left)
+                total[rows] += self._programs.train(mine, past, aim, own, walks, first=first, last=last, left=left)
                 if isinstance(rows, Tensor):
                     put(tree, rows, mine)
                     for k, t in memory.items():
@@ -336,15 +338,26 @@ class Work:
             if active is not False:
                 self.loss = total / steps if active is True else torch.where(active, total / steps, self.loss)
 
-    def _shuffled(self, base: Tensor, passes: Sequence[Pass]) -> Iterator[tuple[Pass, Tensor, Tensor]]:
-        """Each local epoch with the keys that shuffle it, (C,), and the order of its samples, (C, longest)."""
+    def _shuffled(
+        self, base: Tensor, passes: Sequence[Pass], whole: set[int]
+    ) -> Iterator[tuple[Pass, list[tuple[Tensor, Tensor]]]]:
+        """Each local epoch with the keys that shuffle it, (C,), and the order of its samples, (C, longest).
+
+        Epochs that follow each other and differ in nothing else come together if all their clients take the same steps, that
+        is, if the id of their mask is in `whole`.
+        """
         several = max(1, AT_ONCE // max(1, len(self.ids) * self._data.longest))
         for some in (passes[i : i + several] for i in range(0, len(passes), several)):
-            epochs = torch.tensor([p.epoch for p in some], dtype=torch.int64).unsqueeze(1)
-            shuffles = random.fold(base, epochs.to(self.ids.device, non_blocking=True))  # (passes, C)
+            numbers = torch.tensor([p.epoch for p in some], dtype=torch.int64).unsqueeze(1)
+            shuffles = random.fold(base, numbers.to(self.ids.device, non_blocking=True))  # (passes, C)
             orders = random.permutations(shuffles, self.n, self._data.longest)
-            for p, shuffle, order in zip(some, shuffles, orders, strict=True):
-                yield p, shuffle, order if self._data.picks is None else self._data.picks.gather(1, order)
+            if self._data.picks is not None:
+                orders = self._data.picks.expand(len(some), -1, -1).gather(2, orders)
+            own = list(zip(shuffles, orders, strict=True))
+            alike = [(id(p.only), id(p.lr), 0 if id(p.only) in whole else at) for at, p in enumerate(some)]
+            for _, epochs in groupby(range(len(some)), alike.__getitem__):
+                at = list(epochs)
+                yield some[at[0]], [own[i] for i in at]
 
     def rows(self, rows: slice | Tensor) -> "Work":
         """Access to fewer clients, or to all in another order; an index is on the host."""
