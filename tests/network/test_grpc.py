@@ -22,11 +22,12 @@ from fedselect.network.grpc.hub import HubNodes
 from fedselect.network.grpc.line import Caller, dialled
 from fedselect.network.grpc.wire import HEAD, Parcel
 from fedselect.network.home import Home
+from fedselect.network.identity import node_identity
 from fedselect.network.letters import Letter
 from fedselect.network.plan import Plan, plan
 from fedselect.network.reach import check_server
 from fedselect.network.rounds import Limits
-from fedselect.network.site import Site, node_identity
+from fedselect.network.site import Site
 from fedselect.runs.config import Config
 
 LONG = 120.0  # seconds for replies that come, or whose lack is noticed, long before

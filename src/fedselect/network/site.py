@@ -1,24 +1,22 @@
 """A site: the folder that is distributed before a federation starts, with one part for the server and one for each client."""
 
-import ipaddress
 import json
 import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import disk, read_json, write_bytes, write_json
+from fedselect.network import identity
 from fedselect.network.home import own_kind
 from fedselect.network.plan import Shape
 from fedselect.network.vault import private
 from fedselect.secret.keys import ROSTER, write_roster
-
-CA_DAYS = 3650
 
 
 @dataclass(frozen=True)
@@ -104,15 +102,15 @@ def make(
         write_json(folder / "federation.json", site.to_json())
     if not insecure:
         private(root / "ca")
-        _authority(root / "ca")
+        identity.make_authority(root / "ca")
         renew(root, days)
         with disk(root):
             (root / "server" / "keys").mkdir()
         for i in range(clients):
             write_bytes(root / f"client-{i}" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
-            _node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
+            identity.node_key(root / f"client-{i}" / "node.key", root / "server" / "keys" / f"client-{i}.pub")
             if engine == "grpc":
-                _node_certificate(root / "ca", root / f"client-{i}", f"client {i}")
+                identity.node_certificate(root / "ca", root / f"client-{i}", f"client {i}")
         _rosters(root, site)
     for i in range(clients):
         write_json(root / f"client-{i}" / "client.json", {"client": i})
@@ -143,39 +141,8 @@ def is_site(root: Path) -> bool:
 
 def renew(root: Path, days: int) -> None:
     """Create a new server certificate from the site's own authority."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    site, key = Site.read(root), _new_key()
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    if site.host not in ("localhost", "127.0.0.1"):
-        names.append(_general_name(site.host))
-    host = x509.SubjectAlternativeName(names)
-    certificate = _vouched(root / "ca", "fedselect server", key.public_key(), days, ExtendedKeyUsageOID.SERVER_AUTH, host)
-    _write(root / "server" / "server.crt", certificate)
-    _write(root / "server" / "server.key", key)
+    identity.server_certificate(root / "ca", root / "server", Site.read(root).host, days)
     write_bytes(root / "server" / "ca.crt", (root / "ca" / "ca.crt").read_bytes())
-
-
-def _vouched(folder: Path, name: str, public: Any, days: int, purpose: Any, *more: Any) -> Any:
-    """A certificate for a server or a client, signed by the authority in this folder."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    try:
-        signer = _load_key((folder / "ca.key").read_bytes())
-        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    except (OSError, ValueError) as e:
-        raise RunError(f"{folder} cannot be read ({e}); renew where the site was made.") from None
-    certificate = _certificate(name, authority.subject, public, days)
-    for extension in (*more, x509.ExtendedKeyUsage([purpose])):
-        certificate = certificate.add_extension(extension, critical=False)
-    return (
-        certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs=False), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, hashes.SHA384())
-    )
 
 
 def check_kind(part: Path, wanted: str) -> None:
@@ -237,144 +204,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _new_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _load_key(pem: bytes) -> Any:
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    return load_pem_private_key(pem, None)
-
-
-def _general_name(host: str) -> Any:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _certificate(name: str, issuer: Any, public: Any, days: int) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, now + timedelta(days=days)) - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)  # RFC 5280; Python 3.13 insists
-    )
-
-
-def _key_usage(signs: bool) -> Any:
-    """The purpose of a key: to sign certificates, or to authenticate the server."""
-    from cryptography import x509
-
-    never = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
-        False,
-    )
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
-
-
-def _authority(folder: Path) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    key = _new_key()
-    certificate = (
-        _certificate("fedselect site", None, key.public_key(), CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs=True), critical=True)
-        .sign(key, hashes.SHA384())
-    )
-    _write(folder / "ca.crt", certificate)
-    _write(folder / "ca.key", key)
-
-
-def _node_key(private_path: Path, public_path: Path) -> None:
-    """A client's key: Flower requires ECDSA P-384 in OpenSSH's format."""
-    from cryptography.hazmat.primitives import serialization as s
-
-    key = _new_key()
-    write_bytes(private_path, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption()))
-    private_path.chmod(0o600)
-    write_bytes(public_path, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH))
-
-
-def _node_certificate(authority: Path, part: Path, name: str) -> None:
-    """A client's certificate for mutual TLS. It is valid as long as the authority: servers identify clients by their keys."""
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    public = _node_private(part).public_key()
-    _write(part / "node.crt", _vouched(authority, name, public, CA_DAYS, ExtendedKeyUsageOID.CLIENT_AUTH))
-
-
-def _node_private(part: Path) -> Any:
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        return load_ssh_private_key((part / "node.key").read_bytes(), None)
-    except ValueError:
-        raise InputError(f"{part / 'node.key'} is not a key; copy it from the site again.") from None
-
-
-def node_identity(part: Path) -> tuple[bytes, bytes]:
-    """A client's certificate and key for TLS; they must match."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization as s
-
-    key, certificate = _node_private(part), (part / "node.crt").read_bytes()
-    if public_key(x509.load_pem_x509_certificate(certificate).public_key()) != public_key(key.public_key()):
-        raise InputError(f"{part / 'node.crt'} does not match node.key; copy both from the site again.")
-    return certificate, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
-
-
-def client_keys(part: Path, clients: int) -> dict[bytes, int]:
-    """The client that each public key belongs to, as the server knows them."""
-    known = {}
-    for i in range(clients):
-        path = part / "keys" / f"client-{i}.pub"
-        if not path.is_file():
-            raise InputError(f"{path} is missing; copy it from the site, or make the site again with: fedselect deploy init.")
-        known[b" ".join(path.read_bytes().split()[:2])] = i
-    return known
-
-
-def public_key(key: Any) -> bytes:
-    """A public key in the format that a site stores."""
-    from cryptography.hazmat.primitives import serialization as s
-
-    found: bytes = key.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
-    return found
-
-
 def _rosters(root: Path, site: Site) -> None:
     """Write for each client a list of all clients, signed by the site's authority, so that a server cannot invent clients."""
-    authority = _load_key((root / "ca" / "ca.key").read_bytes())
+    authority = identity.load_key((root / "ca" / "ca.key").read_bytes())
     public = [(root / "server" / "keys" / f"client-{i}.pub").read_text() for i in range(site.clients)]
     for i in range(site.clients):
         write_roster(root / f"client-{i}" / ROSTER, site.federation, public, authority)
-
-
-def _write(path: Path, thing: Any) -> None:
-    from cryptography.hazmat.primitives import serialization as s
-
-    if hasattr(thing, "private_bytes"):
-        write_bytes(path, thing.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
-        path.chmod(0o600)
-    else:
-        write_bytes(path, thing.public_bytes(s.Encoding.PEM))
 
 
 def write_app(folder: Path, flat: dict[str, bool | float | int | str], version: str) -> Path:

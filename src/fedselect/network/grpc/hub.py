@@ -25,9 +25,10 @@ from fedselect.core.errors import DataError
 from fedselect.core.files import write_json
 from fedselect.network.grpc.requests import CONNECTED
 from fedselect.network.grpc.wire import ANSWER, LISTEN, OPTIONS, PIECE, PROTOCOL, SERVICE, Parcel
+from fedselect.network.identity import client_keys, public_key
 from fedselect.network.letters import Letter, heard
 from fedselect.network.rounds import Reply
-from fedselect.network.site import Site, client_keys, listens_at, public_key
+from fedselect.network.site import Site, listens_at
 
 LOOK = 0.2  # seconds between checks whether a run must stop
 SPARE = 8  # concurrent calls beyond two for each client

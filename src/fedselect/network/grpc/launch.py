@@ -20,11 +20,12 @@ from fedselect.network.desk import Desk
 from fedselect.network.drive import serve as serve_run
 from fedselect.network.grpc import requests
 from fedselect.network.home import Home
+from fedselect.network.identity import node_identity
 from fedselect.network.letters import Letter
 from fedselect.network.plan import check_name
 from fedselect.network.processes import started
 from fedselect.network.reach import check_server
-from fedselect.network.site import Site, check_part, check_port, listens_at, node_identity
+from fedselect.network.site import Site, check_part, check_port, listens_at
 from fedselect.network.vault import private
 from fedselect.runs.config import Config
 from fedselect.runs.progress import describe

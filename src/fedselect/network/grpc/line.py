@@ -17,9 +17,10 @@ import grpc
 from fedselect.core.errors import DataError, RunError
 from fedselect.network.desk import Desk
 from fedselect.network.grpc.wire import ANSWER, LISTEN, OPTIONS, PROTOCOL, SERVICE, Parcel
+from fedselect.network.identity import node_identity
 from fedselect.network.letters import Letter, refusal
 from fedselect.network.reach import Reach, unreachable
-from fedselect.network.site import Site, node_identity
+from fedselect.network.site import Site
 
 FIRST, LONGEST = 0.5, 10.0  # seconds before calling again: at first, and at most
 RETRY = 30.0  # seconds to retry while the server counts this client as connected; it notices a dead connection in fifteen
