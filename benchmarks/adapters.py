@@ -38,7 +38,6 @@ from fedselect.runs.config import Config
 from fedselect.simulate.stack import Stack, stacks
 
 LORA = {"name": "lora"}
-FRESH = (0, 1, 2)
 RATES = (0.003, 0.01, 0.03, 0.1)
 LADDER = (0.0003, 0.001, *RATES, 0.3, 1.0)  # what rates go on to, where the best is at an edge
 SHIFTS = ("none", "labels", "meaning", "camera", "groups", "motley")
@@ -91,19 +90,20 @@ class Place:
     rates: tuple[float, ...] = RATES
     batch: int = 32
     rank: int = 8
+    fresh: tuple[int, ...] = (0, 1, 2, 3, 4)  # seeds of the test
 
 
 PLACES = {
     "pacs": Place(
         {"name": "domains", "path": "pacs_96.parquet", "size": 64, "train": 150, "test": 200},
-        {"train": 250, "val": 100}, 20,
+        {"train": 250, "val": 100}, 20, fresh=(0, 1, 2),
     ),
     "audiomnist": Place(
         {"train": 40, "test": 60}, {"train": 55, "val": 15}, 12, 1, SHIFTS, (100,), (0.003, 0.01, 0.03), 10, 4,
     ),
     "cifar10": Place(  # the last stage of the ResNet18 alone
-        {"name": "cifar10", "clients": 5, "train": 60, "test": 100}, {"train": 90, "val": 30},
-        10, 1, ("none", "groups"), (100,), (0.003, 0.01, 0.03), 20,
+        {"name": "cifar10", "clients": 10, "train": 40, "test": 100}, {"train": 60, "val": 20},
+        10, 1, SHIFTS, (100,), (0.003, 0.01, 0.03), 10,
     ),
 }  # fmt: skip
 
@@ -213,7 +213,7 @@ def planned(rows: list[dict[str, Any]], places: list[str], ways: list[str]) -> I
             if WAYS[way].rate_of is None:
                 yield from choices(rows, name, way)
             if (rate := chosen(rows, name, way)) is not None:
-                yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in FRESH]
+                yield [Case(name, shift, way, seed, rate, "test") for shift in place.shifts for seed in place.fresh]
 
 
 def choices(rows: list[dict[str, Any]], name: str, way: str) -> Iterator[list[Case]]:
