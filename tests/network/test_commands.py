@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import ssl
@@ -20,15 +21,17 @@ from PIL import Image
 from fedselect.cli import deploy
 from fedselect.core import sums
 from fedselect.core.errors import InputError, RunError
-from fedselect.core.files import held, in_use, locked, read_json
+from fedselect.core.files import held, in_use, locked, read_json, write_json
 from fedselect.network import control, drive, site
 from fedselect.network.control import follow
 from fedselect.network.drive import prepare, say
 from fedselect.network.flower import launch
 from fedselect.network.grpc import launch as grpc
 from fedselect.network.plan import Shape, plan
-from fedselect.network.rounds import Limits, Outcome
+from fedselect.network.rounds import Limits, Outcome, check_enough
+from fedselect.private import Private
 from fedselect.runs.config import Config
+from fedselect.runs.rundir import again
 from fedselect.simulate.records import columns
 from fedselect.tasks import Classification
 
@@ -450,7 +453,7 @@ def test_a_second_copy_of_a_client_does_not_start(cli, root, started):
         (("--resume",), "there is no unfinished run"),
         (("--resume", "--rounds", 9), "a resumed run keeps its configuration"),
         (("--resume", "--limit", 0.2), "a resumed run keeps its configuration"),
-        (("--resume", "--name", "x"), "there is no unfinished run x"),
+        (("--resume", "--name", "x"), "there is no run x"),
     ],
 )
 def test_run_says_what_is_wrong(cli, root, args, text):
@@ -680,8 +683,9 @@ def test_a_run_whose_end_a_client_missed_can_be_resumed_after_those_that_are_not
     assert control.unfinished(ended, "left").name == "left"
     (ended / "runs" / "broken" / "summary.json").write_text("{}")
     assert control.unfinished(ended, None).name == "left"
-    with pytest.raises(InputError, match="there is no unfinished run whole"):
-        control.unfinished(ended, "whole")
+    assert control.unfinished(ended, "whole").name == "whole"  # its clients write their models again
+    with pytest.raises(InputError, match="there is no run nowhere"):
+        control.unfinished(ended, "nowhere")
 
 
 def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
@@ -702,7 +706,7 @@ def test_a_deployed_run_is_not_simulated_on_the_server(cli, ended):
     [
         ({"status": "failed", "error": "round 1: nobody came."}, "round 1: nobody came."),
         ({"status": "stopped", "error": "the run was stopped; continue"}, "the run was stopped; continue"),
-        ({"status": "running"}, "the server's process died after round 0; resume it with: fedselect deploy run"),
+        ({"status": "running"}, r"the server's process died \(after round 0\); resume it with: fedselect deploy run"),
         ({"status": "submitted"}, "the server did not start the run"),
     ],
 )
@@ -712,6 +716,58 @@ def test_a_run_that_ends_badly_says_so(root, tmp_path, monkeypatch, status, text
     say(tmp_path, **status)
     with pytest.raises(RunError, match=text):
         follow(launch, root / "server", tmp_path, None)
+
+
+def test_a_run_whose_end_was_not_recorded_while_its_server_is_up_did_not_die(root, tmp_path, monkeypatch):
+    """A server whose disk is full cannot write why."""
+    (tmp_path / "config.json").write_text(json.dumps(Config().complete().to_json()))
+    say(tmp_path, "running")
+    monkeypatch.setattr(launch, "healthy", lambda part: True)
+    with pytest.raises(RunError, match=r"could not record why: is the disk full\? See .*log.txt \(after round 0\)"):
+        follow(launch, root / "server", tmp_path, None)
+
+
+def test_the_error_that_ends_a_run_is_not_replaced_by_one_of_its_record(tmp_path, monkeypatch):
+    write_json(tmp_path / "plan.json", {})
+    say(tmp_path, "submitted")
+
+    def full(out, status, error="", **more):
+        if status != "running":
+            raise RunError("the disk is full")
+
+    monkeypatch.setattr(drive, "say", full)
+    monkeypatch.setattr(drive, "load_plugins", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drive.serve(tmp_path, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("min_clients", "fraction", "private", "said"),
+    [
+        (4, 0.75, None, "a round asks 3 of 4 clients; lower --min-clients, or raise --fraction"),
+        (5, 1.0, None, "this federation has 4 clients"),
+        (3, 0.75, None, ""),
+        (4, 0.75, Private(8.0), ""),
+        (4, 0.75, Private(8.0, unit="sample"), "a round asks 3 of 4 clients"),
+    ],
+)
+def test_a_round_is_not_made_to_wait_for_more_clients_than_it_asks(min_clients, fraction, private, said):
+    limits = Limits(min_clients, fraction=fraction)
+    if not said:
+        check_enough(limits, 4, private)
+    else:
+        with pytest.raises(InputError, match=said):
+            check_enough(limits, 4, private)
+
+
+def test_a_command_to_copy_is_quoted(tmp_path):
+    place = tmp_path / "a site" / "server" / "runs" / "r"
+    place.mkdir(parents=True)
+    write_json(place / "plan.json", {})
+    assert shlex.split(again(place)) == [
+        "fedselect", "deploy", "run", str(place.parents[1]), "--resume", "--name", "r"
+    ]  # fmt: skip
+    assert shlex.split(again(tmp_path / "b c")) == ["fedselect", "resume", str(tmp_path / "b c")]
 
 
 def test_a_run_that_is_stopped_before_it_began_is_not_said_to_have_failed(root, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from fedselect.core.files import locked
 from fedselect.network.desk import Desk
 from fedselect.network.grpc import line, requests, wire
 from fedselect.network.grpc.hub import HubNodes
+from fedselect.network.grpc.launch import _logged
 from fedselect.network.grpc.line import Caller, dialled
 from fedselect.network.grpc.wire import HEAD, Parcel
 from fedselect.network.home import Home
@@ -428,3 +429,14 @@ def test_one_run_at_a_time(tmp_path):
     requests.start(tmp_path, "b")
     requests.clear(tmp_path)  # a server that starts anew
     assert requests.taken(tmp_path) is None
+
+
+def test_what_cannot_be_logged_is_still_said(tmp_path):
+    said = []
+    tell = _logged(tmp_path / "log.txt", said.append)
+    tell("one")
+    (tmp_path / "log.txt").rename(tmp_path / "before")
+    (tmp_path / "log.txt").mkdir()  # as on a full disk: opening it fails
+    tell("two")
+    assert said == ["one", "two"]
+    assert (tmp_path / "before").read_text().endswith(" one\n")

@@ -12,6 +12,7 @@ from fedselect.network import drive
 from fedselect.network.export import export_model
 from fedselect.network.letters import Letter
 from fedselect.network.plan import Plan, Shape, plan
+from fedselect.network.vault import Vault
 from fedselect.runs.config import Config
 from fedselect.simulate.keeping import final, stalled
 
@@ -60,6 +61,47 @@ def test_clients_keep_the_rounds_and_models_of_the_simulation(keep, tmp_path):
         assert all(torch.equal(found[n], v) for n, v in own.items())
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["kept"] == kept
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("keep", ["best", "own"])
+def test_a_damaged_best_round_is_reported_and_no_other_is_called_the_best(keep, tmp_path):
+    """Of client 1, just before it is asked to end the run."""
+    _, history = simulated(Config.from_dict({**CONFIG, "keep": keep}, "here"), 8)
+    kept = [r["kept"] if keep == "best" else r["kept"][1] for r in history]
+    assert kept[-1] < 8
+    left = [tmp_path / "vault-1" / "r" / "best" / f"{kept[-1]:06d}" / "state.safetensors"]
+
+    def spoil(room):
+        def damage(i, letter):
+            if i == 0 and letter.head["kind"] == "measured" and left:
+                flip(left.pop())  # client 0 is asked before client 1
+            return letter
+
+        room.spoil = damage
+
+    _, records, _ = deploy({"keep": keep}, tmp_path, spoil)
+    assert f"its models of round {kept[-1]}, its best so far, are damaged" in records[-1]["set_back"]["client 1"]
+    places = [Vault(tmp_path / f"vault-{i}" / "r" / "model") for i in range(3)]
+    assert ["kept" in v.notes(v.rounds()[-1]) for v in places] == [True, False, True]
+    assert places[1].rounds() == [8]
+
+
+def test_a_damaged_final_model_is_named_and_written_again(tmp_path):
+    _, _, room = deploy({"rounds": 2}, tmp_path)
+    want = exported(tmp_path, 0)
+    flip(tmp_path / "vault-0" / "r" / "model" / "000002" / "state.safetensors")
+    for run in (None, "r"):
+        with pytest.raises(fs.RunError, match=r"000002 is damaged; .* deploy run SITE --resume --name r"):
+            export_model(tmp_path / "vault-0", tmp_path / "again.safetensors", run, None)
+    drive.serve(tmp_path / "r", room, None, lambda config, record: None)
+    assert all(torch.equal(v, want[n]) for n, v in exported(tmp_path, 0).items())
+    assert len((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_where_the_last_round_is_the_best_it_is_kept(tmp_path):

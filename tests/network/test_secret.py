@@ -199,6 +199,38 @@ def test_with_two_thirds_or_fewer_the_round_is_asked_again_and_then_ends(room, s
     assert sorted(server.step(room).uploads) == ALL
 
 
+def test_no_sum_is_opened_of_fewer_clients_than_the_round_needs(data, small, room, tmp_path, monkeypatch):
+    """Once a sum is opened, the round cannot be repeated with others: a client lost for a moment would end the run."""
+    server = Server(small, dataclasses.replace(QUICK, min_clients=4), tmp_path / "all")
+    rounds(server, room, 1)
+    lost = iter([True])
+    room.spoil = lambda i, letter: "is gone" if i == 2 and letter.head["kind"] == "update" and next(lost, False) else letter
+    assert sorted(server.step(room).uploads) == ALL
+    room.spoil = lambda i, letter: "is gone" if i == 2 and letter.head["kind"] == "update" else letter
+    with pytest.raises(fs.RunError, match=r"secret: 3 of 4 clients sent their values, and this run needs 4"):
+        server.step(room)
+    room.spoil = lambda i, letter: letter
+    assert sorted(server.step(room).uploads) == ALL
+    assert same(server, simulated(data, [ALL] * 3, monkeypatch)[0])
+
+
+def test_a_round_whose_sum_is_being_opened_needs_no_others(data, small, room, server, tmp_path, monkeypatch):
+    """As a server left it that did not yet know how many clients it needs."""
+
+    def die(i, letter):
+        if i == 0 and letter.head["kind"] == "opened":
+            raise KeyboardInterrupt
+        return letter if i != 2 or letter.head["kind"] != "update" else "is gone"
+
+    room.spoil = die
+    with pytest.raises(KeyboardInterrupt):
+        server.step(room)
+    room.spoil = lambda i, letter: letter
+    again = Server(small, dataclasses.replace(QUICK, min_clients=4), tmp_path / "masks")
+    assert sorted(again.step(room).uploads) == [0, 1, 3]
+    assert same(again, simulated(data, [[0, 1, 3]], monkeypatch)[0])
+
+
 def test_a_list_of_two_is_refused(room, server):
     room.here = [0, 1]
     with pytest.raises(fs.RunError, match="client 0 was listed with 1 other clients; it needs at least 2"):

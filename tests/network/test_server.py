@@ -402,5 +402,5 @@ def test_limits_are_checked(given, said):
 
 
 def test_more_clients_wanted_than_there_are(small, tmp_path):
-    with pytest.raises(fs.InputError, match="min_clients is 4, but there are 3 clients"):
+    with pytest.raises(fs.InputError, match="min_clients is 4, but this federation has 3 clients"):
         Server(small, Limits(min_clients=4), tmp_path)

@@ -359,7 +359,7 @@ def run(
 @deploy_app.command()
 def status(root: SiteDir) -> None:
     """Show which clients are connected, and for every run its rounds, headline metric and missed rounds."""
-    from fedselect.network.control import reason, runs, server_part, state
+    from fedselect.network.control import reason, runs, server_part, state, unrecorded
     from fedselect.network.drive import attendance
     from fedselect.network.site import Site
     from fedselect.private import Private
@@ -383,7 +383,7 @@ def status(root: SiteDir) -> None:
         if how in ("failed", "stopped"):
             say(f"  {reason(place)}")
         if how == "interrupted":
-            say(f"  the server's process died; {'' if up else 'start the server, then '}resume with: {again(place)}")
+            say(f"  {unrecorded(engine, part)}; {'' if up else 'start the server, then '}resume with: {again(place)}")
         if how == "not started":
             say(f"  the server did not start it (see {part / 'log.txt'}); resume with: {again(place)}")
         if records and records[-1].get("epsilon") is not None:

@@ -1,6 +1,7 @@
 """Commands that use the results of runs: report, export, predict."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -50,7 +51,7 @@ def export_(
     own = f"the {tables.DATA[made.score]} data of {made.client}"
     say(f"wrote {made.path}{unfinished}: {made.headline.name} {made.headline.said(made.value)} on {own}{recorded}")
     say(f"\n{made.snippet}")
-    say(f"# or: fedselect predict {made.path} FILE   (model card: {card_file(made.path)})")
+    say(f"# or: fedselect predict {quote(str(made.path))} FILE   (model card: {card_file(made.path)})")
 
 
 def predict(

@@ -285,7 +285,7 @@ def _say_table(done: list[Path], out: Path, report: bool) -> None:
     for run, why in tables.failures(done):
         say(f"{run} diverged: {why}")
     if failed := [run for run in done if rundir.failure(run)]:
-        say(f"to retry a diverged run: fedselect resume {failed[0]} (on a CPU it will diverge again)")
+        say(f"to retry a diverged run: {rundir.again(failed[0])} (on a CPU it will diverge again)")
         print(f"note: {len(failed)} of {len(done)} runs diverged.", file=sys.stderr)
     if report:
         say(f"wrote {write_report([out])}")

@@ -20,7 +20,7 @@ from fedselect.data import Federation
 from fedselect.methods.choice import CHOICES, choose
 from fedselect.methods.method import Up, check_upload
 from fedselect.network.assignment import Assignment, first, first_mask
-from fedselect.network.best import BEST, Best
+from fedselect.network.best import BEST, Best, Final
 from fedselect.network.letters import Letter, check_finite, put_packet, take_packet, unseal
 from fedselect.network.masking import Masking
 from fedselect.network.protected import budget_of, for_samples, for_uploads
@@ -43,9 +43,9 @@ MODEL = "model"  # the finished model, next to the states of a run
 
 @dataclass(frozen=True)
 class Measured:
-    """A client after a round: its metrics, its models by view, and the view it reports if clients choose."""
+    """A client after a round: what it says to the server, its models by view, and the view it reports if clients choose."""
 
-    figures: dict[str, float | None]
+    said: dict[str, Any]
     views: dict[str, Tree]
     chosen: str | None
 
@@ -145,7 +145,7 @@ class Node:
         state = self._state(base)
         down = self._down(letter, state)
         spent = self._charge(round)
-        measured = self._measure(round - 1, state, down, letter).figures if letter.head.get("measure") else {}
+        measured = self._measure(round - 1, state, down, letter).said if letter.head.get("measure") else {"measured": {}}
         work = self.assigned.work(self.data, self.client, round, self._guard)
         state, up = self.method.client(work, state, down)
         self._check(round, self.method.local(state), up.values, *up.extra.values())
@@ -154,7 +154,7 @@ class Node:
         loss = None if self.assigned.private else known(float(work.loss[0]))
         head = {"round": round, "weight": float(up.weight[0]), "train_loss": loss, **said, **spent}
         extra = flat("extra", {k: first(t) for k, t in up.extra.items()})
-        reply = self._reply("update", base, {**head, "measured": measured}, {**parts, **extra})
+        reply = self._reply("update", base, {**head, **measured}, {**parts, **extra})
         text, body = reply.seal()
         notes = {"base": base, "reply": text, **({"task": told} if told else {}), **listed}
         before = self.vault.notes(base).get("base", 0)  # where the server goes back to if it loses its newest checkpoint
@@ -210,13 +210,13 @@ class Node:
         state = self._state(base)
         measured = self._measure(round, state, self._down(letter, state), letter)
         if letter.head["kind"] == "close":
-            self._keep(*self._best.choose(letter, round, measured.views, measured.chosen))
-        return self._reply("measured", base, {"round": round, "measured": measured.figures}, {})
+            self._keep(self._best.choose(letter, round, measured.views, measured.chosen))
+        return self._reply("measured", base, {"round": round, **measured.said}, {})
 
-    def _keep(self, round: int, views: dict[str, Tree], chosen: str | None) -> None:
+    def _keep(self, final: Final) -> None:
         """Store the finished model with all that loading it needs: input and output scaling, classes, network."""
         test = self.assigned.raw(self.data, "test")
-        kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in views.items()}
+        kept = {view: self.assigned.model.state_dict(first(tree)) for view, tree in final.views.items()}
         if test.scale is not None and test.shift is not None:
             kept["input"] = {"scale": test.scale, "shift": test.shift}
         if (units := self.assigned.task.units) is not None:
@@ -227,8 +227,8 @@ class Node:
         table: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
         table |= {"layout": layout.to_json()} if (layout := self.assigned.layout) else {}
         table |= {} if self.assigned.bare else {"bare": False}
-        table |= {} if self.assigned.keep == "last" else {"kept": "the best round on validation data"}
-        table |= {} if chosen is None else {"chosen": chosen}
+        table |= {"kept": "the best round on validation data"} if final.best else {}
+        table |= {} if final.chosen is None else {"chosen": final.chosen}
         notes = {
             "view": self.assigned.view or self.method.view,
             **self.assigned.card,
@@ -237,7 +237,7 @@ class Node:
             "kind": kind,
         }
         notes |= {**table, "about": {**self._about(test), "schema": table.get("schema")}}
-        Vault(self.vault.folder / MODEL).save(round, flat("model", kept), notes, keep=set())
+        Vault(self.vault.folder / MODEL).save(final.round, flat("model", kept), notes, keep=set())
 
     def _about(self, split: Split) -> About:
         """What the finished model takes, and what its outputs mean."""
@@ -267,13 +267,14 @@ class Node:
         chosen = None if choice is None else CHOICES[int(choice.which[0])]
         if choice is not None:
             figures |= {CHOSEN: choice.which}
+        lost = ""
         if assigned.validates:
             held = score(assigned.programs, views[reported], assigned.split(self.data, "val"), assigned.metrics)
             figures |= {validated(name): v for name, v in held.items()}
             if assigned.keep != "last":
-                self._best.see(letter, round, views, known(float(held[headline][0])), chosen)
+                lost = self._best.see(letter, round, views, known(float(held[headline][0])), chosen)
         said = {**{name: known(float(v[0])) for name, v in figures.items()}, "share": personal / assigned.model.size}
-        return Measured(said, views, chosen)
+        return Measured({"measured": said, **({"lost": lost} if lost else {})}, views, chosen)
 
     def _state(self, base: int) -> State:
         """The state after a round, or the initial state of a client that has just joined."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Any
 
@@ -18,8 +19,9 @@ from fedselect.network import site
 from fedselect.network.drive import config_of, over, prepare, say
 from fedselect.network.engine import Engine
 from fedselect.network.plan import check_name, plan
-from fedselect.network.rounds import Limits
+from fedselect.network.rounds import Limits, check_enough
 from fedselect.network.site import Site
+from fedselect.private.settings import as_private
 from fedselect.runs.config import Config
 from fedselect.runs.loop import Watch
 from fedselect.runs.rundir import finished, read_records
@@ -40,8 +42,7 @@ def start(engine: Engine, part: Path, config: Config, limits: Limits, name: str 
     """Create a run in the server's folder and submit it."""
     known = Site.read(part)
     limits = replace(limits, fraction=config.fraction, eval_every=config.eval_every)
-    if limits.min_clients > known.clients:
-        raise InputError(f"min_clients is {limits.min_clients}, but this federation has {known.clients} clients.")
+    check_enough(limits, known.clients, as_private(config.private))
     name = name or f"{config.method['name']}-seed{config.seed}-{secrets.token_hex(3)}".replace("+", "-")
     place = part / "runs" / check_name(name)
     made = plan(config, known.federation, name, known.clients, known.shape, limits)
@@ -62,7 +63,7 @@ def submit(engine: Engine, part: Path, place: Path, goes_back: bool = False) -> 
 
 def _need_server(engine: Engine, part: Path) -> None:
     if not engine.healthy(part):
-        raise RunError(f"the server does not answer; start it with: fedselect deploy server {part}")
+        raise RunError(f"the server does not answer; start it with: fedselect deploy server {quote(str(part))}")
 
 
 def runs(part: Path) -> list[Path]:
@@ -87,6 +88,13 @@ def reason(out: Path) -> str:
     return str(_note(out).get("error", ""))
 
 
+def unrecorded(engine: Engine, part: Path) -> str:
+    """Why a run ended without saying so."""
+    if engine.healthy(part):
+        return f"the run ended and could not record why: is the disk full? See {part / 'log.txt'}"
+    return "the server's process died"
+
+
 def _going(out: Path) -> bool:
     """Whether both the run's process and its server are running; after a server is killed, the run's process ends later."""
     return in_use(out) and in_use(out.parents[1])
@@ -101,20 +109,23 @@ def _note(out: Path) -> Any:
 
 
 def unfinished(part: Path, name: str | None) -> Path:
-    """The run to resume: the one of this name, or the newest that is unfinished, or else not closed."""
-    there = [p for p in runs(part) if not over(p) and name in (None, p.name)]
+    """The run to resume: the one of this name, or the newest that is unfinished, or else not closed.
+
+    A run that is over can be named, too: its clients then write their final models again.
+    """
+    there = [p for p in runs(part) if (not over(p) if name is None else p.name == name)]
     there.sort(key=lambda p: not finished(p))
     if not there:
-        raise InputError(f"there is no unfinished run{f' {name}' if name else ''} in {part / 'runs'}.")
+        raise InputError(f"there is no {f'run {name}' if name else 'unfinished run'} in {part / 'runs'}.")
     if _going(there[-1]):
-        raise InputError(f"{there[-1].name} is still running; watch it with: fedselect deploy status {part}")
+        raise InputError(f"{there[-1].name} is still running; watch it with: fedselect deploy status {quote(str(part))}")
     return there[-1]
 
 
 def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
     """Show a run's progress until it ends; Ctrl-C stops the run, which can be resumed."""
     config, seen, idle = config_of(out), len(_records(out)), 0
-    again = f"resume it with: fedselect deploy run {part} --resume --name {out.name}"
+    again = f"resume it with: fedselect deploy run {quote(str(part))} --resume --name {quote(out.name)}"
     began = checked = time.monotonic()
     last: list[Any] = ["", None]
     with _interrupts() as asked:
@@ -138,7 +149,7 @@ def follow(engine: Engine, part: Path, out: Path, watch: Watch | None) -> None:
                     say(out, "stopped", f"it was stopped before it started; {again}")
                 raise Stopped(f"stopped after round {seen} of {config.rounds}; {again}")
             if idle == 3:
-                raise RunError(f"the server's process died after round {seen}; {again}")
+                raise RunError(f"{unrecorded(engine, part)} (after round {seen}); {again}")
             if status["status"] == "submitted" and time.monotonic() > began + START:
                 raise RunError(f"the server did not start the run; see {part / 'log.txt'}, then {again}")
             if time.monotonic() > checked + ALIVE:

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,14 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
             with doing.heard(lambda what, share: _say_doing(out, what, share)):
                 away = _rounds(Plan.from_flat(flat, out.name), out, nodes, keys, watch, goes_back)
         except FedselectError as e:
-            say(out, "failed", str(e))
+            _say_at_last(out, "failed", str(e))
             raise
         except (KeyboardInterrupt, SystemExit):
-            say(out, "stopped", "the run was stopped; continue with --resume.")
+            _say_at_last(out, "stopped", "the run was stopped; continue with --resume.")
             raise
         except BaseException as e:
-            say(out, "failed", f"the server failed ({type(e).__name__}: {e}); fix that, then continue with --resume.")
+            why = f"the server failed ({type(e).__name__}: {e}); fix that, then continue with --resume."
+            _say_at_last(out, "failed", why)
             raise
         say(out, "finished", absent=away)
 
@@ -70,6 +72,12 @@ def serve(out: Path, nodes: Nodes, keys: dict[int, int] | None, watch: Watch) ->
 def say(out: Path, status: str, error: str = "", **more: Any) -> None:
     """Write a run's status: prepared, submitted, running, stopped, failed, or finished (then also which clients were away)."""
     write_json(out / "status.json", {"status": status, "error": error, **more})
+
+
+def _say_at_last(out: Path, status: str, error: str) -> None:
+    """The same as a run ends; if the disk is full, the error that ended it says so."""
+    with suppress(RunError):
+        say(out, status, error)
 
 
 def _say_doing(out: Path, what: str, share: float | None) -> None:
@@ -136,7 +144,8 @@ def _rounds(plan: Plan, out: Path, nodes: Nodes, keys: dict[int, int] | None, wa
         measured = copy.deepcopy(pending)
         _measured(measured, last, server.assigned.metrics)
         _note_kept(before(), measured, server)
-        last = server.close(nodes)
+        earlier, last = last, server.close(nodes)
+        last.set_back = {**earlier.set_back, **last.set_back}
     last.set_back = {**lost, **last.set_back}
     if not last.measured:
         mend = last.advice("start the clients, then continue with --resume.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fedselect.core import tensors
+from fedselect.core import snapshots, tensors
 from fedselect.core.errors import InputError, RunError
 from fedselect.core.files import replace
 from fedselect.core.tree import nested
@@ -35,7 +35,7 @@ class ExportedModel:
 def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> ExportedModel:
     """Write the final model of a run, with how inputs are scaled and what its outputs mean."""
     there = {p.name: p for p in runs(vault)}
-    done = [name for name, p in there.items() if Vault(p / MODEL).rounds()]
+    done = [name for name, p in there.items() if snapshots.places(p / MODEL)]
     if run is not None and run not in there:
         raise InputError(f"{vault} holds no run {run!r}; it holds {', '.join(there) or 'none'}.")
     if not done or (run is not None and run not in done):
@@ -44,8 +44,13 @@ def export_model(vault: Path, out: Path, run: str | None, view: str | None) -> E
             "missed the end gets it once the server continues with --resume."
         )
     name = run or done[-1]
-    kept = Vault(there[name] / MODEL)
-    found = kept.load(kept.rounds()[-1])
+    place = snapshots.places(there[name] / MODEL)[-1]
+    found = Vault(place.parent).find(int(place.name))
+    if found is None:
+        raise RunError(
+            f"{place} is damaged; to have it written again, start this client, and on the server: fedselect deploy run SITE "
+            f"--resume --name {name}"
+        )
     models, notes = nested("model", found.tensors), found.notes
     beside = {f"{end}.{n}": v for end in ("input", "output") for n, v in models.pop(end, {}).items()}
     chosen = view or str(notes["view"])

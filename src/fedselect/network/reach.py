@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from fedselect.core.errors import InputError
+from fedselect.core.files import disk
 from fedselect.network.site import Site
 
 LATE = 30.0  # seconds without an answer after which a client says so
@@ -23,16 +24,16 @@ def unreachable(site: Site) -> str | None:
         return e.strerror or str(e)
 
 
-def check_server(part: Path, site: Site, own: bytes | None = None) -> None:
+def check_server(part: Path, site: Site, own: bytes | None = None, room: Path | None = None) -> None:
     """Check that a running server shows a certificate of this site's authority; skip a server that is not up yet.
 
-    own: this client's certificate and key, PEM, which such a server must accept.
+    own: this client's certificate and key, PEM, which such a server must accept. room: a folder for a moment's copy of them.
     """
     context = ssl.create_default_context(cafile=str(part / "ca.crt"))
     greeted = False
     if own is not None:
         context.set_alpn_protocols(["h2"])
-        with NamedTemporaryFile(dir=part) as file:  # which only its owner can read
+        with disk(room or part), NamedTemporaryFile(dir=room) as file:  # which only its owner can read
             file.write(own)
             file.flush()
             context.load_cert_chain(file.name)

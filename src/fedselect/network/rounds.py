@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from fedselect.core.errors import CALM, DataError, InputError
 from fedselect.network.letters import Letter
-from fedselect.simulate.inputs import check_ranges
+from fedselect.private.settings import Private
+from fedselect.simulate.inputs import check_ranges, most
 
 Reply = Letter | DataError | str
 """What came back: a message, an error if it was not one, or the reason why nothing came."""
@@ -42,6 +43,18 @@ class Limits:
         for name in ("timeout", "wait", "max_norm"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
+
+
+def check_enough(limits: Limits, clients: int, private: Private | None) -> None:
+    """Refuse to wait for more clients than a round asks."""
+    if limits.min_clients > clients:
+        raise InputError(f"min_clients is {limits.min_clients}, but this federation has {clients} clients.")
+    asked = most(limits.fraction, clients)
+    if limits.min_clients > asked and (private is None or private.unit != "client"):  # whose cohorts are of any size
+        raise InputError(
+            f"min_clients is {limits.min_clients}, but with fraction={limits.fraction:g} a round asks {asked} of {clients} "
+            "clients; lower --min-clients, or raise --fraction."
+        )
 
 
 @dataclass

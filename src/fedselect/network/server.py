@@ -13,7 +13,7 @@ from fedselect.aggregate import codec
 from fedselect.aggregate.aggregator import Aggregator, Fold, Mean
 from fedselect.aggregate.lengths import remembered, usual
 from fedselect.core import doing, random
-from fedselect.core.errors import DataError, InputError, RunError
+from fedselect.core.errors import DataError, RunError
 from fedselect.core.tree import State, Tree, expand, flat, nested, not_finite
 from fedselect.methods.method import Received
 from fedselect.network import behind
@@ -21,7 +21,7 @@ from fedselect.network.assignment import Assignment, first
 from fedselect.network.examiner import Examiner, Hello, Update
 from fedselect.network.letters import Letter, quoted
 from fedselect.network.protected import for_clients, most_spent
-from fedselect.network.rounds import Limits, Nodes, Outcome
+from fedselect.network.rounds import Limits, Nodes, Outcome, check_enough
 from fedselect.network.unmasking import Unmasking
 from fedselect.network.vault import Vault
 from fedselect.network.wishes import Wishes
@@ -64,8 +64,7 @@ class Server:
         keys: dict[int, int] | None = None,
         aggregator: Aggregator | None = None,
     ) -> None:
-        if limits.min_clients > assigned.clients:
-            raise InputError(f"min_clients is {limits.min_clients}, but there are {assigned.clients} clients.")
+        check_enough(limits, assigned.clients, assigned.private)
         self.assigned, self.limits, self.keys = assigned, limits, keys
         self.aggregator = Mean() if aggregator is None else aggregator
         if assigned.secret is not None:
@@ -138,7 +137,7 @@ class Server:
         letters = ((g.node, self._letter(i, "close", self.round)) for i, g in list(self._guests.items()))
         for i, reply in self._answers(nodes, letters, outcome):
             try:
-                outcome.measured[i] = self._figures(i, reply)
+                outcome.measured[i] = self._figures(i, reply, outcome)
             except DataError as e:
                 self._turn_away(i, e, outcome)
         return outcome
@@ -252,6 +251,8 @@ class Server:
         if self._secret is not None:
             secret = self._secret.begin(outcome.round, cohort, folded, self._letter(cohort[0], "train", outcome.round))
             cohort = [i for i in secret.cohort.ids if i in self._guests]
+            if secret.announced is not None:  # the round is decided: no other client can be added to its sum
+                self._asked = len(secret.announced)
         others = [i for i in self._guests if i not in cohort] if self._due(outcome.round) else []
         sizes: dict[int, int] = {}
 
@@ -268,7 +269,7 @@ class Server:
         for i, reply in self._answers(nodes, letters(), outcome):
             try:
                 if i in others:
-                    outcome.measured[i] = self._figures(i, reply)
+                    outcome.measured[i] = self._figures(i, reply, outcome)
                     continue
                 self._examiner.head(reply, "update", client=i, round=outcome.round, base=self.accepted[i])
                 if secret is None:
@@ -287,13 +288,17 @@ class Server:
             }  # fmt: skip
             if update.measured:
                 outcome.measured[i] = update.measured
+            _note_lost(i, reply, outcome)
             if update.epsilon is not None:
                 outcome.epsilon = max(outcome.epsilon or 0.0, update.epsilon)
                 if self._most_spent is not None and update.epsilon >= self._most_spent:
                     self._spent.add(i)
         if secret is not None:
             aside = Outcome(outcome.round)  # a client that sent values but does not open has still taken part
-            why = secret.open(self.accepted, lambda kind, asked: self._openings(nodes, kind, asked, aside), outcome.uploads)
+            least = min(self.limits.min_clients, self._asked)
+            why = secret.open(
+                self.accepted, lambda kind, asked: self._openings(nodes, kind, asked, aside), outcome.uploads, least
+            )
             outcome.sealed = f"{why} ({aside.why()})" if why and aside.missed else why
         return folded, {} if outcome.sealed else extras
 
@@ -380,14 +385,21 @@ class Server:
         """Whether clients measure the round before as this one begins."""
         return round > 1 and (round - 1) % self.limits.eval_every == 0
 
-    def _figures(self, i: int, reply: Letter) -> dict[str, float | None]:
+    def _figures(self, i: int, reply: Letter, outcome: Outcome) -> dict[str, float | None]:
         """The metrics of a client that was asked only to measure."""
         self._examiner.head(reply, "measured", client=i, round=self.round, base=self.accepted[i])
+        _note_lost(i, reply, outcome)
         return self._examiner.figures(reply)
 
     def _turn_away(self, i: int, why: DataError, outcome: Outcome) -> None:
         outcome.rejected[f"client {i}"] = outcome.missed[i] = quoted(str(why))
         self._guests.pop(i)
+
+
+def _note_lost(i: int, reply: Letter, outcome: Outcome) -> None:
+    """Note what a client says that its vault has lost, other than its state."""
+    if isinstance(lost := reply.head.get("lost"), str):
+        outcome.set_back[f"client {i}"] = quoted(lost)
 
 
 def _set_back(lost: int, said: Hello) -> str:

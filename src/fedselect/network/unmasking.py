@@ -58,7 +58,7 @@ class Round:
         self, of: Unmasking, round: int, signed: dict[int, list[str]], folded: SecretFold, down: Letter,
         *, announced: list[int] | None = None,
     ) -> None:  # fmt: skip
-        self._of, self._round, self._signed, self._folded, self._announced = of, round, signed, folded, announced
+        self._of, self._round, self._signed, self._folded, self.announced = of, round, signed, folded, announced
         self._reach = [float(folded.reach[n]) for n in of.names]
         agreed = agreement(down, round, self._reach)
         self.cohort = Cohort({**of.address, **agreed}, {i: public for i, (public, _) in signed.items()})
@@ -79,25 +79,29 @@ class Round:
                 f"it sent {len(line)} and {len(sealed)} bytes, expected {self._total.nbytes} and {size * len(others)}"
             )
         self._of.keys[client] = key_of(reply)
-        if self._announced is not None and client not in self._announced:
+        if self.announced is not None and client not in self.announced:
             raise DataError("it comes too late: the sum without it is being opened")
         self._total += np.frombuffer(line, dtype=self._of.ring.dtype)
         self._bundles[client] = {v: sealed[k * size : (k + 1) * size] for k, v in enumerate(others)}
 
-    def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]]) -> str:
+    def open(self, base: list[int], ask: Ask, sizes: dict[int, dict[str, Any]], least: int) -> str:
         """Open the sums over all clients that sent their values and add them to the fold; or say why that failed.
 
-        `base`: the last accepted round of each client. `sizes`: bytes up and down by client, to which this adds.
+        `base`: the last accepted round of each client. `sizes`: bytes up and down by client, to which this adds. `least`: how
+        many clients the round needs. With fewer nothing is opened, because a round whose sum was opened cannot be repeated
+        with more.
         """
         survivors = sorted(self._bundles)
-        if self._announced is not None and survivors != self._announced:
-            away = ", ".join(str(i) for i in self._announced if i not in survivors)
+        if self.announced is not None and survivors != self.announced:
+            away = ", ".join(str(i) for i in self.announced if i not in survivors)
             return f"the sum of an interrupted round must still be opened, and client {away} is away: start it again"
         if len(survivors) < self.cohort.least:
             return (
                 f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and --secret needs at least "
                 f"{self.cohort.least} to open a sum"
             )
+        if self.announced is None and len(survivors) < least:
+            return f"{len(survivors)} of {len(self.cohort.ids)} clients sent their values, and this run needs {least}"
         if not self.cohort.joins(survivors):
             return (
                 "too many clients were lost that are next to each other in the round's list, so no client would open this sum"

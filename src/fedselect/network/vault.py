@@ -54,6 +54,10 @@ class Vault:
         """The rounds whose snapshots are complete and undamaged."""
         return [int(p.name) for p in snapshots.places(self.folder) if _intact(p)]
 
+    def damaged(self) -> list[int]:
+        """The rounds whose snapshots are there but damaged."""
+        return [int(p.name) for p in snapshots.places(self.folder) if not _intact(p)]
+
     def save(self, round: int, tensors: Tree, notes: dict[str, Any], keep: set[int]) -> None:
         """Write a snapshot, then drop all others except those of the rounds in `keep`."""
         private(self.folder)

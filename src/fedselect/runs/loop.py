@@ -17,6 +17,7 @@ from fedselect.runs.config import Config, Dealt
 from fedselect.runs.kept import KeptFile
 from fedselect.runs.masks import MaskLog, federation
 from fedselect.runs.rundir import (
+    again,
     check_links,
     intact_rounds,
     kept_records,
@@ -207,7 +208,7 @@ def _train(
             stack.keep([r.simulation for r in going])
             runs = going
         if stopping:
-            raise Stopped(f"stopped after round {stack.round} of {rounds}; resume with: fedselect resume {runs[0].out}")
+            raise Stopped(f"stopped after round {stack.round} of {rounds}; resume with: {again(runs[0].out)}")
 
 
 def _affordable(run: Run) -> int:

@@ -10,6 +10,7 @@ of checkpoint/, and cannot be resumed. A comparison contains compare.json and on
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedselect.core import sums
@@ -144,9 +145,9 @@ def done(out: Path) -> bool:
 def again(out: Path) -> str:
     """The command that resumes a run."""
     if not deployed(out):
-        return f"fedselect resume {out}"
+        return f"fedselect resume {quote(str(out))}"
     place = out.resolve()
-    return f"fedselect deploy run {place.parent.parent} --resume --name {place.name}"
+    return f"fedselect deploy run {quote(str(place.parent.parent))} --resume --name {quote(place.name)}"
 
 
 def outcome(out: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Any
 
@@ -140,11 +141,11 @@ def _go_on_comparison(out: Path, stop: Callable[[], bool], watch: Watch | None) 
                 prepare(out / name, configs[name])
             ranks.everywhere(None)
             if stop():
-                raise Stopped(f"stopped before {group[0]}; resume with: fedselect resume {out}")
+                raise Stopped(f"stopped before {group[0]}; resume with: fedselect resume {quote(str(out))}")
             try:
                 go_on([out / name for name in group], stop, watch, alone=False)
             except Stopped as e:
-                raise Stopped(re.sub(r"fedselect resume .*", f"fedselect resume {out}", str(e))) from None
+                raise Stopped(re.sub(r"fedselect resume .*", lambda _: f"fedselect resume {quote(str(out))}", str(e))) from None
     ranks.everywhere(None)  # wait for the last of the files
     if not any(finished(out / name) for name in configs):
         first = next(iter(configs))
@@ -221,8 +222,8 @@ def may_write(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(
-            f"{out} already exists; choose another --out, resume it (fedselect resume {out}), or pass --overwrite to replace "
-            "everything in it."
+            f"{out} already exists; choose another --out, resume it (fedselect resume {quote(str(out))}), or pass --overwrite "
+            "to replace everything in it."
         )
     if out.is_symlink():
         raise InputError(f"{out} is a link, but --overwrite replaces only folders; pass the target of the link as --out.")

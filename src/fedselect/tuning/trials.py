@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedselect.core import snapshots
@@ -174,7 +175,7 @@ def _go_on(asked: Asked, progress: Progress, out: Path, watch: Watch | None, tol
         except Stopped as e:
             found = _write(asked, progress, out, None)
             best = f"the best so far is {found.chosen}, in {out / 'chosen.json'}" if found else "nothing was evaluated yet"
-            raise Stopped(f"stopped; {best}. Resume with: fedselect resume {out}") from e
+            raise Stopped(f"stopped; {best}. Resume with: fedselect resume {quote(str(out))}") from e
     found = _write(asked, progress, out, None)
     assert found is not None  # a finished search has a best setting
     if not asked.test_seeds:

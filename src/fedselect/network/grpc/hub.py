@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves
 import grpc
 
-from fedselect.core.errors import DataError
+from fedselect.core.errors import DataError, RunError
 from fedselect.core.files import write_json
 from fedselect.network.grpc.requests import CONNECTED
 from fedselect.network.grpc.wire import ANSWER, LISTEN, OPTIONS, PIECE, PROTOCOL, SERVICE, Parcel
@@ -114,7 +114,7 @@ class Hub:
         if not context.add_callback(lambda: self._gone(client, line)):
             self._gone(client, line)
         try:
-            self.note()
+            self._note_quietly()
             self.say(f"client {self.site.who(client)} is connected")
             while (parcel := line.outbox.get()) is not None:
                 with parcel.file:
@@ -122,7 +122,7 @@ class Hub:
         finally:
             self._gone(client, line)
             _emptied(line.outbox)
-            self.note()
+            self._note_quietly()
             self.say(f"client {self.site.who(client)} is disconnected")
 
     def answer(self, frames: Iterator[bytes], context: Any) -> bytes:
@@ -203,6 +203,11 @@ class Hub:
         """Write down which clients are connected, for `fedselect deploy status`."""
         with self._noting:
             write_json(self.part / CONNECTED, {"clients": self.present()})
+
+    def _note_quietly(self) -> None:
+        """The same where a full disk must not end the client's call."""
+        with suppress(RunError):
+            self.note()
 
     def _file(self) -> IO[bytes]:
         return SpooledTemporaryFile(PIECE, dir=str(self.part))

@@ -104,9 +104,10 @@ def work(part: Path, home: Home, say: Callable[[str], None], shipped_code: bool 
     with held(home.vault / ".client", wait=False, advice="stop the other copy of this client first."), _until_stopped():
         if not site.insecure:
             check_part(part, SECURE_CLIENT)
-            check_server(part, site, b"".join(node_identity(part)))
-        tell = _logged(part / "log.txt", say)
-        tell(f"client {home.client} calls the server at {site.address}; its log is {part / 'log.txt'}; Ctrl-C stops it")
+            check_server(part, site, b"".join(node_identity(part)), home.vault)
+        log = (part if os.access(part, os.W_OK) else home.vault) / "log.txt"
+        tell = _logged(log, say)
+        tell(f"client {home.client} calls the server at {site.address}; its log is {log}; Ctrl-C stops it")
         Caller(part, site, Desk(home), tell).work()
 
 
@@ -185,11 +186,11 @@ def _until_stopped() -> Iterator[None]:
 
 
 def _logged(log: Path, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Also write what is said to the log, with the time."""
+    """Also write what is said to the log, with the time; a log that cannot be written, as on a full disk, ends nothing."""
 
     def tell(text: str) -> None:
-        with log.open("a") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
         say(text)
+        with suppress(OSError), log.open("a") as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
 
     return tell
