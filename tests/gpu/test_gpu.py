@@ -267,6 +267,10 @@ KINDS = {
     "dilated convolution": lambda: nn.Sequential(
         nn.Conv2d(4, 6, 3, padding=2, dilation=2), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(24, 4)
     ),
+    "dilated convolution, even channels": lambda: nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(),
+        nn.Linear(32, 4),
+    ),
     "dead taps": lambda: nn.Sequential(
         nn.Conv2d(4, 6, 3, 4, 1), nn.ReLU(), nn.Conv2d(6, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 8, 3, padding=1), nn.Flatten(), nn.Linear(8, 4),

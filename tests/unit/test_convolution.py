@@ -193,3 +193,12 @@ def test_any_convolution_is_torchs(seed, way, monkeypatch):
         torch.testing.assert_close(got, want, **EXACT)
         for ours, theirs in zip((xs, ws), one, strict=True):
             torch.testing.assert_close(ours.grad[c] if stacked else ours.grad, theirs.grad, **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_other_device_is_asked_for_what_onednn_can_do(dtype):
+    """Where kernels do not serve, as for dilated windows on a GPU; the same work on a CPU is done by groups, or alone."""
+    x, w = (torch.zeros(shape, dtype=dtype, device="meta") for shape in ((3, 20, 8, 8, 8), (3, 8, 8, 3, 3)))
+    how = How((1, 1), (2, 2), (2, 2))
+    assert convolution._way(x, w, how) == "windows"
+    assert convolution._way(torch.empty_like(x, device="cpu"), torch.empty_like(w, device="cpu"), how) != "windows"

@@ -11,6 +11,7 @@ import fedselect as fs
 from fedselect.simulate import engine
 from fedselect.training import prefix, recorded, step, work
 from fedselect.training.batches import Split
+from fedselect.training.fitted import Fitted
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +205,19 @@ def test_clients_values_are_let_go_after_they_trained_one_by_one(monkeypatch):
     )
     assert held == [1]  # for both clients, whose kernel is one
     assert s._programs._held == ({}, [], {})
+
+
+def test_a_gpu_runs_a_step_before_it_records_one():
+    assert [recorded._wait("cuda", left) for left in (0, 1000)] == [1, 1]
+    assert [recorded._wait("cpu", left) for left in (0, 1000)] == [recorded.RECORD_AFTER["cpu"], 0]
+
+
+def test_a_cut_is_compared_in_the_precision_that_layers_run_in(data, monkeypatch):
+    """Elsewhere a GPU rounds products to TF32, and the outputs of a cut network would differ from those of the whole."""
+    seen = []
+    usual = Fitted.check
+    monkeypatch.setattr(Fitted, "check", lambda *a: seen.append(torch.backends.cudnn.conv.fp32_precision) or usual(*a))
+    fitted = Fitted(fs.head_only(fs.models.small_cnn(data)), precision="float32")
+    x, y = data.clients[0].train
+    assert prefix.find(fitted, x[:2].float(), fs.Classification(), data) is not None
+    assert seen == ["ieee"] * 2

@@ -62,6 +62,7 @@ class Assignment:
     bare: bool = field(init=False, repr=False)  # whether the network returns a single tensor
     prefix: Prefix | None = field(init=False, repr=False, compare=False)  # the layers that run once per sample
     _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # cache of `told`
+    _splits: dict[str, tuple[Federation, Split]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", self.task.measured(self.headline, self.asked))
@@ -143,8 +144,11 @@ class Assignment:
 
     def split(self, data: Federation, part: str) -> Split:
         """A client's samples, or the outputs of the layers that run once per sample."""
-        raw = self.raw(data, part)
-        return raw if self.prefix is None else self.prefix.split(data, part, raw)
+        if self.prefix is None:
+            return self.raw(data, part)
+        if part not in self._splits or self._splits[part][0] is not data:  # they are wanted again with every message
+            self._splits[part] = data, self.prefix.split(data, part, self.raw(data, part))
+        return self._splits[part][1]
 
     def work(self, data: Federation, client: int, round: int, guard: Guard | None = None) -> Work:
         """Access to one client's data in a round; rounds count from 1."""

@@ -110,7 +110,9 @@ class Conv(torch.autograd.Function):
         dx = dw = db = None
         g = grad.movedim(2, -1)
         if ctx.needs_input_grad[2]:
-            rows = g.flatten(1, 3).expand(max(2, len(g)), -1, -1)  # a sum of everything to one number may be cut among threads
+            rows = g.flatten(1, 3)
+            if g.device.type == "cpu":  # a sum of everything to one number may be cut among threads
+                rows = rows.expand(max(2, len(g)), -1, -1)
             db = rows.sum(1, dtype=torch.promote_types(g.dtype, torch.float32))[: len(g)]
         if ctx.kernels:
             from fedselect.kernels import conv
@@ -134,8 +136,9 @@ class Conv(torch.autograd.Function):
 
 
 def _way(x: Tensor, w: Tensor, how: How) -> Literal["windows", "grouped", "alone"]:
-    # without oneDNN, torch's own convolution copies windows, too, client by client
-    if x.dtype == torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    # the other ways are oneDNN's; without it, torch's own convolution copies windows, too, client by client
+    there = x.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not there or x.dtype == torch.float64:
         return "windows"
     if x.dtype == torch.bfloat16:  # only measured for large work, for which it is meant
         return "alone"

@@ -126,7 +126,7 @@ def find(fitted: Fitted, x: Tensor, task: Task, data: Targets, *, samples: int =
     if not fitted.model.frozen:
         return None
     before = fitted.others()
-    whole = fitted.check(x, task, data)
+    whole = _checked(fitted, x, task, data)
     if x.is_floating_point() and fitted.layout is None:
         x = torch.cat([x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)])
     try:
@@ -143,9 +143,15 @@ def find(fitted: Fitted, x: Tensor, task: Task, data: Targets, *, samples: int =
         if place.work < LEAST * total or size > room or (rest := _rest(fitted, place)) is None:
             continue
         found = Prefix(place.before, rest, fitted, place.run, place.outputs[:0])
-        if _close(rest.check(place.outputs[: len(whole)].clone(), task, data), whole, fitted.precision):
+        if _close(_checked(rest, place.outputs[: len(whole)].clone(), task, data), whole, fitted.precision):
             return found
     return None
+
+
+def _checked(fitted: Fitted, x: Tensor, task: Task, data: Targets) -> Tensor:
+    """`check` in the precision that `_ran` computes in, so that the two can be compared."""
+    with precision(fitted.precision):
+        return fitted.check(x, task, data)
 
 
 def memory(device: torch.device) -> int:

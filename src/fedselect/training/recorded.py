@@ -234,8 +234,7 @@ class Programs:
         self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > 4 * KEPT[device.type]:
             self._seen.pop(next(iter(self._seen)))
-        wait = RECORD_AFTER[device.type]
-        if self._seen[key] <= (min(wait, SOON) if left >= 2 * wait else wait):
+        if self._seen[key] <= _wait(device.type, left):
             return None
         try:
             if device.type == "cuda":
@@ -281,6 +280,12 @@ class Programs:
 def _memory(name: str) -> str:
     """The group of tensors in which the optimizer remembers this."""
     return f"memory {name}"
+
+
+def _wait(device: str, left: int) -> int:
+    """How many steps run before one is recorded; `left` such steps are still to come."""
+    wait = RECORD_AFTER[device]
+    return min(wait, SOON) if device == "cpu" and left >= 2 * wait else wait
 
 
 def keep_memory() -> None:
