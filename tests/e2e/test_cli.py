@@ -143,6 +143,46 @@ def test_an_aggregator_is_chosen_by_name_and_its_options_are_flags(cli, done, tm
     assert "there is no option 'server_momentum' in this run; aggregate mean or clip has it: add --aggregate mean." in none
 
 
+def test_a_sweep_does_not_divide_a_list_of_names(cli, tmp_path):
+    """Of three target columns, one alone would be learned from the others."""
+    rows = ["site,a,b,c,d"] + [f"{i % 2},{i / 7},{i % 3 % 2},{i % 5 % 2},{(i + 1) % 2}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    table = ("--data", f"table:{tmp_path / 't.csv'}", "--client", "site", "--target", "b,c,d", "--test-share", 0.3)
+    cli("sweep", *table, "--method", "fedavg", "--lr", "0.1,0.01", "--rounds", 1, "--out", tmp_path / "s", "-q")
+    assert sorted(p.parent.name for p in (tmp_path / "s").glob("*/config.json")) == [
+        "fedavg-lr=0.01-seed0",
+        "fedavg-lr=0.1-seed0",
+    ]
+    both = ("--adapt", "lora", "--rank", 2, "--targets", "1;1,3", "--beside", "nothing")
+    cli(
+        "sweep",
+        "--train",
+        20,
+        "--test",
+        10,
+        "--model",
+        "mlp",
+        "--method",
+        "fedavg",
+        *both,
+        "--rounds",
+        1,
+        "--out",
+        tmp_path / "l",
+        "-q",
+    )
+    made = [json.loads(p.read_text())["adapt"]["targets"] for p in sorted((tmp_path / "l").glob("*/config.json"))]
+    assert sorted(made) == ["1", "1,3"]
+
+
+def test_names_of_layers_are_not_taken_for_kinds_of_targets(cli, tmp_path):
+    """--targets is an option of texts, too."""
+    (tmp_path / "t.csv").write_text("site,a,b\n" + "".join(f"{i % 2},{i / 7},{i % 3 % 2}\n" for i in range(40)))
+    table = ("--data", f"table:{tmp_path / 't.csv'}", "--client", "site", "--target", "b")
+    said = cli("run", *table, "--adapt", "lora", "--targets", "*.query", "--out", tmp_path / "r").sentence()
+    assert "targets is an option of data and of adapt" in said
+
+
 def test_a_sweep_over_an_aggregators_options_names_its_runs_by_them(cli, tmp_path):
     out = tmp_path / "s"
     said = cli("sweep", *TINY, "--server-momentum", "0,0.5,0.9", "--method", "fedavg", "--rounds", 2, "--out", out)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from scipy import stats
 
 import fedselect as fs
+from fedselect.adaptation import trials
 from fedselect.adaptation.adapted import Row
 from fedselect.adaptation.adapting import choose
 from fedselect.adaptation.bench import Bench, folds
@@ -209,3 +210,39 @@ def test_a_finished_run_of_a_servers_folder_is_shared(tmp_path):
     assert all(torch.equal(v, simulation.server["params"][n]) for n, v in shared.offers.shared["params"].items())
     file = shared.write(tmp_path / "s.safetensors")
     assert fs.adapt(file, fs.load("digits", clients=1, train=6, seed=3), **QUICK).samples == 6
+
+
+class Unrolled(torch.nn.Module):
+    """An LSTM, which trains client by client."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.fc = torch.nn.LSTM(8, 6, batch_first=True), torch.nn.Linear(6, 10)
+
+    def forward(self, x):
+        return self.fc(self.inner(x.flatten(1).view(-1, 8, 8))[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:.*run one by one")
+def test_a_model_whose_clients_train_one_by_one_is_adapted_too(data):
+    run = fs.run(fs.FedAvg(lr=0.1), model=fs.Model.wrap(Unrolled), data=part(data, 0, 1), rounds=1)
+    seen = []
+    adapted = fs.adapt(run, data.clients[2], **QUICK, on_trial=lambda i, words: seen.append(words))
+    assert seen[2:7] == ["trained alone", "head fine-tuned", "everything fine-tuned", "where it disagrees", "FedAvg"]
+    assert {r["kind"] for r in adapted.table} >= {"shared", "alone", "head", "all", "disagreement"}
+
+
+def test_a_model_that_diverges_on_all_samples_is_not_chosen(data, monkeypatch, tmp_path):
+    """Though those of the folds may be fine."""
+
+    def spoilt(bench, tunings, epochs, rates):
+        for trial in _tuned(bench, tunings, epochs, rates):
+            outputs = torch.nn.functional.one_hot(bench.targets, 10) * 50.0
+            broken = {n: torch.full_like(v, 1e30) for n, v in trial.values.items()}
+            yield dataclasses.replace(trial, outputs=outputs, values=broken)
+
+    monkeypatch.setattr(trials, "_tuned", spoilt)
+    run = fs.run(fs.FedAvg(lr=0.1), model="mlp", data=part(data, 0, 1), rounds=1)
+    adapted = fs.adapt(run, data.clients[2], **QUICK)
+    assert adapted.chosen in ("shared", "method", "disagreement")
+    assert {r["words"] for r in adapted.table if r["kind"] == "all"} == {"everything fine-tuned: diverged"}

@@ -251,3 +251,55 @@ def test_a_checkpoint_holds_no_base_and_goes_on_with_the_same_alone(data, tmp_pa
     with pytest.raises(fs.CheckpointError, match="base was"):
         other.resume(tmp_path / "c")
     assert dataclasses.replace(model.adapters, rank=3) != model.adapters
+
+
+class Tied(nn.Module):
+    """Words in, the next word out, by one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.hidden, self.out = nn.Embedding(12, 6), nn.Linear(6, 6), nn.Linear(6, 12, bias=False)
+        self.out.weight = self.emb.weight
+
+    def forward(self, x):
+        return self.out(torch.relu(self.hidden(self.emb(x).mean(1))))
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.b, self.fc = self.a, nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.b(torch.relu(self.a(x.flatten(1))))))
+
+
+@pytest.mark.parametrize(("make", "layer", "free"), [(Tied, "out", "hidden"), (Twice, "a", "fc")])
+def test_a_weight_that_is_used_twice_gets_no_adapter(make, layer, free):
+    """Merged into it, the adapter would also change what it was not trained for."""
+    found = fs.lora(make(), 2, beside="nothing")
+    assert found.adapters.layers == (free,)
+    with pytest.raises(fs.InputError, match=f"the weight of {layer} is used elsewhere in {make.__name__}, too"):
+        fs.lora(make(), 2, targets=layer, beside="nothing")
+
+
+def test_a_bias_that_trains_beside_leaves_its_layer_the_adapter(data):
+    found = fs.lora(fs.models.mlp(data), 2, beside="1.bias")
+    assert found.params == ["1.bias", "1.lora_a", "1.lora_b", "3.lora_a", "3.lora_b"]
+    attention = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    net = nn.Sequential(nn.Flatten(2), nn.Linear(64, 8), attention, nn.Flatten(), nn.Linear(8, 10))
+    found = fs.lora(net, 2, beside="2.self_attn.out_proj.bias")
+    assert "2.self_attn" in found.adapters.layers
+    found = fs.lora(net, 2, beside="2.self_attn.out_proj.weight")
+    assert "2.self_attn" not in found.adapters.layers
+    with pytest.raises(fs.InputError, match=r"no layer for an adapter: all of them train whole \(--beside\)"):
+        fs.lora(fs.models.mlp(data), 2, beside="*")
+
+
+def test_a_head_that_is_frozen_is_said_to_be(data):
+    model = fs.layers_only(fs.models.mlp(data), "1")
+    with pytest.raises(fs.InputError, match=r"that of mlp \(3\) is frozen; let it train, too: add it to --targets"):
+        model.need_head("fedper")

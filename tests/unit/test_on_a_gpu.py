@@ -218,6 +218,6 @@ def test_a_cut_is_compared_in_the_precision_that_layers_run_in(data, monkeypatch
     usual = Fitted.check
     monkeypatch.setattr(Fitted, "check", lambda *a: seen.append(torch.backends.cudnn.conv.fp32_precision) or usual(*a))
     fitted = Fitted(fs.head_only(fs.models.small_cnn(data)), precision="float32")
-    x, y = data.clients[0].train
+    x, _ = data.clients[0].train
     assert prefix.find(fitted, x[:2].float(), fs.Classification(), data) is not None
     assert seen == ["ieee"] * 2

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import nn
 
-from fedselect.core.errors import InputError
+from fedselect.core.errors import FedselectError, InputError
 from fedselect.core.files import is_unused, write_json
 from fedselect.core.tree import Tree
 from fedselect.network.shared import Shared
@@ -107,7 +107,11 @@ class Adapted:
             "schema": None if own.schema is None else own.schema.to_json(),
         }
         module = export.module_of(s, s.clients - 1, self.values)
-        export.write_model(module, s, form, file, own.train[0][: export.BATCH], said)
+        try:
+            export.write_model(module, s, form, file, own.train[0][: export.BATCH], said)
+        except FedselectError:
+            file.unlink(missing_ok=True)  # without adapted.json, nobody would know whose it is
+            raise
         config = self.shared.about["config"]
         say = form != "safetensors" or config is not None
         write_json(out / ABOUT, {

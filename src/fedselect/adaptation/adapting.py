@@ -1,6 +1,7 @@
 """adapt: try several models for a new client, and choose one on the client's held-out samples."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def adapt(
     for i, (words, make) in enumerate(trials(bench, epochs, rates)):
         if on_trial is not None:
             on_trial(i, words)
-        for trial in make():
+        for trial in (_sound(bench, t) for t in make()):
             known = best.setdefault(trial.kind, trial)
             if _mean(_losses(bench, trial)) < _mean(_losses(bench, known)):
                 best[trial.kind] = trial
@@ -147,6 +148,17 @@ def _losses(bench: Bench, trial: Trial) -> Tensor:
         return torch.full((bench.samples,), torch.inf, dtype=torch.float64)
     losses = bench.simulation.task.loss(trial.outputs, bench.targets).double()
     return losses.nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def _sound(bench: Bench, trial: Trial) -> Trial:
+    """The trial, without its model if the one trained on all samples diverged, which those of the folds may not have done."""
+    s = bench.simulation
+    if not trial.values:
+        return trial
+    models = {n: v.unsqueeze(0).to(s.device) for n, v in trial.values.items()}
+    (said,) = outputs(s, models, torch.tensor([s.clients - 1]), "train")
+    finite = all(bool(torch.isfinite(v).all()) for v in (said, *trial.values.values()) if v.is_floating_point())
+    return trial if finite else replace(trial, words=f"{trial.words}: diverged", values={})
 
 
 def _mean(losses: Tensor) -> float:

@@ -50,10 +50,11 @@ class Tuning:
 def trials(bench: Bench, epochs: Sequence[int], rates: Sequence[float]) -> Iterator[tuple[str, Callable[[], list[Trial]]]]:
     """The trials in order, each as a description and a function. The first is the shared model."""
     yield "the shared model", lambda: [_as_it_is(bench)]
-    tunings = [*_fixed(bench)]
+    fixed = [*_fixed(bench)]
+    tunings = list(fixed)
     yield "locating disagreement", lambda: tunings.append(_disagreeing(bench, max(rates))) or []  # type: ignore[func-returns-value]
     if one_by_one(bench.simulation.fitted, bench.simulation.device):  # batching would not help
-        for i, name in enumerate([*(t.words for t in tunings), "where it disagrees"]):
+        for i, name in enumerate([*(t.words for t in fixed), "where it disagrees"]):
             yield name, lambda i=i: list(_tuned(bench, [tunings[i]], epochs, rates))  # type: ignore[misc]
     else:
         yield "fine-tuning", lambda: list(_tuned(bench, tunings, epochs, rates))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedselect.runs.config import Config
 
 METHOD = "fedpersist"
-TAKEN = ("seed", "task", "chunk", "rows", "device", "precision", "deterministic")
+TAKEN = ("seed", "task", "adapt", "chunk", "rows", "device", "precision", "deterministic")
 """Options that a diagnosis shares with a run."""
 LEFT = ("methods", "seeds", "preset", "cross", "eval_every", "eval_fraction", "score")
 """Fields of a configuration file that a diagnosis ignores."""

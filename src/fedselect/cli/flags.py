@@ -65,6 +65,16 @@ def words(text: str) -> list[str]:
     return list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
 
 
+LISTS = ("target", "drop", "categories", "missing", "targets", "beside", "layers")
+"""Options whose value is a list of names separated by commas."""
+
+
+def alternatives(flag: str, value: str) -> list[str]:
+    """The values of an option that a command tries: separated by commas, and by semicolons where a value is itself a list."""
+    option = flag.rpartition(".")[2].replace("-", "_")
+    return list(dict.fromkeys(w.strip() for w in value.split(";" if option in LISTS else ",") if w.strip()))
+
+
 def numbers(text: str) -> list[int]:
     """Parse a comma-separated list of seeds, without duplicates."""
     try:
@@ -110,7 +120,9 @@ def configure(
             parts[part]["name"] = name or parts[part].get("name", default)
     parts["data"] = at_path(parts["data"])
     if not chosen["task"] and "name" not in raw.get("task", {}):
-        parts["task"]["name"] = _task({**parts["data"], **_of_data(str(parts["data"]["name"]), given_flags)}, tasks)
+        theirs = options(find("adapt", str(parts["adapt"]["name"]), TABLES["adapt"][1]))
+        certain = {flag: value for flag, value in given_flags.items() if flag.replace("-", "_") not in theirs}
+        parts["task"]["name"] = _task({**parts["data"], **_of_data(str(parts["data"]["name"]), certain)}, tasks)
     if fields.get("preset") is not None:  # published values override those of a file
         parts["method"], parts["training"] = {"name": parts["method"]["name"]}, {}
     elif method and method != canonical("method", raw.get("method", {})).get("name", method):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedselect.cli import completion
-from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
+from fedselect.cli.flags import EXTRA, alternatives, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, Shown, with_run_options
 from fedselect.cli.terminal import console, say, say_metrics
 from fedselect.cli.tune import resume_tuning
@@ -133,7 +133,7 @@ def sweep(
     from fedselect.runs.config import read
 
     raw = read(config) if config else {}
-    grid = {name: [v.strip() for v in value.split(",")] for name, value in flags(ctx.args).items()}
+    grid = {name: alternatives(name, value) for name, value in flags(ctx.args).items()}
     many = [name for name, values in grid.items() if len(values) > 1]
     runs: dict[str, Config] = {}
     tasks: dict[str, str] = {}

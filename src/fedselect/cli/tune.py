@@ -11,7 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedselect.cli.flags import EXTRA, configure, flags, numbers, words
+from fedselect.cli.flags import EXTRA, alternatives, configure, flags, numbers, words
 from fedselect.cli.run_options import OPTIONS, with_run_options
 from fedselect.cli.terminal import console, say
 from fedselect.core.errors import InputError, Stopped
@@ -116,7 +116,7 @@ def _settings(
     names = list(dict.fromkeys(named(word, METHODS) for word in words(methods))) if methods else list(space.TRIED)
     for name in names:
         find("method", name, METHODS)
-    given_flags = {flag: words(value) for flag, value in flags(ctx.args).items()}
+    given_flags = {flag: alternatives(flag, value) for flag, value in flags(ctx.args).items()}
     _check_one_data(given_flags, data or raw.get("data", {}).get("name", "digits"))
     tasks: dict[str, str] = {}
     found: dict[str, Config] = {}

@@ -28,7 +28,7 @@ def lora(
     """Freeze the base and train low-rank adapters: a weight W becomes W + (alpha / rank) B A.
 
     rank: rank of each adapter: the rows of A and columns of B
-    targets: layers that get an adapter: names separated by commas; * matches anything
+    targets: layers that get an adapter: names separated by commas; * matches anything (but no weight that is used twice)
     alpha: adapters are scaled by alpha / rank; none: twice the rank
     beside: what else trains: head, nothing, or layer names separated by commas
 
@@ -40,13 +40,20 @@ def lora(
     """
     made = _model(model)
     also = _beside(made, beside)
-    whole = {n.rpartition(".")[0] for n in also}
-    free = [n for n in adaptable(made.module) if n not in whole]
+    weights = {n: set(Adapters((n,)).pairs(made.module)) for n in adaptable(made.module)}
+    twice = {*made.tied, *made.tied.values()}
+    tied = [n for n, own in weights.items() if own & twice]
+    free = [n for n, own in weights.items() if own.isdisjoint(also) and n not in tied]
     patterns = _words(targets)
+    for pattern in patterns:
+        if (found := matching(pattern, tied)) and not matching(pattern, free):
+            raise InputError(
+                f"the weight of {found[0]} is used elsewhere in {made.name}, too, so an adapter cannot be merged into it; "
+                "leave it out of the targets, or train another part (--adapt)."
+            )
     if not free:
-        raise InputError(
-            f"{made.name} has no Linear, convolution or attention layer for an adapter; train another part (--adapt)."
-        )
+        why = "all of them train whole (--beside)" if weights else "it has no Linear, convolution or attention layer"
+        raise InputError(f"{made.name} has no layer for an adapter: {why}; train another part (--adapt).")
     layers = _matched(made, patterns, free, "layer", "--targets")
     check_rank(rank, made.module, layers)
     size = 2.0 * rank if alpha is None else alpha
@@ -108,7 +115,7 @@ def _only(model: Model, names: list[str], beside: list[str], what: str) -> Model
 
 def _beside(model: Model, said: str) -> list[str]:
     words = _words(said)
-    names = [n for n in model.params if "head" in words and model.is_head(n)]
+    names = [n for n in model.params if "head" in words and (model.is_head(n) or n in model.fresh)]
     rest = [w for w in words if w not in ("head", "nothing")]
     return list(dict.fromkeys([*names, *_matched(model, rest, model.params, "parameter", "--beside")]))
 

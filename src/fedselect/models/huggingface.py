@@ -42,7 +42,9 @@ def hf(data: Shaped, weights: str | None = None, *, outputs: int | None = None) 
     start, head = _loaded(folder, config, kind, transformers)
     said = json.loads(config.to_json_string(use_diff=False))
     build = partial(build_hf, said, kind, resized, start=start)
-    return Model(build, head=None if kind == NEXT else head, name=config.model_type)
+    made = Model(build, head=None if kind == NEXT else head, name=config.model_type)
+    made.fresh = [n for n in made.params if n not in start]
+    return made
 
 
 def build_hf(config: Mapping[str, Any], kind: str, resized: bool, start: Tree | None = None) -> nn.Module:

@@ -82,8 +82,10 @@ class Model:
         self.frozen = sum(p.numel() for p in self.module.parameters() if not p.requires_grad)
         self.head_was_guessed = head is None
         self._named = head
+        self.fresh: list[str] = []  # parameters that pretrained weights lack, which must train whatever is frozen
         found = self._find_head() if head is None else head
-        self.head = None if found is None or self._is_frozen(found) else self._check_head(found)
+        self._frozen_head = found if found is not None and self._is_frozen(found) else None
+        self.head = None if found is None or self._frozen_head else self._check_head(found)
 
     @classmethod
     def wrap(
@@ -177,6 +179,11 @@ class Model:
         return self.head is not None and (name == self.head or name.startswith(self.head + "."))
 
     def need_head(self, who: str) -> None:
+        if self._frozen_head is not None:
+            raise InputError(
+                f"{who} needs the model's head, and that of {self.name} ({self._frozen_head}) is frozen; let it train, too: "
+                "add it to --targets or --beside."
+            )
         if self.head is None:
             raise InputError(
                 f"{who} needs the model's head, and {self.name} has no Linear; name it: Model.wrap(module, head='...')."

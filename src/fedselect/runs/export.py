@@ -111,6 +111,8 @@ def write_model(model: Standalone, simulation: Simulation, form: str, path: Path
     replace(path, lambda fresh: formats.write(form, model, model.given(example), fresh, said))
     found = load_model(path, simulation.model, simulation.task).outputs(x)
     wanted = _as_learned(simulation.task, _outputs(model, x))
+    if not bool(torch.isfinite(wanted).all()):
+        raise RunError("the model's outputs are not finite, because its training diverged; train it with a lower rate.")
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3):
         off = float((found - wanted).abs().max())
         raise RunError(f"the outputs of {path} differ from those of the model by up to {off:.2g}; choose another --format.")
@@ -221,6 +223,12 @@ def loading(
     output.shift. `table`: whether inputs come from a table. `layout`: the layout of several inputs. `bare`: whether the
     network returns a single tensor.
     """
+    if model["name"] == "hf" or (model.get("weights") and model["name"].startswith("vit")):
+        said = f"x: {_inputs(kind, shape)}" if layout is None else _parts(layout)  # what the weights decide is in the file
+        return "\n".join([
+            "import fedselect as fs", "", f"model = fs.load_model({str(path)!r})", f"logits = model.outputs(x)  # {said}",
+            *_classes(names),
+        ])  # fmt: skip
     scaled = kind == torch.uint8
     own = not hasattr(models, model["name"])
     more = {"outputs": outputs} if not own and outputs not in (None, classes) else {}

@@ -364,9 +364,10 @@ class Simulation:
     def need(self, view: str) -> None:
         """Refuse a view that needs models that are not kept."""
         if view != "merged" and self.store.forgets:
+            instead = "another view" if view == "best" else "view='merged'"
             raise InputError(
                 f"with rows={checkpoint.ROWS[self.store.kind]} clients keep their personal parameters, not their local models; "
-                "use view='merged' or rows=all."
+                f"use {instead} or rows=all."
             )
 
     def cross(self) -> Tensor:
