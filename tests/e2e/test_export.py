@@ -9,7 +9,9 @@ import torch
 from children import call
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import save_file
 
+import fedselect as fs
 from fedselect.core.files import read_json
 from fedselect.runs.config import Config
 
@@ -107,6 +109,27 @@ def test_pt2_needs_nothing_but_torch(cli, tmp_path):
     code = f"{before}\n{snippet(said)}\n{after}"
     done = call(sys.executable, "-c", code)
     assert done.stdout.strip() == "2 10 False", done.stderr
+
+
+def test_what_is_said_loads_a_network_whose_weights_decide_its_form(cli, tmp_path):
+    """Here how large its patches are, which nobody asked for."""
+    data = fs.load("digits", clients=2, train=10, test=5, seed=0)
+    save_file(fs.models.vit_tiny(data, patch=8).init(0), tmp_path / "vit.safetensors")
+    few = ("--data", "digits", "--clients", 2, "--train", 10, "--test", 5)
+    cli(
+        "run",
+        *few,
+        "--model",
+        "vit_tiny",
+        "--weights",
+        tmp_path / "vit.safetensors",
+        "--rounds",
+        1,
+        "--out",
+        tmp_path / "r",
+        "-q",
+    )
+    check(cli, tmp_path / "r", "safetensors")
 
 
 def test_a_run_under_way_is_exported_as_far_as_it_is(cli, tmp_path):

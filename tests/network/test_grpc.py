@@ -24,7 +24,7 @@ from fedselect.network.grpc.line import Caller, dialled
 from fedselect.network.grpc.wire import HEAD, Parcel
 from fedselect.network.home import Home
 from fedselect.network.identity import node_identity
-from fedselect.network.letters import Letter
+from fedselect.network.letters import Letter, refusal
 from fedselect.network.plan import Plan, plan
 from fedselect.network.reach import check_server
 from fedselect.network.rounds import Limits
@@ -440,3 +440,17 @@ def test_what_cannot_be_logged_is_still_said(tmp_path):
     tell("two")
     assert said == ["one", "two"]
     assert (tmp_path / "before").read_text().endswith(" one\n")
+
+
+def test_a_client_says_once_why_it_cannot_take_part(tmp_path):
+    """The server tells its own operator; this one has only the client's output."""
+    said, answers = [], iter([refusal("the disk is full"), refusal("the disk is full"), QUESTION, QUESTION])
+
+    class Full(Echo):
+        def answer(self, letter):
+            return next(answers)
+
+    caller = Caller(tmp_path, None, Full(Home(0, tmp_path)), said.append)
+    for _ in range(4):
+        caller._reply(QUESTION)
+    assert said == ["this client cannot take part: the disk is full", "this client takes part again"]

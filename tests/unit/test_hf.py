@@ -94,6 +94,7 @@ def test_what_a_folder_lacks_is_said_and_drawn_by_the_seed(rows, bert, tmp_path)
     with pytest.warns(UserWarning, match="has no values for bert.pooler.dense.bias"):
         one, two = (fs.lora(fs.models.hf(data, str(tmp_path), outputs=2), 2, "*attention*") for _ in range(2))
     assert one.base == two.base
+    assert {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} <= set(one.params)  # or they would stay random
 
 
 def test_images_of_another_size_and_number_of_classes(vit):

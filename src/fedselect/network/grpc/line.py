@@ -18,7 +18,7 @@ from fedselect.core.errors import DataError, RunError
 from fedselect.network.desk import Desk
 from fedselect.network.grpc.wire import ANSWER, LISTEN, OPTIONS, PROTOCOL, SERVICE, Parcel
 from fedselect.network.identity import node_identity
-from fedselect.network.letters import Letter, refusal
+from fedselect.network.letters import Letter, heard, refusal
 from fedselect.network.reach import Reach, unreachable
 from fedselect.network.site import Site
 
@@ -79,6 +79,7 @@ class Caller:
     desk: Desk
     say: Callable[[str], None]
     sleep: Callable[[float], None] = time.sleep
+    _why: str = ""  # why it did not answer the last message
 
     def work(self) -> None:
         """Serve the server; raises if it refuses this client for good."""
@@ -119,7 +120,14 @@ class Caller:
 
     def _reply(self, letter: Letter) -> Letter:
         try:
-            return self.desk.answer(letter)
+            reply = self.desk.answer(letter)
         except Exception as e:
             self.say(traceback.format_exc())
             return refusal(f"raised an error: {type(e).__name__}: {e}")
+        why = said if isinstance(said := heard(reply), str) else ""
+        if why and why != self._why:  # not in every round
+            self.say(f"this client cannot take part: {why}")
+        if not why and self._why:
+            self.say("this client takes part again")
+        self._why = why
+        return reply
