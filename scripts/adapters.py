@@ -96,7 +96,8 @@ def table(rows: list[Row], place: str) -> str:
         sizes = [statistics.fmean(r[k] for r in mine) / 1000 for k in ("up", "down")]
         size = [f"{v:,.0f}" if v >= 10 or not v else f"{v:.1f}" for v in sizes]
         seconds = statistics.fmean(r["seconds"] for r in mine)
-        lines.append(f"| {' | '.join([way, *cells, *size, f'{rate:g} of {tried}', f'{seconds:.1f}'])} |")
+        took = f"{seconds:.1f}" if seconds >= 0.05 else f"{seconds:.2f}"
+        lines.append(f"| {' | '.join([way, *cells, *size, f'{rate:g} of {tried}', took])} |")
     return "\n".join(lines)
 
 
