@@ -43,6 +43,13 @@ def test_what_differs_is_named(tmp_path, values):
     assert "it lacks bn1.weight; it has backbone.x; it differs in conv1.weight (64, 3, 3, 3) for (64, 3, 7, 7)." in str(e.value)
 
 
+def test_values_that_are_not_finite_are_named(tmp_path, values):
+    """Training would blame the learning rate."""
+    save_file({**values, "bn1.weight": torch.full((64,), torch.nan)}, tmp_path / "w.safetensors")
+    with pytest.raises(fs.InputError, match=r"w.safetensors has NaN or Inf in bn1.weight; use another file"):
+        fs.models.resnet18(SHAPE, weights=str(tmp_path / "w.safetensors"))
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch ran-anyway",)

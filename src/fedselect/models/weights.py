@@ -37,6 +37,8 @@ def fitting(
     ]
     if faults:
         raise InputError(f"{path} does not fit the model: it {'; it '.join(faults)}.")
+    if broken := [n for n, v in found.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]:
+        raise InputError(f"{path} has NaN or Inf in {_some(broken)}; use another file.")
     return {n: v.to(own[n].dtype) for n, v in found.items()}
 
 
