@@ -62,6 +62,7 @@ class Assignment:
     bare: bool = field(init=False, repr=False)  # whether the network returns a single tensor
     prefix: Prefix | None = field(init=False, repr=False, compare=False)  # the layers that run once per sample
     _told: dict[str, "Assignment"] = field(init=False, repr=False, compare=False, default_factory=dict)  # cache of `told`
+    # cache of `split`, by part
     _splits: dict[str, tuple[Federation, Split]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

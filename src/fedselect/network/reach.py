@@ -27,15 +27,17 @@ def unreachable(site: Site) -> str | None:
 def check_server(part: Path, site: Site, own: bytes | None = None, room: Path | None = None) -> None:
     """Check that a running server shows a certificate of this site's authority; skip a server that is not up yet.
 
-    own: this client's certificate and key, PEM, which such a server must accept. room: a folder for a moment's copy of them.
+    own: this client's certificate and key, PEM, which such a server must accept. room: the folder for a short-lived copy of
+    them; by default `part`.
     """
     context = ssl.create_default_context(cafile=str(part / "ca.crt"))
     greeted = False
     if own is not None:
         context.set_alpn_protocols(["h2"])
-        with disk(room or part), NamedTemporaryFile(dir=room) as file:  # which only its owner can read
-            file.write(own)
-            file.flush()
+        with NamedTemporaryFile(dir=room or part) as file:  # which only its owner can read
+            with disk(Path(file.name)):
+                file.write(own)
+                file.flush()
             context.load_cert_chain(file.name)
     try:
         with (
